@@ -1,0 +1,69 @@
+# Everything a contributor does, one target each. Needs python3 (3.11 or later) and make, nothing else.
+# Kept to GNU make 3.81, which is what macOS ships.
+
+PYTHON ?= python3
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check --quiet
+COMPILE := $(PY) -m uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
+	--fork-strategy fewest --generate-hashes --no-config --custom-compile-command "make lock"
+
+CODE := $(wildcard src tests benchmarks examples docs)
+
+.DEFAULT_GOAL := help
+.PHONY: help install check format test test-all bench sim docs docs-serve lock clean
+
+help: ## print this help
+	@echo "Fairway. Targets:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "Another interpreter: make install PYTHON=python3.12"
+
+install: $(VENV)/.installed ## create .venv and install what is locked, and Fairway itself (editable)
+
+check: $(VENV)/.installed ## formatting, lint, types and house rules; about a minute
+	$(PY) -m ruff format --check $(CODE)
+	$(PY) -m ruff check $(CODE)
+	$(PY) -m mypy --strict src
+	$(PY) -m pytest -q tests/test_tidy.py
+
+format: $(VENV)/.installed ## format the code and apply the safe lint fixes
+	$(PY) -m ruff check --fix $(CODE)
+	$(PY) -m ruff format $(CODE)
+
+test: $(VENV)/.installed ## every test, campaigns by a share; ARGS="-k name --seed 7" narrows it
+	$(PY) -m pytest -q $(ARGS)
+
+test-all: $(VENV)/.installed ## every test, campaigns in full
+	$(PY) -m pytest -q --full --timeout=7200 $(ARGS)
+
+bench: $(VENV)/.installed ## run a benchmark: NAME=startup ARGS="--quick --json out.json"; no NAME lists them
+	$(PY) -m benchmarks $(NAME) $(ARGS)
+
+sim: $(VENV)/.installed ## run the simulation until stopped; SEED=7 replays one seed
+	$(PY) -m tests.simulation $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+docs: $(VENV)/.installed-docs ## build the documentation into site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+
+docs-serve: $(VENV)/.installed-docs ## serve the documentation while you write it
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
+
+lock: $(VENV)/.installed ## re-create requirements/*.txt after pyproject.toml changed; ARGS=--upgrade for newer releases
+	$(COMPILE) --extra dev --output-file requirements/dev.txt $(ARGS)
+	$(COMPILE) --extra docs --constraint requirements/dev.txt --output-file requirements/docs.txt $(ARGS)
+
+clean: ## remove caches and what was built; .venv stays
+	rm -rf site dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .bench
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps are as new as the last complete install, so an interrupted one starts over.
+$(VENV)/.installed: requirements/dev.txt pyproject.toml
+	@test -x $(PY) || $(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Fairway needs Python 3.11 or later: make install PYTHON=python3.12")'
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --require-hashes -r requirements/dev.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-docs: requirements/docs.txt $(VENV)/.installed
+	$(PIP) install --require-hashes -r requirements/docs.txt
+	@touch $@

@@ -1,0 +1,76 @@
+"""Campaigns: long tests that run a share in `make test` and in full in `make test-all`.
+
+Each campaign draws a fresh seed, prints it before it starts, and reports how often each fault and
+interleaving occurred. `--seed N` replays one, `--full` asks for the whole count.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+TALLIES: list[tuple[str, int, Counter[str]]] = []
+
+
+@dataclass
+class Campaign:
+    """What a long test is told about this run: its seed, its share, and where to count events."""
+
+    name: str
+    seed: int
+    full: bool
+    tally: Counter[str] = field(default_factory=Counter)
+
+    def rounds(self, *, share: int, full: int) -> int:
+        """How many rounds to run: the share in `make test`, the full count in `make test-all`."""
+        return full if self.full else share
+
+    def random(self, salt: object = "") -> random.Random:
+        """A random source that depends on nothing but the seed and `salt`."""
+        return random.Random(f"{self.seed}/{salt}")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run long campaigns in full")
+    parser.addoption("--seed", type=int, default=None, help="replay a campaign with this seed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Built on the default profile, since under CI hypothesis picks one that repeats the same
+    # examples for ever. How fast the machine is decides nothing: no deadlines, no complaints.
+    for name, examples in (("fairway", 100), ("fairway-full", 1_000)):
+        settings.register_profile(
+            name,
+            parent=settings.get_profile("default"),
+            max_examples=examples,
+            deadline=None,
+            derandomize=False,
+            print_blob=True,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
+    settings.load_profile("fairway-full" if config.getoption("--full") else "fairway")
+
+
+@pytest.fixture
+def campaign(request: pytest.FixtureRequest) -> Campaign:
+    seed = request.config.getoption("--seed")
+    if seed is None:
+        seed = random.SystemRandom().randrange(2**32)
+    name = request.node.nodeid
+    print(f"campaign {name} --seed {seed}")  # shown with a failure: the seed comes first
+    made = Campaign(name, seed, bool(request.config.getoption("--full")))
+    TALLIES.append((name, seed, made.tally))
+    return made
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not TALLIES:
+        return
+    terminalreporter.section("campaigns: seed and how often each event occurred")
+    for name, seed, tally in TALLIES:
+        counts = "  ".join(f"{event} {count:,}" for event, count in sorted(tally.items()))
+        terminalreporter.write_line(f"{name}  seed {seed}  {counts}")

@@ -1,0 +1,394 @@
+"""House rules, read with `ast`: who may import whom, and what only one place may do.
+
+Each rule is a function from a repository root to complaints; `test_tidy.py` applies them all.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+CODE = ("src", "tests", "benchmarks", "examples", "docs")
+
+Rule = Callable[[Path], Iterator[str]]
+RULES: list[Rule] = []
+
+
+def rule(check: Rule) -> Rule:
+    RULES.append(check)
+    return check
+
+
+# --- the direction of imports
+
+BASE = {"errors", "settings", "wire"}  # importable by all but core
+FEATURES = {"topics", "jobs", "compute", "graphs"}  # never import each other
+
+MAY_IMPORT: dict[str, set[str]] = {
+    "core": set(),
+    "errors": set(),
+    "wire": {"errors"},
+    "settings": {"errors", "wire"},
+    "runtime": BASE | {"core"},
+    "storage": BASE | {"core", "runtime"},
+    "replication": BASE | {"core", "runtime", "storage"},
+    **{name: BASE | {"core", "runtime", "storage", "replication"} for name in FEATURES},
+    "app": BASE | {"core", "runtime", "storage", "replication"} | FEATURES,
+    "server": BASE | {"core", "runtime", "storage", "replication", "app"} | FEATURES,
+    "cli": BASE | {"core", "runtime", "storage", "replication", "app", "server"} | FEATURES,
+    "client": BASE,
+    "__main__": {"cli"},
+}
+MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"cli", "server", "__main__"}  # the names users import
+MAY_IMPORT["testing"] = set(MAY_IMPORT) | {"__init__"}  # anything; and nothing imports testing
+
+# --- what makes core impure
+
+PURE_MODULES = {
+    *("__future__", "abc", "dataclasses", "enum", "types", "typing"),
+    *("array", "bisect", "collections", "heapq", "re", "string", "struct", "zlib"),
+    *("decimal", "fractions", "math", "numbers", "statistics"),
+    *("functools", "itertools", "operator"),
+}
+IMPURE_BUILTINS = {"__import__", "breakpoint", "eval", "exec", "input", "open", "print"}
+
+# --- what belongs to one place only
+
+TASK_STARTERS = {
+    f"asyncio.{name}"
+    for name in ("create_task", "ensure_future", "gather", "run_coroutine_threadsafe")
+}
+THREAD_STARTERS = {"asyncio.to_thread", "threading.Thread", "threading.Timer", "os.fork"}
+THREAD_METHODS = {"run_in_executor", "add_signal_handler"}
+THREAD_MODULES = {"_thread", "concurrent", "multiprocessing", "signal", "subprocess"}
+TIMERS = ("clock_gettime", "monotonic", "perf_counter", "process_time", "thread_time", "time")
+CLOCKS = {
+    *(f"time.{timer}{unit}" for timer in TIMERS for unit in ("", "_ns")),
+    *(f"time.{name}" for name in ("ctime", "gmtime", "localtime", "sleep")),
+    *(f"datetime.datetime.{name}" for name in ("now", "today", "utcnow")),
+    "datetime.date.today",
+}
+LOOP_CLOCK = re.compile(r"loop(\(\))?\.time$")
+ENVIRONMENT = {f"os.{name}" for name in ("environ", "environb", "getenv", "getenvb", "putenv")}
+
+BARE_NAMES = {"scheduler", "manager", "handler", "util", "utils", "helper", "helpers"}
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
+
+# Written in pieces, or this file would be its own first violation.
+MACHINE = re.compile(
+    r"(?<![\w./-])/(?:wor[k]|roo[t]|opt/(?:pyp[i]|wheel[s]))(?![\w-])"
+    r"|pypi\.or[g]|pythonhosted\.or[g]|registry\.npmj[s]"
+)
+LOCK_LEAK = re.compile(
+    r"^\s*(-i|-f|--(extra-)?index-url|--find-links|--trusted-host)\b|://|@ file:"
+)
+
+
+@dataclass(frozen=True)
+class Import:
+    line: int
+    module: str
+    """Absolute dotted name; for `from a import b` it is `a.b`, since b may be a module."""
+    for_types_only: bool
+
+
+@dataclass(frozen=True)
+class Source:
+    """One Python file: where it is, what it says, and what the names in it mean."""
+
+    root: Path
+    path: Path
+    text: str
+    tree: ast.Module
+
+    def at(self, line: int, complaint: str) -> str:
+        return f"{self.path.relative_to(self.root)}:{line}: {complaint}"
+
+    @cached_property
+    def place(self) -> tuple[str, ...]:
+        """The path below `src/fairway`, without suffix; empty for files outside it."""
+        package = self.root / "src" / "fairway"
+        if not self.path.is_relative_to(package):
+            return ()
+        return self.path.relative_to(package).with_suffix("").parts
+
+    @property
+    def unit(self) -> str:
+        """The package or root module that the arrows are drawn between."""
+        return self.place[0]
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        return list(self._imports(self.tree, for_types_only=False))
+
+    def _imports(self, node: ast.AST, *, for_types_only: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+                body, orelse = ast.Module(child.body, []), ast.Module(child.orelse, [])
+                yield from self._imports(body, for_types_only=True)
+                yield from self._imports(orelse, for_types_only=for_types_only)
+                continue
+            if isinstance(child, ast.Import | ast.ImportFrom | ast.Call):
+                for name in self._imported_by(child):
+                    yield Import(child.lineno, name, for_types_only)
+            yield from self._imports(child, for_types_only=for_types_only)
+
+    def _imported_by(self, node: ast.AST) -> Iterator[str]:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                here = ("fairway", *self.place)[: -node.level]
+                module = ".".join((*here, module) if module else here)
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args:
+            function, first = ast.unparse(node.func), node.args[0]
+            dynamic = function.endswith("import_module") or function == "__import__"
+            if dynamic and isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield first.value
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """What the imported names of this file stand for, so that renaming hides nothing."""
+        meanings = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.asname:
+                        meanings[alias.asname] = alias.name
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                for alias in node.names:
+                    meanings[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        return meanings
+
+    def dotted(self, node: ast.AST) -> str:
+        """The full name an expression goes by, with calls written as `()`; empty if it has none."""
+        match node:
+            case ast.Name(id=name):
+                return self.aliases.get(name, name)
+            case ast.Attribute(value=value, attr=attr):
+                return f"{self.dotted(value)}.{attr}"
+            case ast.Call(func=func):
+                return f"{self.dotted(func)}()"
+        return ""
+
+    @cached_property
+    def uses(self) -> list[tuple[int, str]]:
+        """Every name and attribute that is read, called or passed on, by its full name."""
+        found = []
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name | ast.Attribute):
+                found.append((node.lineno, self.dotted(node)))
+        return found
+
+    @property
+    def calls(self) -> Iterator[ast.Call]:
+        return (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+
+
+def sources(root: Path, *folders: str) -> Iterator[Source]:
+    for folder in folders:
+        for path in sorted((root / folder).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            yield Source(root, path, text, ast.parse(text, filename=str(path)))
+
+
+def product(root: Path) -> Iterator[Source]:
+    return sources(root, "src/fairway")
+
+
+# --- the rules
+
+
+@rule
+def arrows_point_down(root: Path) -> Iterator[str]:
+    """Imports follow the arrows of the layout; an arrow counts under TYPE_CHECKING as well."""
+    for source in product(root):
+        if source.unit not in MAY_IMPORT:
+            yield source.at(1, f"{source.unit} is not a part of the layout; draw its arrows first")
+            continue
+        for imported in source.imports:
+            top, _, rest = imported.module.partition(".")
+            other = rest.partition(".")[0] or "__init__"
+            if top != "fairway" or other == source.unit or other in MAY_IMPORT[source.unit]:
+                continue
+            if other not in MAY_IMPORT or other == "__init__":
+                other = "the front door; name the module itself"
+            yield source.at(imported.line, f"{source.unit} may not import {other}")
+
+
+@rule
+def core_is_pure(root: Path) -> Iterator[str]:
+    """Core has no clock, task, thread, I/O or randomness of its own, only data structures."""
+    for source in product(root):
+        if source.unit != "core":
+            continue
+        for imported in source.imports:
+            top = imported.module.partition(".")[0]
+            if not imported.for_types_only and top not in PURE_MODULES | {"fairway"}:
+                yield source.at(imported.line, f"core may not import {top}")
+        for call in source.calls:
+            if (name := source.dotted(call.func)) in IMPURE_BUILTINS:
+                yield source.at(call.lineno, f"core may not call {name}")
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.AsyncFunctionDef | ast.Await):
+                yield source.at(node.lineno, "core may not wait")
+
+
+@rule
+def tasks_start_in_a_group(root: Path) -> Iterator[str]:
+    """Work starts only inside a TaskGroup: no gather, no bare create_task."""
+    for source in product(root):
+        groups = set(task_groups(source))
+        for line, name in source.uses:
+            if name in TASK_STARTERS:
+                yield source.at(line, f"{name} starts work outside a TaskGroup")
+        for call in source.calls:
+            receiver, _, method = source.dotted(call.func).rpartition(".")
+            if (receiver, method) == ("asyncio", "Task"):  # as a type or a base class it is welcome
+                yield source.at(call.lineno, "asyncio.Task starts work outside a TaskGroup")
+            if method != "create_task" or receiver == "asyncio":
+                continue
+            if receiver.rpartition(".")[2] not in groups:
+                yield source.at(call.lineno, f"{receiver}.create_task: not known to be a TaskGroup")
+
+
+def task_groups(source: Source) -> Iterator[str]:
+    """The last part of every name that this file binds to a TaskGroup or annotates as one."""
+    for node in ast.walk(source.tree):
+        match node:
+            case ast.withitem(context_expr=value, optional_vars=ast.AST() as target):
+                pass
+            case ast.Assign(targets=[target], value=value):
+                pass
+            case ast.AnnAssign(target=target, annotation=value):
+                pass
+            case ast.arg(arg=name, annotation=ast.AST() as value):
+                target = ast.Name(name)
+            case _:
+                continue
+        if re.search(r"\bTaskGroup\b", ast.unparse(value)):
+            yield ast.unparse(target).rpartition(".")[2]
+
+
+@rule
+def threads_belong_to_runtime(root: Path) -> Iterator[str]:
+    """Runtime starts threads and processes and hears signals; others may use its pools."""
+    for source in product(root):
+        if source.unit in ("runtime", "testing"):
+            continue
+        for imported in source.imports:
+            top = imported.module.partition(".")[0]
+            if top in THREAD_MODULES and not imported.for_types_only:
+                yield source.at(imported.line, f"{top} belongs to runtime")
+        for line, name in source.uses:
+            if name in THREAD_STARTERS or name.rpartition(".")[2] in THREAD_METHODS:
+                yield source.at(line, f"{name} belongs to runtime")
+
+
+@rule
+def time_comes_from_the_clock(root: Path) -> Iterator[str]:
+    """Only runtime/clock.py reads the time; everybody else is given a clock."""
+    for source in product(root):
+        if source.place == ("runtime", "clock") or source.unit == "testing":
+            continue
+        for line, name in source.uses:
+            loop_clock = source.unit != "runtime" and LOOP_CLOCK.search(name)
+            if name in CLOCKS or loop_clock:
+                yield source.at(line, f"{name}: ask the clock you were given")
+
+
+@rule
+def environment_is_read_in_settings(root: Path) -> Iterator[str]:
+    for source in product(root):
+        if source.place == ("settings",):
+            continue
+        for line, name in source.uses:
+            if name in ENVIRONMENT:
+                yield source.at(line, f"{name}: only settings.py reads the environment")
+
+
+@rule
+def names_say_something(root: Path) -> Iterator[str]:
+    """Nothing is called just Scheduler, Manager, Handler, utils or helpers."""
+    for source in sources(root, *CODE):
+        module = source.path.parent.name if source.path.stem == "__init__" else source.path.stem
+        if module.lower() in BARE_NAMES:
+            yield source.at(1, f"module {module}: name what it is about")
+        for node in ast.walk(source.tree):
+            if isinstance(node, ast.ClassDef) and node.name.lower() in BARE_NAMES:
+                yield source.at(node.lineno, f"class {node.name}: name what it is about")
+
+
+@rule
+def product_is_finished(root: Path) -> Iterator[str]:
+    for source in product(root):
+        for number, line in enumerate(source.text.splitlines(), 1):
+            if found := UNFINISHED.search(line):
+                yield source.at(number, f"{found[1]}: finish it or leave it out")
+        for node in ast.walk(source.tree):
+            if not isinstance(node, ast.Raise) or node.exc is None:
+                continue
+            if source.dotted(node.exc).removesuffix("()") == "NotImplementedError":
+                yield source.at(node.lineno, "NotImplementedError: finish it or leave it out")
+
+
+@rule
+def no_test_sleeps(root: Path) -> Iterator[str]:
+    """Nothing sleeps to wait for something; on the virtual loop a sleep is exact and instant."""
+    for source in sources(root, "tests"):
+        virtual = any(imported.module.startswith("fairway.testing") for imported in source.imports)
+        for call in source.calls:
+            name = source.dotted(call.func)
+            waits = name == "time.sleep" or (name == "asyncio.sleep" and not virtual)
+            if waits and call.args and is_fixed_delay(call.args[0]):
+                yield source.at(call.lineno, f"{name}: wait for the condition, not for a while")
+
+
+def is_fixed_delay(node: ast.expr) -> bool:
+    """True for a number written in place, other than zero. A named delay may be what is tested."""
+    variable = any(isinstance(part, ast.Name | ast.Attribute) for part in ast.walk(node))
+    return not variable and ast.unparse(node) not in ("0", "0.0")
+
+
+@rule
+def files_name_no_machine(root: Path) -> Iterator[str]:
+    """No path or package host of somebody's machine is written down."""
+    for path in tracked(root):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue  # not text, or deleted and not yet recorded so
+        for number, line in enumerate(lines, 1):
+            if found := MACHINE.search(line):
+                yield f"{path.relative_to(root)}:{number}: names {found[0]}"
+
+
+def tracked(root: Path) -> list[Path]:
+    """The files git holds or would add; in a tree without git, every file not hidden."""
+    if (root / ".git").exists():
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=root, check=True, stdout=subprocess.PIPE, text=True)
+        return [root / name for name in listed.stdout.split("\0") if name]
+    below = sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    return [root / path for path in below if not any(part.startswith(".") for part in path.parts)]
+
+
+@rule
+def locks_are_closed(root: Path) -> Iterator[str]:
+    """Every locked requirement carries hashes, and no lock file says where to get it."""
+    for path in sorted((root / "requirements").rglob("*.txt")):
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in text.splitlines():
+            if not (requirement := line.partition("#")[0].strip()):
+                continue
+            if LOCK_LEAK.search(requirement):
+                yield f"{path.relative_to(root)}: names a source: {requirement}"
+            elif "--hash=sha256:" not in requirement:
+                yield f"{path.relative_to(root)}: no hash: {requirement}"
