@@ -1,0 +1,150 @@
+"""Keeps one service running: restarts it after failures, and knows when to give up.
+
+How long to wait and when to stop trying is `core.backoff`'s decision. What is restarted is made
+anew each time, because a service that failed may have left its state half-changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from fairway.core.backoff import Backoff, BackoffConfig, RandomSource
+from fairway.errors import GaveUp, Stop
+from fairway.runtime.clock import Clock, clock_of, sleep_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from fairway.runtime.service import Service
+
+
+class Happening(Enum):
+    STARTED = "started"
+    FAILED = "failed"
+    RESTARTED = "restarted"
+    GAVE_UP = "gave up"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisionEvent:
+    """Something that happened to a supervised service, for logs and telemetry."""
+
+    name: str
+    happening: Happening
+    at_ns: int
+    failures: int
+    """Failures in a row so far; health of sufficient length forgets them."""
+    error: Exception | None = None
+    delay_ns: int | None = None
+    """After FAILED: how long until the restart. None if there will be none."""
+
+
+def _ignore(event: SupervisionEvent) -> None:
+    """The default report."""
+
+
+class Supervised:
+    """A service that runs another one, made by `make`, and makes it again when it fails.
+
+    A failure is an exception out of `run`, or a return before anybody asked for it. The failed
+    service is closed, then the restart waits by `config`. Staying up counts as health. When the
+    attempts are used up `run` raises `GaveUp`. An error that says `Stop` is raised at once, since
+    no restart repairs what a person has to look at, and so is any error while it drains. `report`
+    is called for each event, in order.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Service],
+        *,
+        config: BackoffConfig,
+        random: RandomSource,
+        report: Callable[[SupervisionEvent], None] = _ignore,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self._make = make
+        self._config = config
+        self._random = random
+        self._report = report
+        self._clock = clock
+        self._service: Service | None = None
+        self._draining = False
+
+    async def run(self) -> None:
+        """Run until cancelled, or until it is hopeless."""
+        clock = self._clock or clock_of(asyncio.get_running_loop())
+        backoff = Backoff(self._config, self._random)
+        happening = Happening.STARTED
+        while True:
+            now_ns = clock.now_ns()
+            self._tell(happening, now_ns, backoff.failures(now_ns))
+            backoff.recovered(now_ns)
+            error = await self._run_once()
+            if error is None:
+                return
+            now_ns = clock.now_ns()
+            delay_ns = backoff.failed(now_ns)
+            failures = backoff.failures(now_ns)
+            hopeless = self._draining or isinstance(error, Stop)
+            if hopeless or delay_ns is None:
+                self._tell(Happening.FAILED, now_ns, failures, error)
+                self._tell(Happening.GAVE_UP, now_ns, failures, error)
+                if hopeless:
+                    raise error
+                raise GaveUp(f"{self.name} failed {failures} times in a row") from error
+            self._tell(Happening.FAILED, now_ns, failures, error, delay_ns)
+            await sleep_ns(delay_ns)
+            happening = Happening.RESTARTED
+
+    async def drain(self) -> None:
+        """Drain the service that runs now. Between a failure and its restart there is none."""
+        self._draining = True
+        await self._delegate("drain")
+
+    async def aclose(self) -> None:
+        await self._delegate("aclose")
+        self._service = None
+
+    async def _run_once(self) -> Exception | None:
+        """Why it failed, or None if it ended because it was drained."""
+        try:
+            self._service = self._make()
+            await self._service.run()
+            if self._draining:
+                return None
+            raise RuntimeError(f"service {self.name} ended although nobody stopped it")
+        except Exception as error:
+            try:
+                await self.aclose()
+            except Exception as second:
+                error.add_note(f"closing it failed too: {second!r}")
+            return error
+
+    async def _delegate(self, step: str) -> None:
+        method: Callable[[], Awaitable[None]] | None = getattr(self._service, step, None)
+        if method is not None:
+            await method()
+
+    def _tell(
+        self,
+        happening: Happening,
+        now_ns: int,
+        failures: int,
+        error: Exception | None = None,
+        delay_ns: int | None = None,
+    ) -> None:
+        self._report(
+            SupervisionEvent(
+                name=self.name,
+                happening=happening,
+                at_ns=now_ns,
+                failures=failures,
+                error=error,
+                delay_ns=delay_ns,
+            )
+        )

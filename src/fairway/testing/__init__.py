@@ -1,0 +1,47 @@
+"""Shipped to users: virtual time, a simulated disk, and SQLite on top of it.
+
+    from fairway.testing import run
+
+    def test_retry_after_an_hour():
+        run(scenario, seed=7)       # asyncio code, on virtual time
+
+Everything random comes from one printed seed. Production code never imports this package.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fairway.testing.disk import DiskFile, PowerLoss, SimulatedDisk
+from fairway.testing.loop import (
+    Deadlock,
+    Livelock,
+    NotSimulated,
+    VirtualClock,
+    VirtualLoop,
+    run,
+)
+
+if TYPE_CHECKING:
+    from fairway.testing.vfs import SimulatedVFS
+
+__all__ = [
+    "Deadlock",
+    "DiskFile",
+    "Livelock",
+    "NotSimulated",
+    "PowerLoss",
+    "SimulatedDisk",
+    "SimulatedVFS",
+    "VirtualClock",
+    "VirtualLoop",
+    "run",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SimulatedVFS":  # imports apsw, which tests without SQLite need not wait for
+        from fairway.testing.vfs import SimulatedVFS
+
+        return SimulatedVFS
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
