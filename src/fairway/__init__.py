@@ -1,0 +1,77 @@
+"""Fairway: a durable work-and-event runtime for Python, on one fair scheduler.
+
+The names a user needs, loaded when they are first used so that `import fairway` stays cheap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fairway.core.lanes import LaneLimits
+    from fairway.errors import (
+        Backpressure,
+        Closing,
+        Corrupt,
+        FairwayError,
+        Fenced,
+        OutcomeUnknown,
+        WriteFailed,
+    )
+    from fairway.runtime.telemetry import Telemetry
+    from fairway.storage.log import Log
+    from fairway.storage.reader import ReaderConfig
+    from fairway.storage.wal import Entry, HardState, Operation
+    from fairway.storage.wals import wal_at
+    from fairway.storage.writer import Durability, WriterConfig
+
+__all__ = [
+    "Backpressure",
+    "Closing",
+    "Corrupt",
+    "Durability",
+    "Entry",
+    "FairwayError",
+    "Fenced",
+    "HardState",
+    "LaneLimits",
+    "Log",
+    "Operation",
+    "OutcomeUnknown",
+    "ReaderConfig",
+    "Telemetry",
+    "WriteFailed",
+    "WriterConfig",
+    "wal_at",
+]
+
+_HOMES = {
+    "fairway.core.lanes": ("LaneLimits",),
+    "fairway.errors": (
+        "Backpressure",
+        "Closing",
+        "Corrupt",
+        "FairwayError",
+        "Fenced",
+        "OutcomeUnknown",
+        "WriteFailed",
+    ),
+    "fairway.runtime.telemetry": ("Telemetry",),
+    "fairway.storage.log": ("Log",),
+    "fairway.storage.reader": ("ReaderConfig",),
+    "fairway.storage.wal": ("Entry", "HardState", "Operation"),
+    "fairway.storage.wals": ("wal_at",),
+    "fairway.storage.writer": ("Durability", "WriterConfig"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'fairway' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value

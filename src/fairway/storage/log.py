@@ -1,0 +1,297 @@
+"""The fair log: a `Wal` with a fair writer and a fair reader in front of it.
+
+This is what the rest of Fairway uses. It owns the lifecycle (take the store, restore, serve, drain,
+close) and the upkeep that no caller waits for; it decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from fairway.errors import Closing, FairwayError
+from fairway.runtime.blocking import BlockingPool
+from fairway.runtime.clock import clock_of
+from fairway.runtime.telemetry import Telemetry
+from fairway.storage.reader import FairReader, ReaderConfig
+from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation, Tail
+from fairway.storage.writer import Durability, FairWriter, WriterConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from types import TracebackType
+    from typing import Self
+
+    from fairway.storage.statistics import ReaderStatistics, WriterStatistics
+    from fairway.storage.wal import Wal
+
+T = TypeVar("T")
+
+logger = logging.getLogger("fairway.log")
+
+UPKEEP_S = 1.0  # often enough for leases of seconds; each checkpoint then has enough to move
+SWEEP_ROWS = 1000
+
+
+class Log:
+    """Many ordered partitions in one store, written and read fairly.
+
+        async with Log(wal_at("./data")) as log:
+            key = await log.append(7, b"hello")
+            entries = await log.read(7)
+
+    Entering takes ownership of the store and restores it; if that fails, the error names the file
+    and partition and the log refuses all work. Leaving stops admission, completes **everything**
+    that was accepted, and closes the store.
+    """
+
+    def __init__(
+        self,
+        wal: Wal,
+        *,
+        writer: WriterConfig | None = None,
+        reader: ReaderConfig | None = None,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self._wal = wal
+        self._writer_config = writer or WriterConfig()
+        self._reader_config = reader or ReaderConfig()
+        self._telemetry = telemetry
+        self._refusal: FairwayError = Closing("the log is not open")
+        self._writer: FairWriter | None = None
+        self._reader: FairReader | None = None
+
+    async def __aenter__(self) -> Self:
+        assert self._writer is None, "a log is entered once"
+        try:
+            async with BlockingPool(1, name="log-open") as opener:
+                tails = await opener.run(self._wal.open)
+                deleting = await opener.run(self._wal.deleting)
+        except BaseException as error:
+            if isinstance(error, FairwayError):
+                self._refusal = error
+            self._wal.close()
+            raise
+        clock = clock_of()
+        writers = self._writer_config.workers or self._wal.parallelism
+        self._pool = BlockingPool(writers + self._reader_config.workers + 1, name="log")
+        self._writer = FairWriter(
+            self._wal,
+            self._pool,
+            tails,
+            config=self._writer_config,
+            clock=clock,
+            telemetry=self._telemetry,
+        )
+        self._reader = FairReader(
+            self._pool, config=self._reader_config, clock=clock, telemetry=self._telemetry
+        )
+        for partition in deleting:
+            self._writer.block(partition)
+        self._sweep = asyncio.Event()
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        self._services = [
+            self._group.create_task(self._writer.run(), name="log-writer"),
+            self._group.create_task(self._reader.run(), name="log-reader"),
+            self._group.create_task(self._keep_up(), name="log-upkeep"),
+        ]
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._writer is not None
+        assert self._reader is not None
+        writer, reader = self._writer, self._reader
+        try:
+            # Writes first: a reader may be waiting for one of them, never the other way round.
+            await writer.drain()
+            await reader.drain()
+        finally:
+            self._refusal = Closing("the log is closed")
+            self._writer = self._reader = None
+            for service in self._services:
+                service.cancel()
+            try:
+                await self._group.__aexit__(None, None, None)
+            finally:
+                await asyncio.shield(self._close())
+
+    async def _close(self) -> None:
+        await self._pool.run(self._wal.close)
+        await self._pool.aclose()
+
+    def append(
+        self,
+        partition: int,
+        payload: bytes,
+        *,
+        term: int = 0,
+        durability: Durability = Durability.FSYNC,
+    ) -> asyncio.Future[int]:
+        """Append one entry under the next key. Await the result for the key, once it is durable.
+
+        The entry is accepted, in order, when this returns; awaiting only waits. Raises at once,
+        with nothing accepted, `Backpressure`, `Closing` or `InvalidOperation`; awaiting may raise
+        `WriteFailed` (nothing was written) or `OutcomeUnknown`.
+        """
+        return self._open_writer().append(partition, payload, term=term, durability=durability)
+
+    def submit(
+        self,
+        partition: int,
+        operation: Operation,
+        *,
+        durability: Durability = Durability.FSYNC,
+        finishing: bool = False,
+    ) -> asyncio.Future[int]:
+        """Accept any operation: entries, metadata, truncation, compaction, hard state, together.
+
+        Raises and resolves like `append`, with the partition's last key. `finishing` work may use
+        the reserve beyond the lane's bounds.
+        """
+        return self._open_writer().submit(
+            partition, operation, durability=durability, finishing=finishing
+        )
+
+    async def delete(self, partition: int) -> None:
+        """Delete a partition durably. Its rows are swept away later, in chunks; its number can be
+        used again once they are (`InvalidOperation` until then)."""
+        await self._open_writer().submit(partition, DELETE)
+        self._sweep.set()
+
+    async def read(
+        self,
+        partition: int,
+        *,
+        first: int = 1,
+        last: int = INT_MAX,
+        limit: int = 1000,
+        max_bytes: int = 8 * 1024 * 1024,
+        backwards: bool = False,
+    ) -> list[Entry]:
+        """Entries with `first <= key <= last`, rising, or falling if `backwards`.
+
+        At most `limit`, and as many as fit in `max_bytes` of payload, but always at least one.
+        """
+        call = partial(
+            self._wal.read,
+            partition,
+            first=first,
+            last=last,
+            limit=limit,
+            max_bytes=max_bytes,
+            backwards=backwards,
+        )
+        return await self._read(partition, call)
+
+    async def term_at(self, partition: int, key: int) -> int | None:
+        """The term of the entry at `key`, or None if there is none."""
+        return await self._read(partition, partial(self._wal.term_at, partition, key))
+
+    async def meta(self, partition: int, name: str) -> bytes | None:
+        """The metadata value under `name`, or None."""
+        return await self._read(partition, partial(self._wal.meta, partition, name))
+
+    async def meta_scan(
+        self, partition: int, *, prefix: str = "", after: str = "", limit: int = 1000
+    ) -> list[tuple[str, bytes]]:
+        """Metadata names with `prefix`, above `after`, in order of their UTF-8 bytes."""
+        call = partial(self._wal.meta_scan, partition, prefix=prefix, after=after, limit=limit)
+        return await self._read(partition, call)
+
+    async def hard_state(self, partition: int) -> HardState | None:
+        """The hard state last written, or None."""
+        return await self._read(partition, partial(self._wal.hard_state, partition))
+
+    async def tail(self, partition: int) -> Tail:
+        """Where the partition ends on disk."""
+        return await self._read(partition, partial(self._wal.tail, partition))
+
+    def last_key(self, partition: int) -> int:
+        """The last key, once everything accepted so far is written. Asks no disk."""
+        return self._open_writer().tail(partition).last_key
+
+    def partitions(self) -> list[int]:
+        """Every partition that exists, in order."""
+        return self._open_writer().partitions()
+
+    async def entries(
+        self, partition: int, *, first: int = 1, last: int = INT_MAX
+    ) -> AsyncIterator[Entry]:
+        """Every entry with `first <= key <= last`, rising, read a page at a time."""
+        while page := await self.read(partition, first=first, last=last):
+            for entry in page:
+                yield entry
+            first = page[-1].key + 1
+
+    async def verify(self) -> AsyncIterator[tuple[int, int]]:
+        """Read everything and check it: yields (partition, entries), or raises `Corrupt`."""
+        for partition in self.partitions():
+            count = 0
+            async for _ in self.entries(partition):
+                count += 1
+            after = ""
+            while names := await self.meta_scan(partition, after=after):
+                after = names[-1][0]
+            await self.hard_state(partition)
+            yield partition, count
+
+    @property
+    def linger_ns(self) -> int:
+        """How long a group waits for company before it is written; movable at run time."""
+        return self._open_writer().linger_ns
+
+    @linger_ns.setter
+    def linger_ns(self, value: int) -> None:
+        self._open_writer().linger_ns = value
+
+    def statistics(self) -> tuple[WriterStatistics, ReaderStatistics]:
+        """Frozen snapshots of the writer and the reader."""
+        return self._open_writer().statistics(), self._open_reader().statistics()
+
+    async def _read(self, partition: int, call: Callable[[], T]) -> T:
+        return await self._open_reader().submit(partition, call)
+
+    async def _keep_up(self) -> None:
+        """Checkpoints and sweeps: what keeps the files small and makes nobody wait."""
+        registry = self._telemetry if self._telemetry is not None else Telemetry()
+        failures = registry.counter("fairway_log_upkeep_failures", "Failed checkpoints and sweeps")
+        while True:
+            self._sweep.clear()  # first: what is deleted meanwhile sets it again
+            try:
+                await self._pool.run(self._wal.maintain)
+                await self._sweep_deleted()
+            except Exception as error:  # the next write will meet the trouble and tell its caller
+                failures.add()
+                logger.warning("upkeep of the log failed, will try again: %s", error)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(UPKEEP_S):
+                    await self._sweep.wait()
+
+    async def _sweep_deleted(self) -> None:
+        while await self._pool.run(partial(self._wal.sweep, limit=SWEEP_ROWS)):
+            pass
+        # Taken before the store is asked: what is deleted after it answered is not in its answer.
+        deleted = self._writer.deleted() if self._writer is not None else set()
+        left = await self._pool.run(self._wal.deleting)
+        if self._writer is not None:
+            for partition in deleted - left:
+                self._writer.unblock(partition)
+
+    def _open_writer(self) -> FairWriter:
+        if self._writer is None:
+            raise self._refusal
+        return self._writer
+
+    def _open_reader(self) -> FairReader:
+        if self._reader is None:
+            raise self._refusal
+        return self._reader

@@ -1,0 +1,433 @@
+"""A `Wal` on RocksDB: a group is one WriteBatch, and one sync made off the interpreter lock.
+
+`rocksdict` holds that lock while it writes, so a batch goes to RocksDB without a sync and the live
+log file is synced from here (`rocksdb_log`). The layout of the rows is in `rocksdb_rows`.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from fairway.errors import (
+    Closing,
+    Corrupt,
+    FairwayError,
+    InvalidConfig,
+    OutcomeUnknown,
+    UnknownFormat,
+    WriteFailed,
+)
+from fairway.storage.owner import DirectoryLock
+from fairway.storage.wal import INT_MAX, Entry, HardState, Tail, checksum
+from fairway.storage.wals.rocksdb_batch import Change, put_group, put_sweep
+from fairway.storage.wals.rocksdb_log import LogFiles, check_records, sync_data, sync_directory
+from fairway.storage.wals.rocksdb_rows import (
+    DEAD,
+    FORMAT,
+    FORMAT_KEY,
+    HARD_STATE,
+    META,
+    PARTITION,
+    SEGMENT,
+    SEGMENTS_KEPT,
+    SPACE_KEY_BYTES,
+    Part,
+    View,
+    corrupt,
+    head,
+    part_body,
+    seal,
+    segment_body,
+    segment_key,
+    space_key,
+    system_key,
+    unpack_hard_state,
+)
+from fairway.storage.watermark import Watermark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from fairway.storage.wal import Failures, Group
+
+STALLED = "Write stall"
+STALL_POLL_S = 0.001
+NOT_APPENDED = re.compile(r"No space left|File too large|While appending|While open a file")
+"""Complaints after which the record is not in the log, or is cut short and dropped by recovery."""
+
+
+class RocksdbWal:
+    """Partitions in one RocksDB under `directory`. A group is written and fails as a whole.
+
+    After a failed write or sync the log refuses every write until it is reopened: RocksDB itself
+    stops after the one, and after the other the system may have dropped what it could not write.
+    Reads and writes hold the interpreter lock for as long as RocksDB works; syncs do not, nor does
+    waiting for its flushes.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        memtable_bytes: int = 64 * 1024 * 1024,
+        sync_file: Callable[[int], None] = sync_data,
+    ) -> None:
+        """`memtable_bytes` bounds a write buffer: larger ones are flushed less often and take
+        longer to replay at `open`. `sync_file` makes one file durable; tests make it slow or fail.
+        """
+        try:
+            import rocksdict
+        except ImportError as missing:
+            raise InvalidConfig(
+                "the RocksDB log needs rocksdict: pip install 'fairway[rocksdb]'"
+            ) from missing
+        self._rocksdict = rocksdict
+        self._directory = directory
+        self._home = directory / "rocksdb"
+        self._log_home = directory / "rocksdb-log"
+        self._memtable_bytes = memtable_bytes
+        self._lock = DirectoryLock(directory)
+        self._mark = Watermark(directory / "watermark")
+        self._logs = LogFiles(self._log_home, sync_file)
+        self._read_options = rocksdict.ReadOptions()
+        self._read_options.set_background_purge_on_iterator_cleanup(True)
+        self._write_options = rocksdict.WriteOptions()  # not synced
+        self._write_options.no_slowdown = True  # it would wait with the interpreter lock in hand
+        self._stall = threading.Event()  # never set: a wait that lets others run
+
+        self._writing = threading.Lock()  # guards what follows
+        self._db: Any = None
+        self._failed: str | None = None
+        self._group = 0  # the last one written
+        self._segment, self._segment_first = 1, 1  # of the next group
+        self._next_space = 1
+        self._dead: dict[int, bytes] = {}
+
+        self._state = threading.Condition()  # guards what readers look at; never held for long
+        self._parts: dict[int, Part] = {}
+        self._view: View | None = None
+        self._readers = 0
+
+    @property
+    def parallelism(self) -> int:
+        return 1
+
+    @property
+    def syncs(self) -> int:
+        """How many times a log file was synced."""
+        return self._logs.syncs
+
+    # -- the life of the log ----------------------------------------------------------------------
+
+    def open(self) -> dict[int, Tail]:
+        self._lock.acquire()
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+        return {partition: part.tail for partition, part in self._parts.items()}
+
+    def _open(self) -> None:
+        created = (self._home / "CURRENT").exists()
+        if created or (self._directory / "watermark").exists():
+            synced = self._mark.open()
+        else:
+            self._mark.create()
+            synced = 0
+        if created or synced:
+            for path in (*self._home.glob("MANIFEST-*"), *self._log_home.glob("*.log")):
+                check_records(path)
+            # First without the right to write: RocksDB, once it may, deletes files it does not
+            # know, and a person who has to look at a refused store should find all of them.
+            reader = self._connect(create=False, read_only=True)
+            try:
+                self._load(View(reader.iter(), str(self._home)), synced)
+            finally:
+                reader.close()
+        self._db = self._connect(create=not synced)
+        sync_directory(self._directory)
+        sync_directory(self._home)
+        # The first group meets a log file that is new to us, and so all of them are synced: what
+        # was recovered is durable before anybody builds on it.
+        self._commit(self._start, sync=True)
+
+    def _options(self) -> Any:
+        rocksdict = self._rocksdict
+        options = rocksdict.Options(raw_mode=True)
+        options.set_paranoid_checks(True)
+        options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
+        options.set_recycle_log_file_num(0)  # a reused file ends in old records, as if damaged
+        options.set_wal_dir(str(self._log_home))
+        options.set_write_buffer_size(self._memtable_bytes)
+        options.set_max_write_buffer_number(4)
+        options.set_compression_type(rocksdict.DBCompressionType.lz4())
+        options.set_max_log_file_size(1024 * 1024)
+        options.set_keep_log_file_num(4)
+        return options
+
+    def _connect(self, *, create: bool, read_only: bool = False) -> Any:
+        options = self._options()
+        options.create_if_missing(create)
+        access = self._rocksdict.AccessType
+        try:
+            return self._rocksdict.Rdict(
+                str(self._home),
+                options,
+                {"default": options},  # or it would take those of the last time, from a file
+                access.read_only(False) if read_only else access.read_write(),
+            )
+        except Exception as error:
+            # RocksDB names the file, unless it is a log file.
+            logs = list(self._log_home.glob("*.log"))
+            raise corrupt(error, str(logs[0] if len(logs) == 1 else self._log_home)) from error
+
+    def _load(self, view: View, synced: int) -> None:
+        """Read what is kept in memory: O(partitions). Refuse a store that is not all there."""
+        found = view.body(FORMAT_KEY)
+        if found is None and (synced or view.seek(b"")):
+            raise Corrupt("the format version is missing", place=view.place)
+        if found not in (None, FORMAT):
+            raise UnknownFormat(f"{view.place} says {found!r}; this release reads {FORMAT!r}")
+        rows = [
+            (segment_key.unpack(key)[1], *segment_body.unpack(body))
+            for key, body in view.sealed(SEGMENT)
+        ]
+        segment, self._group = head(rows, view.place)
+        if self._group < synced:
+            raise Corrupt(
+                f"the store ends at group {self._group}; up to {synced} they were synced",
+                place=view.place,
+            )
+        self._segment, self._segment_first = segment + 1, self._group + 1
+        for key, body in view.sealed(PARTITION):
+            self._parts[system_key.unpack(key)[1]] = Part(*part_body.unpack(body))
+        for key, _ in view.sealed(DEAD):
+            space = system_key.unpack(key)[1]
+            self._dead[space] = space_key(space, 0)
+        spaces = {part.space for part in self._parts.values()}
+        self._next_space = max(spaces | self._dead.keys(), default=0) + 1
+
+    def _start(self, batch: Any) -> Change:
+        batch.put(FORMAT_KEY, seal(FORMAT_KEY, FORMAT))
+        return Change(self._next_space)
+
+    def close(self) -> None:
+        with self._writing:
+            with self._state:
+                self._view = None
+                self._state.wait_for(lambda: not self._readers)
+            db, self._db = self._db, None
+            if db is not None:
+                if self._failed is None:
+                    with suppress(OSError):  # nobody waits for this sync
+                        self._logs.settle(sync=True)
+                        self._mark.advance(self._group)
+                with suppress(Exception):  # it flushes; what it cannot flush is in the log
+                    db.close()
+            self._logs.close()
+            self._mark.close()
+            self._lock.release()
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def write(self, group: Group, *, sync: bool) -> Failures:
+        def fill(batch: Any) -> Change:
+            return put_group(batch, group, self._parts, self._next_space, self._reading)
+
+        with self._writing:
+            self._check_open()
+            try:
+                self._commit(fill, sync=sync)
+            except (WriteFailed, OutcomeUnknown) as error:
+                return {partition: type(error)(*error.args) for partition in group}
+            return {}
+
+    def _commit(self, fill: Callable[[Any], Change], *, sync: bool) -> None:
+        """Write one batch, make it durable, then visible. Raises the outcome if that fails."""
+        if self._failed is not None:
+            raise WriteFailed(f"{self._home}: {self._failed}; reopen the log to recover")
+        group = self._group + 1
+        try:
+            change = fill(batch := self._batch(group))
+            while not self._write(batch):
+                self._stall.wait(STALL_POLL_S)  # flushes lag behind
+                change = fill(batch := self._batch(group))  # the other one is used up
+        except Corrupt as error:
+            raise WriteFailed(f"{error}; nothing was written") from error
+        try:
+            synced, new_file = self._logs.settle(sync=sync or change.sync)
+            if synced:
+                self._mark.advance(group)
+        except OSError as error:
+            raise self._latch(OutcomeUnknown, f"a sync failed: {error}") from error
+        self._group = group
+        if new_file:
+            self._segment, self._segment_first = self._segment + 1, group + 1
+        self._publish(change)
+
+    def _batch(self, group: int) -> Any:
+        """A batch that says which group it is (see `rocksdb_rows.head`)."""
+        batch = self._rocksdict.WriteBatch(raw_mode=True)
+        key = segment_key.pack(SEGMENT, self._segment, group % 2)
+        batch.put(key, seal(key, segment_body.pack(self._segment_first, group)))
+        if group == self._segment_first and self._segment > SEGMENTS_KEPT:
+            for slot in range(2):
+                batch.delete(segment_key.pack(SEGMENT, self._segment - SEGMENTS_KEPT, slot))
+        return batch
+
+    def _write(self, batch: Any) -> bool:
+        """Hand a batch to RocksDB. False if it would have had to wait; then nothing was written."""
+        try:
+            self._db.write(batch, self._write_options)
+        except Exception as error:  # it has no other type
+            if STALLED in str(error):
+                return False
+            kind = WriteFailed if NOT_APPENDED.search(str(error)) else OutcomeUnknown
+            raise self._latch(kind, str(error)) from error
+        return True
+
+    def _latch(self, kind: type[FairwayError], reason: str) -> FairwayError:
+        """Refuse writes from now on."""
+        self._failed = reason
+        return kind(f"{self._home}: {reason}; reopen the log to recover")
+
+    def _publish(self, change: Change) -> None:
+        view = View(self._db.iter(self._read_options), str(self._home))
+        self._next_space = change.next_space
+        self._dead.update(change.dead)
+        for space in [space for space, begin in change.dead.items() if not begin]:
+            del self._dead[space]
+        with self._state:
+            for partition, part in change.parts.items():
+                if part.space:
+                    self._parts[partition] = part
+                else:
+                    self._parts.pop(partition, None)
+            self._view = view
+
+    def sweep(self, *, limit: int = 1000) -> bool:
+        def fill(batch: Any) -> Change:
+            return put_sweep(batch, self._dead, self._next_space, limit, self._reading)
+
+        with self._writing:
+            self._check_open()
+            if self._dead and self._failed is None:
+                with suppress(WriteFailed, OutcomeUnknown):  # the next write tells
+                    self._commit(fill, sync=False)
+            return bool(self._dead) and self._failed is None
+
+    def deleting(self) -> set[int]:
+        """None ever: a deleted partition may be created anew at once, in another space."""
+        self._check_open()
+        return set()
+
+    def maintain(self) -> None:
+        """Sync what was written without a sync, beside commits, so that the watermark covers it."""
+        with self._writing:
+            self._check_open()
+            if self._failed is not None:
+                return
+            self._publish(Change(self._next_space))  # an old view keeps deleted files alive
+            if self._mark.value >= self._group:
+                return
+            group, settle = self._group, self._logs.settle_beside()
+        try:
+            settle()
+        except OSError as error:
+            self._failed = f"a sync failed: {error}"
+            return
+        with self._writing:
+            if self._db is not None and self._failed is None:
+                self._mark.advance(group)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def read(
+        self,
+        partition: int,
+        *,
+        first: int = 1,
+        last: int = INT_MAX,
+        limit: int = 1000,
+        max_bytes: int = INT_MAX,
+        backwards: bool = False,
+    ) -> list[Entry]:
+        entries: list[Entry] = []
+        if limit < 1:
+            return entries
+        size = 0
+        with self._reading(partition) as view:
+            part = view.part(partition)
+            rows = view.falling if backwards else view.rising
+            first, last = max(first, part.floor), min(last, part.last_entry)
+            for key, term, check, payload in rows(part, first, last):
+                if checksum(partition, key, term, payload) != check:
+                    raise Corrupt(f"entry {key} fails its checksum", place=view.place)
+                size += len(payload)
+                if entries and size > max_bytes:
+                    break
+                entries.append(Entry(key, payload, term))
+                if len(entries) == limit:
+                    break
+        return entries
+
+    def tail(self, partition: int) -> Tail:
+        with self._state:
+            self._check_open()
+            return self._parts.get(partition, Part()).tail
+
+    def term_at(self, partition: int, key: int) -> int | None:
+        found = self.read(partition, first=key, last=key)
+        return found[0].term if found else None
+
+    def meta(self, partition: int, name: str) -> bytes | None:
+        with self._reading(partition) as view:
+            return view.body(space_key(view.part(partition).space, META) + name.encode())
+
+    def meta_scan(
+        self, partition: int, *, prefix: str = "", after: str = "", limit: int = 1000
+    ) -> list[tuple[str, bytes]]:
+        found: list[tuple[str, bytes]] = []
+        with self._reading(partition) as view:
+            home = space_key(view.part(partition).space, META)
+            begin, skip = home + prefix.encode(), home + after.encode()
+            row = view.seek(max(begin, skip))
+            if after and row == skip:
+                row = view.step()
+            while row.startswith(begin) and len(found) < limit:
+                found.append((row[SPACE_KEY_BYTES:].decode(), view.unseal()))
+                row = view.step()
+        return found
+
+    def hard_state(self, partition: int) -> HardState | None:
+        with self._reading(partition) as view:
+            body = view.body(space_key(view.part(partition).space, HARD_STATE))
+        return unpack_hard_state(body) if body is not None else None
+
+    @contextmanager
+    def _reading(self, partition: int | None = None) -> Iterator[View]:
+        """The present view, for this caller alone. `close` waits until it is given back."""
+        with self._state:
+            self._check_open()
+            view = self._view
+            assert view is not None
+            self._readers += 1
+        try:
+            with view.lock:
+                yield view
+        except Corrupt as error:
+            raise Corrupt(error.reason, place=error.place, partition=partition) from error
+        finally:
+            del view
+            with self._state:
+                self._readers -= 1
+                self._state.notify_all()
+
+    def _check_open(self) -> None:
+        if self._view is None:
+            raise Closing(f"{self._directory} is not open")

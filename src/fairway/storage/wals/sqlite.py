@@ -1,0 +1,180 @@
+"""A `Wal` on SQLite: a fixed pool of shard files, one transaction per shard and group.
+
+Partitions map to shards by their number modulo the shard count, which is pinned in the file names
+when the log is created. A failing shard fails its own partitions and nobody else's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+from fairway.errors import Closing, Corrupt, FairwayError, InvalidConfig
+from fairway.storage.owner import DirectoryLock
+from fairway.storage.wal import INT_MAX
+from fairway.storage.wals.sqlite_shard import Shard
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from fairway.storage.wal import Entry, Failures, Group, HardState, Operation, Tail
+
+SHARD_FILE = re.compile(r"shard-(\d+)-of-(\d+)\.mark")
+
+
+class SqliteWal:
+    """Partitions in SQLite files under `directory`.
+
+    `shards` files can sync at the same time, each with its own transaction: more of them help only
+    where the disk syncs in parallel, and cost a sync each per group. Durable groups commit with
+    synchronous=FULL, the others with NORMAL (they survive the death of the process), never OFF.
+    Pages carry checksums, so a damaged file is refused and not misread.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        shards: int | None = None,
+        vfs: str | None = None,
+        wal_bytes_max: int = 64 * 1024 * 1024,
+    ) -> None:
+        """`shards` None: one for a new log, what it has for an old one. `vfs` is for tests: such a
+        database is opened exclusively through that VFS, without page checksums."""
+        if shards is not None and not 1 <= shards <= 64:
+            raise InvalidConfig(f"1 to 64 shards, not {shards}")
+        self._directory = directory
+        self._wanted = shards
+        self._vfs = vfs
+        self._wal_bytes_max = wal_bytes_max
+        self._lock = DirectoryLock(directory)
+        self._shards: list[Shard] = []
+
+    @property
+    def parallelism(self) -> int:
+        return len(self._shards) or self._wanted or 1
+
+    @property
+    def syncs(self) -> int:
+        """How many transactions were synced."""
+        return sum(shard.syncs for shard in self._shards)
+
+    def open(self) -> dict[int, Tail]:
+        self._lock.acquire()
+        try:
+            return self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> dict[int, Tail]:
+        count = self._pinned_count()
+        if self._wanted is not None and count is not None and self._wanted != count:
+            raise InvalidConfig(
+                f"{self._directory} was created with {count} shards, which is final;"
+                f" {self._wanted} were asked for"
+            )
+        if count is None:
+            count = self._wanted or 1
+        for index in range(count):
+            path = self._directory / f"shard-{index}-of-{count}.db"
+            self._shards.append(Shard(path, vfs=self._vfs, wal_bytes_max=self._wal_bytes_max))
+        complete = self._shards[0].created
+        tails: dict[int, Tail] = {}
+        # The first shard is made last: once it is there they all are, and groups can be written.
+        for index, shard in reversed(list(enumerate(self._shards))):
+            if complete and not shard.created:
+                raise Corrupt("the file or its watermark is missing", place=shard.place)
+            found = shard.open()
+            if not complete and shard.groups:
+                place = self._shards[0].place
+                raise Corrupt("the file or its watermark is missing", place=place)
+            if any(partition % count != index for partition in (*found, *shard.deleting())):
+                raise Corrupt("the file holds partitions of another shard", place=shard.place)
+            tails.update(found)
+        return tails
+
+    def _pinned_count(self) -> int | None:
+        """The shard count of an existing log; None if there is none, or its creation broke off."""
+        marks = [
+            (int(match[1]), int(match[2]))
+            for match in map(SHARD_FILE.fullmatch, os.listdir(self._directory))
+            if match is not None
+        ]
+        counts = {count for _, count in marks}
+        if len(counts) > 1:
+            raise Corrupt(
+                f"shards of different counts {sorted(counts)}", place=str(self._directory)
+            )
+        return counts.pop() if counts else None
+
+    def write(self, group: Group, *, sync: bool) -> Failures:
+        shards = self._live()
+        if len(shards) == 1:
+            return shards[0].write(group, sync=sync)
+        by_shard: dict[int, dict[int, Sequence[Operation]]] = {}
+        for partition, operations in group.items():
+            by_shard.setdefault(partition % len(shards), {})[partition] = operations
+        failures: dict[int, FairwayError] = {}
+        for index, part in by_shard.items():
+            failures.update(shards[index].write(part, sync=sync))
+        return failures
+
+    def read(
+        self,
+        partition: int,
+        *,
+        first: int = 1,
+        last: int = INT_MAX,
+        limit: int = 1000,
+        max_bytes: int = INT_MAX,
+        backwards: bool = False,
+    ) -> list[Entry]:
+        return self._shard(partition).read(partition, first, last, limit, max_bytes, backwards)
+
+    def tail(self, partition: int) -> Tail:
+        return self._shard(partition).tail(partition)
+
+    def term_at(self, partition: int, key: int) -> int | None:
+        found = self.read(partition, first=key, last=key)
+        return found[0].term if found else None
+
+    def meta(self, partition: int, name: str) -> bytes | None:
+        return self._shard(partition).meta(partition, name)
+
+    def meta_scan(
+        self, partition: int, *, prefix: str = "", after: str = "", limit: int = 1000
+    ) -> list[tuple[str, bytes]]:
+        return self._shard(partition).meta_scan(partition, prefix, after, limit)
+
+    def hard_state(self, partition: int) -> HardState | None:
+        return self._shard(partition).hard_state(partition)
+
+    def sweep(self, *, limit: int = 1000) -> bool:
+        # Every shard gets its chunk: one with much to sweep must not hide the others.
+        more = [shard.sweep(limit) for shard in self._live()]
+        return any(more)
+
+    def deleting(self) -> set[int]:
+        return set().union(*(shard.deleting() for shard in self._live()))
+
+    def maintain(self) -> None:
+        for shard in self._live():
+            shard.checkpoint()
+
+    def close(self) -> None:
+        for shard in self._shards:
+            shard.close()
+        self._shards = []
+        self._lock.release()
+
+    def _live(self) -> list[Shard]:
+        if not self._shards:
+            raise Closing(f"the log in {self._directory} is not open")
+        return self._shards
+
+    def _shard(self, partition: int) -> Shard:
+        shards = self._live()
+        return shards[partition % len(shards)]

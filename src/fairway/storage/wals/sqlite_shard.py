@@ -1,0 +1,482 @@
+"""One SQLite file of the log: its connections, its transactions, its checkpoints, its watermark.
+
+Decides what a failure means: known to be undone, or in doubt and therefore final. The statements
+are in `sqlite_tables`.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import apsw
+import apsw.sqlite_extra
+
+from fairway.errors import (
+    AlreadyOwned,
+    Closing,
+    Corrupt,
+    FairwayError,
+    OutcomeUnknown,
+    UnknownFormat,
+    WriteFailed,
+)
+from fairway.storage.wal import Tail
+from fairway.storage.wals import sqlite_tables as tables
+from fairway.storage.wals import sqlite_walfile as walfile
+from fairway.storage.watermark import Watermark
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from fairway.storage.wal import Entry, Group, HardState
+
+PAGE_SIZE = 4096
+FRAME_SIZE = PAGE_SIZE + 24  # a page in the -wal
+CHECKSUM_VFS = "cksmvfs"  # verifies 8 bytes at the end of each page on every read
+CHECKSUM_BYTES = 8
+BUSY_MS = 10_000  # how long somebody else may hold the file before a call fails
+CHECKPOINT_BUSY_MS = 250  # how long a commit that has to wait for a checkpoint waits for a reader
+
+UNSYNCED_ERRORS = {
+    apsw.SQLITE_IOERR_FSYNC,
+    apsw.SQLITE_IOERR_DIR_FSYNC,
+    apsw.SQLITE_IOERR_CLOSE,
+}
+DAMAGE_ERRORS = {
+    apsw.SQLITE_IOERR_DATA,
+    apsw.SQLITE_IOERR_CORRUPTFS,
+    apsw.SQLITE_IOERR_SHORT_READ,
+}
+# Errors that come before the last frame of a commit is in the -wal. Any other (a failed sync, no
+# room to grow the -shm) may come after it, and then recovery will find the transaction complete.
+UNDONE_ERRORS = DAMAGE_ERRORS | {apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_READ}
+UNDONE_KINDS = (
+    apsw.FullError,
+    apsw.BusyError,
+    apsw.LockedError,
+    apsw.ReadOnlyError,
+    apsw.ConstraintError,
+    apsw.TooBigError,
+    apsw.CorruptError,
+    apsw.SQLError,
+)
+
+
+class Shard:
+    """One database file. Writes are serialised by a lock, reads have connections of their own."""
+
+    def __init__(self, path: Path, *, vfs: str | None, wal_bytes_max: int) -> None:
+        self._path = path
+        self.place = str(path)
+        self._vfs = vfs
+        self._wal_bytes_max = wal_bytes_max
+        self._mark = Watermark(path.with_suffix(".mark"))
+        self._lock = threading.RLock()  # held through a commit and its sync
+        self._writer: apsw.Connection | None = None
+        self._lending = threading.Lock()  # guards the two lists, so that reads wait for no commit
+        self._readers: list[apsw.Connection] = []
+        self._all_readers: list[apsw.Connection] = []
+        self._checkpoint_lock = threading.Lock()
+        self._wal_pages = 0
+        self._stuck_pages = 0  # how long the -wal was when a reader kept it from starting over
+        self._groups = 0
+        self._deleted: set[int] = set()
+        self._full_sync = True
+        self._failed: str | None = None
+        self.syncs = 0
+
+    def open(self) -> dict[int, Tail]:
+        """Recover, verify against the watermark, and return the tails."""
+        new = not self.created
+        if not new and self._vfs is None and not self._has_content():
+            raise Corrupt("the file is missing or empty", place=self.place)
+        try:
+            with self._reading_errors():
+                generation = (
+                    None if self._vfs else walfile.generation(self.place)
+                )  # as SQLite found it
+                self._writer = self._connect()
+                if new:
+                    self._create()
+                self._verify_format()
+                self._groups = tables.read_group_number(self._writer, self.place)
+                if new and self._groups:
+                    raise Corrupt("the watermark is missing", place=self.place)
+                if new:
+                    self._mark.create()
+                else:
+                    self._verify_groups(generation)
+                # Whatever was recovered is now rewritten and synced: a sync that once failed may
+                # have left pages that only memory remembers.
+                self._move_pages(self._writer, self._groups, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                tails, self._deleted = tables.read_tails(self._writer, self.place)
+                return tails
+        except BaseException as error:
+            # Whoever has to look at a refused file finds it as it was: SQLite, closing, would move
+            # what it can read and delete the rest.
+            self._failed = str(error)
+            self.close()
+            raise
+
+    @property
+    def created(self) -> bool:
+        """Whether the file was ever completed: the watermark comes last."""
+        return self._path.with_suffix(".mark").exists()
+
+    @property
+    def groups(self) -> int:
+        """How many groups were ever written."""
+        return self._groups
+
+    def _has_content(self) -> bool:
+        try:
+            return self._path.stat().st_size > 0
+        except FileNotFoundError:
+            return False
+
+    def _verify_groups(self, generation: int | None) -> None:
+        """Refuse a file that ends before the watermark, or that is half of one."""
+        assert self._writer is not None
+        if self._groups < self._mark.open():
+            raise Corrupt(
+                f"acknowledged data is gone: the file ends at group {self._groups},"
+                f" but group {self._mark.value} was synced",
+                place=self.place,
+            )
+        frames, _ = self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        begun = self._mark.note is not None and generation in (self._mark.note, walfile.DAMAGED)
+        if begun and not frames:
+            raise Corrupt(
+                "acknowledged data may be gone: some pages were moved here from the -wal file, and"
+                " the others in it cannot be read",
+                place=self.place,
+            )
+
+    def write(self, group: Group, *, sync: bool) -> dict[int, FairwayError]:
+        """Apply the group in one transaction; an error is everybody's in this shard."""
+        with self._lock:
+            if self._writer is None:
+                raise Closing(f"{self.place} is not open")
+            if self._failed is not None:
+                return dict.fromkeys(group, WriteFailed(f"{self.place} stopped: {self._failed}"))
+            try:
+                synced = self._apply(self._writer, group, sync)
+            except apsw.Error as error:
+                return dict.fromkeys(group, self._failure(error))
+            except BaseException:
+                # Not SQLite's refusal but an operation that cannot be bound. The transaction it
+                # leaves open would swallow the groups after it.
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                raise
+            self._groups += 1
+            if synced:
+                self.syncs += 1
+                try:
+                    self._mark.advance(self._groups)
+                except OSError as error:
+                    self._failed = f"the watermark cannot be written: {error}"
+                    return dict.fromkeys(group, OutcomeUnknown(f"{self.place}: {self._failed}"))
+        if (self._wal_pages - self._stuck_pages) * FRAME_SIZE > self._wal_bytes_max:
+            # The checkpoints beside us do not keep up. Waiting for one now bounds the file.
+            self.checkpoint(wait=True)
+        return {}
+
+    def _apply(self, connection: apsw.Connection, group: Group, sync: bool) -> bool:
+        plain = tables.is_plain(group)
+        sync = sync or (not plain and tables.has_hard_state(group))
+        if sync is not self._full_sync:
+            connection.pragma("synchronous", "FULL" if sync else "NORMAL")
+            self._full_sync = sync
+        if plain:
+            tables.append_plain(connection, group, self._groups + 1)
+        else:
+            self._deleted |= tables.apply_mixed(connection, group, self._groups + 1)
+        return sync
+
+    def _failure(self, error: apsw.Error) -> FairwayError:
+        """What a failed transaction means. Known to be undone, or in doubt and therefore final."""
+        assert self._writer is not None
+        code = getattr(error, "extendedresult", 0)
+        reason = f"{type(error).__name__} {error} (code {code})"
+        doubtful = not isinstance(error, UNDONE_KINDS) and code not in UNDONE_ERRORS
+        try:
+            if self._writer.in_transaction:
+                self._writer.execute("ROLLBACK")
+        except apsw.Error as second:
+            reason += f", and the rollback failed: {second}"
+            doubtful = True
+        if doubtful:
+            # After a failed sync the system may have dropped the pages and will call the next one a
+            # success. Nothing on this file can be acknowledged until it was recovered.
+            self._failed = reason
+            return OutcomeUnknown(f"{self.place}: {reason}; reopen the log to recover")
+        if code in DAMAGE_ERRORS or isinstance(error, apsw.CorruptError):
+            self._failed = reason
+        return WriteFailed(f"{self.place}: {reason}; nothing was written")
+
+    def read(
+        self, partition: int, first: int, last: int, limit: int, max_bytes: int, backwards: bool
+    ) -> list[Entry]:
+        """See `Wal.read`."""
+        if partition in self._deleted or limit < 1:
+            return []
+        with self._reading(partition) as connection:
+            return tables.read_entries(
+                connection,
+                partition,
+                first=first,
+                last=last,
+                limit=limit,
+                max_bytes=max_bytes,
+                backwards=backwards,
+                place=self.place,
+            )
+
+    def tail(self, partition: int) -> Tail:
+        """See `Wal.tail`."""
+        if partition in self._deleted:
+            return Tail()
+        with self._reading(partition) as connection:
+            return tables.read_tail(connection, partition)
+
+    def meta(self, partition: int, name: str) -> bytes | None:
+        """See `Wal.meta`."""
+        if partition in self._deleted:
+            return None
+        with self._reading(partition) as connection:
+            return tables.read_meta(connection, partition, name)
+
+    def meta_scan(
+        self, partition: int, prefix: str, after: str, limit: int
+    ) -> list[tuple[str, bytes]]:
+        """See `Wal.meta_scan`."""
+        if partition in self._deleted:
+            return []
+        with self._reading(partition) as connection:
+            return tables.scan_meta(connection, partition, prefix, after, limit)
+
+    def hard_state(self, partition: int) -> HardState | None:
+        """See `Wal.hard_state`."""
+        if partition in self._deleted:
+            return None
+        with self._reading(partition) as connection:
+            return tables.read_hard_state(connection, partition)
+
+    def sweep(self, limit: int) -> bool:
+        """Remove up to `limit` rows of deleted partitions. False also if the disk says no."""
+        with self._lock:
+            if self._writer is None or not self._deleted or self._failed is not None:
+                return False
+            partition = min(self._deleted)
+            try:
+                if tables.sweep(self._writer, partition, limit):
+                    self._deleted.discard(partition)
+            except apsw.Error as error:
+                self._failure(error)  # nobody waits for this; the next write tells, if it is final
+                return False
+            return bool(self._deleted)
+
+    def deleting(self) -> set[int]:
+        """See `Wal.deleting`."""
+        with self._lock:
+            return set(self._deleted)
+
+    def checkpoint(self, *, wait: bool = False) -> None:
+        """Move committed pages into the database file, beside commits. With `wait`, commits are
+        held up until the -wal can start over, or a reader has been in the way for too long.
+
+        Never raises for a storage failure: the pages stay where they are, and if no commit can be
+        trusted any more, the next one is told.
+        """
+        if not self._wal_pages or self._failed is not None:
+            return
+        with self._checkpoint_lock:
+            try:
+                if wait or self._vfs is not None:
+                    self._checkpoint_alone()
+                else:
+                    self._checkpoint_beside()
+            except apsw.BusyError:
+                self._stuck_pages = self._wal_pages
+            except apsw.Error as error:
+                code = getattr(error, "extendedresult", 0)
+                if code in UNSYNCED_ERRORS or code in DAMAGE_ERRORS:
+                    self._failed = f"a checkpoint failed: {error} (code {code})"
+            except OSError as error:
+                self._failed = f"a checkpoint failed: {error}"
+
+    def _checkpoint_alone(self) -> None:
+        with self._lock:
+            if self._writer is None:
+                return
+            self._writer.set_busy_timeout(CHECKPOINT_BUSY_MS)
+            try:
+                self._move_pages(self._writer, self._groups, apsw.SQLITE_CHECKPOINT_RESTART)
+            finally:
+                self._writer.set_busy_timeout(BUSY_MS)
+            self._wal_pages = self._stuck_pages = 0
+
+    def _checkpoint_beside(self) -> None:
+        with self._borrowed() as pin, self._borrowed() as mover:
+            try:
+                with self._lock:
+                    if self._writer is None:
+                        return
+                    frames, moved = self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+                    if frames == moved:
+                        return
+                    # A checkpoint goes no further than the oldest reader has seen, which is this
+                    # one: pages of groups that are committed from now on stay where they are.
+                    pin.execute("BEGIN")
+                    pin.execute("SELECT 1 FROM state LIMIT 1").fetchall()
+                    groups = self._groups
+                # A connection that has read nothing does not know that there is a -wal.
+                mover.execute("SELECT 1 FROM state LIMIT 1").fetchall()
+                self._move_pages(mover, groups, apsw.SQLITE_CHECKPOINT_PASSIVE)
+            finally:
+                if pin.in_transaction:
+                    pin.execute("ROLLBACK")
+
+    def _move_pages(self, connection: apsw.Connection, groups: int, mode: int) -> None:
+        """Checkpoint. Every group it moves, up to `groups`, is synced and on the mark before.
+
+        From the first page that is moved until the last, the database file is neither old nor new
+        and means nothing without the -wal. If that cannot be read to the end then, the mark says
+        what is missing; if it cannot be read at all, the note says that it was needed.
+        """
+        if self._vfs is None:
+            if self._mark.value < groups:
+                walfile.sync(self.place)
+            with self._lock:
+                self._mark.advance(groups)
+            generation = walfile.generation(self.place)
+            if generation is not None and generation != walfile.DAMAGED:
+                self._mark.remember(generation)
+        frames, moved = connection.wal_checkpoint(mode=mode)
+        if frames == moved:
+            with self._lock:
+                self._mark.advance(groups)
+
+    def close(self) -> None:
+        """Close every connection; a clean close leaves no -wal behind."""
+        self.checkpoint(wait=True)  # in the order that is safe; what is left to SQLite has none
+        with self._checkpoint_lock, self._lock, self._lending:
+            for reader in self._all_readers:
+                reader.close()
+            self._all_readers, self._readers = [], []
+            if self._writer is not None:
+                if self._failed is not None:
+                    self._writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                self._writer.close(force=True)
+                self._writer = None
+            self._mark.close()
+
+    def _connect(self) -> apsw.Connection:
+        vfs = self._vfs
+        if vfs is None:
+            vfs = _checksum_vfs()
+        connection = apsw.Connection(self.place, vfs=vfs)
+        connection.set_busy_timeout(BUSY_MS)
+        if self._vfs is not None:
+            # Without shared memory a VFS can do write-ahead logging only for one connection.
+            connection.pragma("locking_mode", "EXCLUSIVE")
+        connection.pragma("fullfsync", True)
+        connection.pragma("checkpoint_fullfsync", True)
+        connection.pragma("synchronous", "FULL")
+        connection.pragma("cache_size", -16 * 1024)
+        connection.pragma("temp_store", "MEMORY")
+        connection.pragma("wal_autocheckpoint", 0)
+        connection.pragma("journal_size_limit", self._wal_bytes_max)  # once grown, it shrinks again
+        return connection
+
+    def _create(self) -> None:
+        """Lay the schema. Safe to repeat: a creation that broke off left no watermark."""
+        connection = self._writer
+        assert connection is not None
+        if connection.pragma("user_version"):
+            return
+        if connection.execute("SELECT count(*) FROM sqlite_schema").get:
+            raise UnknownFormat(f"{self.place} is not a Fairway log")
+        if self._vfs is None:
+            connection.reserve_bytes("main", CHECKSUM_BYTES)
+        connection.pragma("page_size", PAGE_SIZE)
+        connection.pragma("journal_mode", "WAL")
+        with connection:
+            connection.execute(tables.SCHEMA)
+
+    def _verify_format(self) -> None:
+        connection = self._writer
+        assert connection is not None
+        if connection.pragma("application_id") != tables.APPLICATION_ID:
+            raise UnknownFormat(f"{self.place} is not a Fairway log")
+        version = connection.pragma("user_version")
+        if version != tables.FORMAT:
+            raise UnknownFormat(
+                f"{self.place} has format {version}; this release reads {tables.FORMAT}"
+            )
+        if self._vfs is None and connection.reserve_bytes("main") != CHECKSUM_BYTES:
+            raise Corrupt("the header says that pages have no checksums", place=self.place)
+        if connection.pragma("journal_mode", "WAL") != "wal":
+            raise Corrupt("the file cannot be put into WAL mode", place=self.place)
+        connection.set_wal_hook(self._committed)
+
+    def _committed(self, _: apsw.Connection, __: str, pages: int) -> int:
+        self._wal_pages = pages
+        self._stuck_pages = min(self._stuck_pages, pages)
+        return apsw.SQLITE_OK
+
+    @contextmanager
+    def _reading(self, partition: int | None) -> Iterator[apsw.Connection]:
+        """A connection for one read: its own where SQLite can share, else the writer's."""
+        if self._vfs is not None:
+            with self._lock, self._reading_errors(partition):
+                if self._writer is None:
+                    raise Closing(f"{self.place} is not open")
+                yield self._writer
+            return
+        with self._borrowed() as connection, self._reading_errors(partition):
+            yield connection
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[apsw.Connection]:
+        """A connection that nobody else uses meanwhile."""
+        with self._lending:
+            if self._writer is None:
+                raise Closing(f"{self.place} is not open")
+            if not self._readers:
+                self._readers.append(self._connect())
+                self._all_readers.append(self._readers[0])
+            connection = self._readers.pop()
+        try:
+            yield connection
+        finally:
+            with self._lending:
+                self._readers.append(connection)
+
+    @contextmanager
+    def _reading_errors(self, partition: int | None = None) -> Iterator[None]:
+        try:
+            yield
+        except (apsw.BusyError, apsw.LockedError) as error:
+            raise AlreadyOwned(self.place, pid=None) from error
+        except apsw.FullError as error:
+            raise WriteFailed(f"{self.place}: {error}") from error
+        except apsw.ConnectionClosedError as error:
+            raise Closing(f"{self.place} is not open") from error
+        except apsw.Error as error:
+            code = getattr(error, "extendedresult", 0)
+            raise Corrupt(
+                f"{error} (code {code})", place=self.place, partition=partition
+            ) from error
+        except OSError as error:
+            raise Corrupt(str(error), place=self.place, partition=partition) from error
+
+
+def _checksum_vfs() -> str:
+    if CHECKSUM_VFS not in apsw.vfs_names():
+        apsw.sqlite_extra.load(apsw.Connection(":memory:"), "cksumvfs")
+    return CHECKSUM_VFS

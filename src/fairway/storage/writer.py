@@ -1,0 +1,401 @@
+"""The fair writer: group commit over many partitions, FIFO inside each.
+
+Whoever appends waits in the lane of its partition; partitions take turns; one `Wal` write, and at
+most one sync, serves everybody who was waiting. After a failure, what was queued behind the failed
+operation of that partition fails with it: a log has no holes that its writer did not ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from fairway.core.groups import Groups
+from fairway.core.lanes import LaneLimits
+from fairway.errors import (
+    Closing,
+    FairwayError,
+    InvalidConfig,
+    InvalidOperation,
+    OutcomeUnknown,
+    WriteFailed,
+)
+from fairway.runtime.clock import SYSTEM_CLOCK, Clock
+from fairway.storage.group_service import GroupService
+from fairway.storage.statistics import WriterStatistics, WriterTelemetry
+from fairway.storage.wal import INT_MAX, Entry, Operation, Tail
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fairway.core.lanes import Drained
+    from fairway.runtime.blocking import BlockingPool
+    from fairway.runtime.telemetry import Telemetry
+    from fairway.storage.wal import Wal
+
+MIB = 1024 * 1024
+WRITE_LANE = LaneLimits(items=4096, size=64 * MIB)
+ENTRY_OVERHEAD = Operation((Entry(1, b""),)).size
+
+
+class Durability(IntEnum):
+    """What an acknowledgement promises."""
+
+    MEMORY = 0
+    """Accepted: acknowledged at once, lost if the process dies before the next group."""
+    DISK = 1
+    """Written: survives the death of the process, not the loss of power."""
+    FSYNC = 2
+    """Synced: survives power loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterConfig:
+    """How the writer bounds, groups and waits."""
+
+    max_group_partitions: int = 64
+    """Partitions in one write. Raising it buys fewer syncs per entry, costs longer groups."""
+    max_batch: int = 256
+    """Operations of one partition in one write: how long a hot one may hold up the others."""
+    max_batch_bytes: int = 1 * MIB
+    """The same in bytes; a single larger operation still goes through, alone."""
+    max_group_bytes: int = 4 * MIB
+    """Bytes in one write over all partitions."""
+    lane: LaneLimits = WRITE_LANE
+    """Bounds of one partition's lane, in flight included."""
+    total: LaneLimits | None = None
+    """Bounds over all lanes. None means only the lanes are bounded."""
+    reserve_items: int = 64
+    """Room beyond the bounds that only finishing work may use."""
+    reserve_bytes: int = 1 * MIB
+    linger_ns: int = 0
+    """How long a worker waits for company before it writes. 0: the sync under way is the window."""
+    workers: int | None = None
+    """Writes under way at once. None means what the store can do in parallel."""
+
+    def __post_init__(self) -> None:
+        if min(self.max_group_partitions, self.max_batch) < 1:
+            raise InvalidConfig("a group holds at least one partition and one operation")
+        if self.linger_ns < 0 or (self.workers is not None and self.workers < 1):
+            raise InvalidConfig("linger_ns is not negative and there is at least one worker")
+        if not 0 < self.max_batch_bytes <= self.lane.size:
+            raise InvalidConfig("max_batch_bytes lies within the lane's bytes")
+        if self.total is not None and self.total.size < self.lane.size:
+            raise InvalidConfig("the total bound is below the bound of a single lane")
+
+
+class _Partition:
+    """Where a partition ends: once all that is queued is written, and what is written already."""
+
+    __slots__ = ("exists", "floor", "last_key", "refusal", "written_floor", "written_key")
+
+    def __init__(self, tail: Tail, *, exists: bool) -> None:
+        self.exists = exists
+        self.last_key = self.written_key = tail.last_key
+        self.floor = self.written_floor = tail.floor
+        self.refusal: FairwayError | None = None  # why it takes no operation: deleted, or in doubt
+
+
+class _Pending:
+    """One accepted operation, where it leaves its partition, and whoever waits for it."""
+
+    __slots__ = ("accepted_ns", "floor", "last_key", "operation", "sync", "waiter")
+
+    def __init__(
+        self,
+        operation: Operation,
+        last_key: int,
+        floor: int,
+        waiter: asyncio.Future[int] | None,
+        sync: bool,
+        accepted_ns: int,
+    ) -> None:
+        self.operation = operation
+        self.last_key = last_key
+        self.floor = floor
+        self.waiter = waiter
+        self.sync = sync
+        self.accepted_ns = accepted_ns
+
+
+class FairWriter:
+    """Writes operations to a `Wal` in fair groups. Everything here runs on one event loop."""
+
+    def __init__(
+        self,
+        wal: Wal,
+        pool: BlockingPool,
+        tails: Mapping[int, Tail],
+        *,
+        config: WriterConfig | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        config = config or WriterConfig()
+        self.config = config
+        self._wal = wal
+        self._pool = pool
+        self._clock = clock
+        self._now_ns = clock.now_ns
+        self._create_future = asyncio.get_running_loop().create_future
+        self._deleted: set[int] = set()
+        self._partitions = {number: _Partition(tail, exists=True) for number, tail in tails.items()}
+        groups: Groups[int, _Pending] = Groups(
+            config.lane,
+            total=config.total,
+            reserve=(config.reserve_items, config.reserve_bytes),
+        )
+        self._telemetry = WriterTelemetry(telemetry, groups)
+        self._service = GroupService(
+            "writer",
+            groups,
+            self,
+            workers=config.workers or wal.parallelism,
+            clock=clock,
+            refused=self._telemetry.refused,
+            linger_ns=config.linger_ns,
+        )
+
+    @property
+    def linger_ns(self) -> int:
+        """How long a worker waits for company; the pressure governor moves it at run time."""
+        return self._service.linger_ns
+
+    @linger_ns.setter
+    def linger_ns(self, value: int) -> None:
+        self._service.linger_ns = value
+
+    def submit(
+        self,
+        partition: int,
+        operation: Operation,
+        *,
+        durability: Durability = Durability.FSYNC,
+        finishing: bool = False,
+    ) -> asyncio.Future[int]:
+        """Accept an operation and return a future of the partition's last key once it is durable.
+
+        Raises at once, with nothing accepted: `Backpressure`, `Closing`, `InvalidOperation`. The
+        future fails with `WriteFailed` or `Fenced` (nothing was written) or `OutcomeUnknown`.
+        Futures of one partition resolve in the order of submission. Cancelling one withdraws
+        nothing.
+        """
+        state = self._partition(partition)
+        if state.refusal is not None:
+            raise type(state.refusal)(str(state.refusal))
+        tail = operation.after(Tail(state.last_key, 0, state.floor))
+        size = operation.size
+        if size > self.config.lane.size:
+            raise InvalidOperation(
+                f"an operation of {size} bytes never fits a lane of {self.config.lane.size}"
+            )
+        return self._accept(
+            partition, state, operation, size, tail.last_key, tail.floor, durability, finishing
+        )
+
+    def append(
+        self,
+        partition: int,
+        payload: bytes,
+        *,
+        term: int = 0,
+        durability: Durability = Durability.FSYNC,
+    ) -> asyncio.Future[int]:
+        """Append one entry under the next key; see `submit`."""
+        state = self._partitions.get(partition)
+        if state is None:
+            state = self._partition(partition)
+        key = state.last_key + 1
+        operation = Operation.appending(key, payload, term)
+        if (
+            state.refusal
+            or term
+            or key > INT_MAX
+            or type(payload) is not bytes
+            or len(payload) > MIB
+        ):
+            return self.submit(partition, operation, durability=durability)
+        size = len(payload) + ENTRY_OVERHEAD
+        return self._accept(partition, state, operation, size, key, state.floor, durability, False)
+
+    def tail(self, partition: int) -> Tail:
+        """Where the partition ends once everything accepted is written (its last term aside)."""
+        state = self._partitions.get(partition)
+        return Tail(state.last_key, 0, state.floor) if state is not None else Tail()
+
+    def _partition(self, partition: int) -> _Partition:
+        state = self._partitions.get(partition)
+        if state is None:
+            if type(partition) is not int or not 0 <= partition <= INT_MAX:
+                raise InvalidOperation(f"partition {partition!r} is not a number in range")
+            state = self._partitions[partition] = _Partition(Tail(), exists=False)
+        return state
+
+    def _accept(
+        self,
+        partition: int,
+        state: _Partition,
+        operation: Operation,
+        size: int,
+        last_key: int,
+        floor: int,
+        durability: Durability,
+        finishing: bool,
+    ) -> asyncio.Future[int]:
+        waiter = self._create_future()
+        now_ns = self._now_ns()
+        quick = durability is Durability.MEMORY
+        sync = durability is Durability.FSYNC
+        item = _Pending(operation, last_key, floor, None if quick else waiter, sync, now_ns)
+        self._service.offer(partition, item, size, now_ns, finishing=finishing)
+        state.last_key = last_key
+        state.floor = floor
+        if operation.delete:
+            self._refuse(partition)
+        if quick:
+            waiter.set_result(last_key)
+        return waiter
+
+    async def run(self) -> None:
+        """Serve until cancelled (a service of `runtime`)."""
+        await self._service.run()
+
+    async def drain(self) -> None:
+        """Stop admitting; return when everything accepted is written."""
+        await self._service.drain()
+
+    def partitions(self) -> list[int]:
+        """Every partition that has or had something written, in order; deleted ones are gone."""
+        return sorted(number for number, state in self._partitions.items() if state.exists)
+
+    def block(self, partition: int) -> None:
+        """A deleted partition may have rows to sweep: its number cannot be used yet."""
+        self._refuse(partition)
+        self._deleted.add(partition)
+
+    def deleted(self) -> set[int]:
+        """The partitions that were deleted durably and are blocked."""
+        return set(self._deleted)
+
+    def unblock(self, partition: int) -> None:
+        """The rows of a deleted partition are gone: its number may be used again."""
+        self._deleted.discard(partition)
+        self._partitions.pop(partition, None)
+
+    def _refuse(self, partition: int) -> None:
+        state = self._partition(partition)
+        state.exists = False
+        state.refusal = InvalidOperation(f"partition {partition} is being deleted")
+
+    def statistics(self) -> WriterStatistics:
+        """A frozen snapshot."""
+        return self._telemetry.statistics(self._service)
+
+    # What the group service asks of its owner.
+
+    def take(self, groups: Groups[int, _Pending]) -> list[Drained[int, _Pending]]:
+        config = self.config
+        return groups.take(
+            keys=config.max_group_partitions,
+            items=config.max_batch,
+            size=config.max_batch_bytes,
+            total_size=config.max_group_bytes,
+        )
+
+    async def serve(self, group: list[Drained[int, _Pending]]) -> None:
+        operations = {part.key: [item.operation for item in part.items] for part in group}
+        sync = any(item.sync for part in group for item in part.items)
+        started_ns = self._clock.now_ns()
+        failures: Mapping[int, FairwayError]
+        try:
+            failures = await self._pool.run(_write, self._wal, operations, sync)
+        except asyncio.CancelledError:
+            self._fail_all(group, OutcomeUnknown("the log was stopped during this write"))
+            raise
+        except Exception as error:  # whatever a store does, its worker goes on
+            doubt = OutcomeUnknown(f"the store raised {type(error).__name__}: {error}")
+            doubt.__cause__ = error
+            failures = dict.fromkeys(operations, doubt)
+        if failures:
+            try:
+                await self._look_again(failures)
+            except asyncio.CancelledError:
+                self._fail_all(group, OutcomeUnknown("the log was stopped during this write"))
+                raise
+        written = [part for part in group if part.key not in failures]
+        self._telemetry.wrote(written, sync, started_ns, self._clock.now_ns())
+        for part in group:
+            failure = failures.get(part.key)
+            if failure is None:
+                self._complete(part)
+            else:
+                self._fail(part, failure)
+
+    async def _look_again(self, failures: Mapping[int, FairwayError]) -> None:
+        """Ask the store where doubtful partitions end now, before their callers are told.
+
+        Whoever is told is then free to go on, under keys that the store really has room for.
+        """
+        for partition, failure in failures.items():
+            if isinstance(failure, OutcomeUnknown):
+                state = self._partitions[partition]
+                try:
+                    tail = await self._pool.run(self._wal.tail, partition)
+                except Exception as error:
+                    state.refusal = WriteFailed(
+                        f"partition {partition} is in doubt, reopen the log: {failure};"
+                        f" looking again failed: {error}"
+                    )
+                else:
+                    state.written_key, state.written_floor = tail.last_key, tail.floor
+
+    def abandon(self, item: _Pending) -> None:
+        _resolve(item, Closing("the log was closed before this was written"))
+
+    def _complete(self, part: Drained[int, _Pending]) -> None:
+        state = self._partitions[part.key]
+        newest = part.items[-1]
+        if newest.operation.delete:
+            self._deleted.add(part.key)
+        state.exists = state.refusal is None
+        state.written_key = newest.last_key
+        state.written_floor = newest.floor
+        for item in part.items:
+            waiter = item.waiter
+            if waiter is not None and not waiter.done():
+                waiter.set_result(item.last_key)
+
+    def _fail(self, part: Drained[int, _Pending], failure: FairwayError) -> None:
+        for item in part.items:
+            _resolve(item, failure)
+        behind = self._service.groups.withdraw(part.key)
+        consequence = WriteFailed(f"an earlier operation of the partition failed: {failure}")
+        for item in behind:
+            _resolve(item, consequence)
+        self._telemetry.failed(len(part.items) + len(behind))
+        state = self._partitions[part.key]
+        state.last_key, state.floor = state.written_key, state.written_floor
+        if isinstance(state.refusal, InvalidOperation):  # the delete was among what failed
+            state.refusal = None
+            state.exists = True
+
+    def _fail_all(self, group: list[Drained[int, _Pending]], failure: FairwayError) -> None:
+        for part in group:
+            self._fail(part, failure)
+
+
+def _write(
+    wal: Wal, operations: Mapping[int, list[Operation]], sync: bool
+) -> Mapping[int, FairwayError]:
+    return wal.write(operations, sync=sync)
+
+
+def _resolve(item: _Pending, failure: FairwayError) -> None:
+    waiter = item.waiter
+    if waiter is not None and not waiter.done():
+        # One exception for each caller: raising a shared one would tangle their tracebacks.
+        own = type(failure)(str(failure))
+        own.__cause__ = failure.__cause__
+        waiter.set_exception(own)

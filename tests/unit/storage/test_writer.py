@@ -1,0 +1,475 @@
+"""The fair writer on virtual time: what is grouped, refused, acknowledged and failed, exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from fairway.core.lanes import LaneLimits
+from fairway.errors import (
+    Backpressure,
+    Closing,
+    Fenced,
+    InvalidConfig,
+    InvalidOperation,
+    OutcomeUnknown,
+    WriteFailed,
+)
+from fairway.runtime.telemetry import Telemetry
+from fairway.storage.log import Log
+from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation
+from fairway.storage.wals.memory import MemoryWal
+from fairway.storage.writer import Durability, WriterConfig
+from fairway.testing import run
+
+
+class RecordingWal(MemoryWal):
+    """The memory store, which also remembers each group: (sync, {partition: keys})."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.groups: list[tuple[bool, dict[int, list[int]]]] = []
+        self.answers: list[Any] = []  # what the next writes do instead: a value or an exception
+
+    def write(self, group: Any, *, sync: bool) -> Any:
+        keys = {p: [e.key for o in ops for e in o.entries] for p, ops in group.items()}
+        self.groups.append((sync, keys))
+        if self.answers:
+            answer = self.answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            if answer is not None:
+                return answer(group)
+        return super().write(group, sync=sync)
+
+
+Body = Callable[[Log, RecordingWal], Coroutine[Any, Any, None]]
+
+
+def on_log(body: Body, *, wal: RecordingWal | None = None, **config: Any) -> RecordingWal:
+    """Run `body` with a log on virtual time, close it, and return the store."""
+    store = wal if wal is not None else RecordingWal()
+
+    async def main() -> None:
+        async with Log(store, writer=WriterConfig(**config)) as log:
+            await body(log, store)
+
+    run(main, quiet=True)
+    return store
+
+
+async def under_way(log: Log) -> None:
+    """Return once the worker has taken everything that waited."""
+    writer = log._writer
+    assert writer is not None
+    while writer._service.groups.waiting_keys:  # noqa: ASYNC110  (it is only a few turns away)
+        await asyncio.sleep(0)
+
+
+def test_one_group_serves_every_partition_that_waited() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        first = log.append(1, b"a")
+        await under_way(log)  # the rest comes while it is being written
+        others = [log.append(partition, b"b") for partition in (1, 2, 3, 2)]
+        assert await first == 1
+        assert [await other for other in others] == [2, 1, 1, 2]
+
+    wal = on_log(body)
+    assert [group for _, group in wal.groups] == [{1: [1]}, {1: [2], 2: [1, 2], 3: [1]}]
+
+
+def test_a_group_keeps_its_limits() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        waiters = [log.append(partition, b"x" * 100) for partition in range(5) for _ in range(7)]
+        for waiter in waiters:
+            await waiter
+
+    wal = on_log(body, max_group_partitions=2, max_batch=3)
+    assert all(len(group) <= 2 for _, group in wal.groups)
+    assert all(len(keys) <= 3 for _, group in wal.groups for keys in group.values())
+    rotation = [partition for _, group in wal.groups for partition in group][:5]
+    assert rotation == [0, 1, 2, 3, 4], "each partition has its turn before any has a second"
+
+    wal = on_log(body, max_batch_bytes=400)
+    assert max(len(keys) for _, group in wal.groups for keys in group.values()) == 2
+
+    wal = on_log(body, max_group_bytes=600)
+    assert max(sum(map(len, group.values())) for _, group in wal.groups) <= 4
+
+
+def test_an_operation_larger_than_a_batch_goes_alone_and_whole() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        entries = tuple(Entry(key, b"x" * 500) for key in range(1, 11))
+        waiters = [log.append(0, b"a"), log.submit(0, Operation(()))]
+        waiters += [log.submit(1, Operation(entries)), log.append(1, b"b")]
+        assert [await waiter for waiter in waiters] == [1, 1, 10, 11]
+
+    wal = on_log(body, max_batch_bytes=300, max_group_bytes=1000)
+    assert [1, 2, 3, 4, 5, 6, 7, 8, 9, 10] in [g[1] for _, g in wal.groups if 1 in g]
+
+
+def test_a_group_syncs_only_if_a_member_asks() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        await log.append(1, b"a", durability=Durability.DISK)
+        assert wal.groups[-1][0] is False
+        quick = log.append(1, b"b", durability=Durability.MEMORY)
+        assert quick.done()
+        assert quick.result() == 2
+        await log.append(1, b"c", durability=Durability.FSYNC)
+        assert wal.groups[-1] == (True, {1: [2, 3]})
+        await log.submit(2, Operation(hard_state=HardState(1, "me")), durability=Durability.DISK)
+        before = wal.syncs
+        await log.submit(2, Operation(hard_state=HardState(2, "me")), durability=Durability.DISK)
+        assert wal.syncs == before + 1, "hard state is always synced"
+
+    on_log(body)
+
+
+def test_different_kinds_of_operation_travel_in_order_and_together() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        held = log.append(8, b"hold the worker")
+        await under_way(log)
+        waiters = [
+            log.append(1, b"a"),
+            log.append(1, b"b"),
+            log.submit(1, Operation((Entry(2, b"B", 5),), truncate_after=1)),
+            log.submit(1, Operation(compact_before=2, meta={"name": b"value"})),
+            log.submit(1, Operation(hard_state=HardState(7, "me"))),
+            log.append(1, b"c"),
+        ]
+        await held
+        assert [await waiter for waiter in waiters] == [1, 2, 2, 2, 2, 3]
+        assert len(wal.groups) == 2, "one write for the whole run"
+        assert await log.read(1) == [Entry(2, b"B", 5), Entry(3, b"c")]
+        assert await log.meta(1, "name") == b"value"
+        assert await log.hard_state(1) == HardState(7, "me")
+        assert await log.term_at(1, 2) == 5
+
+    on_log(body)
+
+
+def test_linger_gathers_company_and_can_be_moved_at_run_time() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        async def one(partition: int) -> None:
+            await asyncio.sleep(partition / 1000)
+            await log.append(partition, b"x")
+
+        async def five() -> int:
+            before = len(wal.groups)
+            async with asyncio.TaskGroup() as tasks:
+                for partition in range(5):
+                    tasks.create_task(one(partition))
+            return len(wal.groups) - before
+
+        alone = await five()
+        log.linger_ns = 10_000_000
+        assert log.linger_ns == 10_000_000
+        assert await five() == 1 < alone
+
+    on_log(body)
+
+
+def test_a_full_lane_refuses_at_once_and_nothing_was_accepted() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        waiters = [log.append(1, b"x") for _ in range(4)]
+        with pytest.raises(Backpressure) as refused:
+            log.append(1, b"refused")
+        assert refused.value.depth == 4
+        assert refused.value.limit == "4 items"
+        assert refused.value.lane == "writer/1"
+        assert refused.value.retry_after_ns > 0
+        finishing = Operation((Entry(5, b"commit"),))
+        waiters.append(log.submit(1, finishing, finishing=True))
+        waiters.append(log.append(2, b"another lane"))
+        for waiter in waiters:
+            await waiter
+        assert [entry.payload for entry in await log.read(1)] == [b"x"] * 4 + [b"commit"]
+        assert log.statistics()[0].refused == 1
+
+    on_log(body, lane=LaneLimits(items=4), reserve_items=1)
+
+
+def test_a_full_lane_stays_within_its_bytes() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        waiters = [log.append(1, b"x" * 50_000) for _ in range(39)]
+        with pytest.raises(Backpressure, match="2000000 bytes"):
+            log.append(1, b"x" * 50_000)
+        assert log.statistics()[0].size <= 2_000_000
+        for waiter in waiters:
+            await waiter
+        assert log.statistics()[0].size == 0
+
+    on_log(body, lane=LaneLimits(size=2_000_000))
+
+
+@pytest.mark.parametrize(
+    ("operation", "complaint"),
+    [
+        (Operation((Entry(1, b"again"),)), "keys must rise: 1 does not follow 3"),
+        (Operation((Entry(5, b""), Entry(5, b""))), "keys must rise: 5 does not follow 5"),
+        (Operation((Entry(4, b"", -1),)), "term -1 is out of range"),
+        (Operation((Entry(4, "text"),)), "a payload is bytes, not str"),  # type: ignore[arg-type]
+        (Operation((Entry(INT_MAX + 1, b""),)), "does not follow"),
+        (Operation(compact_before=9), "cannot compact before 9: the last key is 3"),
+        (Operation(truncate_after=-1), "cannot truncate after -1"),
+        (Operation((Entry(4, b""),), delete=True), "a delete stands alone"),
+        (Operation((Entry(4, b"x" * 2_000_000),)), "never fits a lane"),
+    ],
+)
+def test_a_wrong_operation_is_refused_and_changes_nothing(
+    operation: Operation, complaint: str
+) -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        for _ in range(3):
+            await log.append(1, b"x")
+        with pytest.raises(InvalidOperation, match=complaint):
+            log.submit(1, operation)
+        assert await log.append(1, b"next") == 4
+        assert len(await log.read(1)) == 4
+
+    on_log(body, lane=LaneLimits(size=1_500_000))
+
+
+def test_wrong_partitions_and_payloads_are_refused() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        for partition in (-1, INT_MAX + 1, "1", 1.5):
+            with pytest.raises(InvalidOperation, match="not a number in range"):
+                log.append(partition, b"")  # type: ignore[arg-type]
+        with pytest.raises(InvalidOperation, match="bytes, not str"):
+            log.append(1, "text")  # type: ignore[arg-type]
+        with pytest.raises(InvalidOperation, match="out of range"):
+            log.append(1, b"", term=-1)
+        assert log.partitions() == []
+
+    on_log(body)
+
+
+def test_what_was_queued_behind_a_failure_fails_with_it_and_then_the_lane_goes_on() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        wal.answers = [lambda group: dict.fromkeys(group, WriteFailed("no space"))]
+        first = log.append(1, b"a")
+        await under_way(log)
+        behind, other = log.append(1, b"b"), log.append(2, b"other")
+        with pytest.raises(WriteFailed, match="no space"):
+            await first
+        with pytest.raises(WriteFailed, match=r"an earlier operation .* failed"):
+            await behind
+        assert await other == 1
+        assert await log.append(1, b"c") == 1, "the failed keys are free again"
+        assert [entry.payload for entry in await log.read(1)] == [b"c"]
+        assert log.statistics()[0].failed == 2
+
+    on_log(body)
+
+
+def test_a_failed_partition_does_not_fail_its_neighbours() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        held = log.append(8, b"hold the worker")
+        await under_way(log)
+        wal.answers = [None]
+        wal.fail_shard(1, write=OSError("bad sector"))
+        bad, good = log.append(1, b"x"), log.append(2, b"y")
+        await held
+        with pytest.raises(WriteFailed):
+            await bad
+        assert await good == 1
+        assert wal.groups[-1][1] == {1: [1], 2: [1]}, "both were in one group"
+
+    on_log(body, wal=RecordingWal(shards=2), workers=1)
+
+
+def test_a_raising_store_leaves_doubt_and_a_living_worker() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        def write_then_raise(group: Any) -> Any:
+            MemoryWal.write(wal, group, sync=True)
+            raise RuntimeError("the cable was pulled")
+
+        wal.answers = [write_then_raise, RuntimeError("again")]
+        with pytest.raises(OutcomeUnknown, match="the cable was pulled") as doubt:
+            await log.append(1, b"written all the same")
+        assert isinstance(doubt.value.__cause__, RuntimeError)
+        with pytest.raises(OutcomeUnknown, match="again"):
+            await log.append(1, b"not written")
+        assert await log.append(1, b"next") == 2, "the store was asked where the partition ends"
+        assert [e.payload for e in await log.read(1)] == [b"written all the same", b"next"]
+
+    on_log(body)
+
+
+def test_a_partition_that_cannot_be_looked_at_again_is_closed() -> None:
+    class Blind(RecordingWal):
+        def tail(self, partition: int) -> Any:
+            raise OSError("gone")
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        wal.answers = [RuntimeError("lost")]
+        with pytest.raises(OutcomeUnknown):
+            await log.append(1, b"a")
+        with pytest.raises(WriteFailed, match="in doubt, reopen the log"):
+            log.append(1, b"b")
+        assert await log.append(2, b"c") == 1
+
+    on_log(body, wal=Blind())
+
+
+def test_a_fenced_owner_is_told_so() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        wal.answers = [lambda group: dict.fromkeys(group, Fenced("epoch 2 took over"))]
+        with pytest.raises(Fenced, match="epoch 2 took over"):
+            await log.append(1, b"a")
+
+    on_log(body)
+
+
+def test_cancelling_a_waiter_withdraws_nothing() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        waiter = log.append(1, b"still written")
+        assert waiter.cancel()
+        assert await log.append(1, b"next") == 2
+        assert [e.payload for e in await log.read(1)] == [b"still written", b"next"]
+
+    on_log(body)
+
+
+def test_leaving_completes_everything_accepted_whatever_the_backlog() -> None:
+    waiters: list[asyncio.Future[int]] = []
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        waiters.extend(log.append(p, b"x") for p in range(8) for _ in range(2000))
+
+    wal = on_log(body, max_batch=16, max_group_partitions=2)
+    assert [waiter.result() for waiter in waiters] == [k for _ in range(8) for k in range(1, 2001)]
+    assert sum(len(keys) for _, g in wal.groups for keys in g.values()) == 16_000
+
+
+def test_a_closed_log_refuses() -> None:
+    async def main() -> None:
+        log = Log(MemoryWal())
+        with pytest.raises(Closing, match="not open"):
+            log.append(1, b"early")
+        async with log:
+            await log.append(1, b"x")
+        with pytest.raises(Closing, match="closed"):
+            log.append(1, b"late")
+        with pytest.raises(Closing):
+            await log.read(1)
+
+    run(main, quiet=True)
+
+
+def test_an_abrupt_end_tells_every_caller() -> None:
+    told: dict[str, list[str]] = {}
+
+    async def main() -> None:
+        async with Log(MemoryWal(), writer=WriterConfig(max_batch=1)) as log:
+            waiters = [log.append(1, b"x") for _ in range(5)]
+            await asyncio.sleep(0)
+            for service in log._services:
+                service.cancel()
+            await asyncio.sleep(0.01)
+            told["names"] = [type(waiter.exception()).__name__ for waiter in waiters]
+            with pytest.raises(Closing):
+                log.append(1, b"late")
+
+    run(main, quiet=True)
+    assert told["names"][0] == "OutcomeUnknown"
+    assert set(told["names"][1:]) <= {"WriteFailed", "Closing"}
+
+
+def test_a_deleted_partition_is_gone_at_once_and_its_number_free_once_swept() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        for _ in range(2500):
+            waiter = log.append(1, b"x")
+        await waiter
+        await log.append(2, b"stays")
+        await log.delete(1)
+        assert await log.read(1) == []
+        assert log.partitions() == [2]
+        with pytest.raises(InvalidOperation, match="being deleted"):
+            log.append(1, b"too early")
+        await asyncio.sleep(1)  # virtual: the upkeep sweeps in chunks
+        assert await log.append(1, b"anew") == 1
+        assert log.partitions() == [1, 2]
+        assert [e.payload for e in await log.read(1)] == [b"anew"]
+
+    on_log(body)
+
+
+def test_a_delete_that_fails_leaves_the_partition() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        await log.append(1, b"x")
+        wal.answers = [lambda group: dict.fromkeys(group, WriteFailed("no space"))]
+        with pytest.raises(WriteFailed):
+            await log.submit(1, DELETE)
+        assert log.partitions() == [1]
+        assert await log.append(1, b"y") == 2
+
+    on_log(body)
+
+
+def test_statistics_and_telemetry_tell_the_same() -> None:
+    telemetry = Telemetry()
+
+    async def main() -> None:
+        async with Log(MemoryWal(), telemetry=telemetry) as log:
+            waiters = [log.append(p, b"x") for p in range(4) for _ in range(3)]
+            seen = log.statistics()[0]
+            assert seen.depths == dict.fromkeys(range(4), (3, 3 * 97))
+            for waiter in waiters:
+                await waiter
+            await log.read(1)
+            writer, reader = log.statistics()
+            assert (writer.groups, writer.operations, writer.entries) == (1, 12, 12)
+            assert (writer.syncs, writer.depth) == (1, 0)
+            assert writer.syncs_per_entry == 1 / 12
+            assert writer.group_operations.count == writer.write_ns.count == 1
+            assert (reader.turns, reader.reads, reader.refused) == (1, 1, 0)
+            series = {one.name: one.value for one in telemetry.snapshot()}
+            assert series["fairway_log_entries"] == 12
+            assert series["fairway_log_syncs"] == 1
+            assert series["fairway_log_depth"] == 0
+            assert series["fairway_log_reads"] == 1
+
+    run(main, quiet=True)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_batch": 0},
+        {"max_group_partitions": 0},
+        {"linger_ns": -1},
+        {"workers": 0},
+        {"max_batch_bytes": 100, "lane": LaneLimits(size=50)},
+        {"total": LaneLimits(size=1000)},
+    ],
+)
+def test_a_config_that_cannot_work_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig):
+        WriterConfig(**config)
+
+
+def test_a_slow_sync_leaves_the_event_loop_turning() -> None:
+    """On a real loop and a real thread: the sync ends only when the loop has turned 1,000 times."""
+    synced = threading.Event()
+
+    async def main() -> int:
+        turns = 0
+        async with Log(MemoryWal(sync=lambda: assert_set(synced))) as log:
+            waiter = log.append(1, b"x")
+            while turns < 1000:
+                await asyncio.sleep(0)
+                turns += 1
+                assert not waiter.done(), "acknowledged before its sync"
+            synced.set()
+            assert await waiter == 1
+        return turns
+
+    def assert_set(event: threading.Event) -> None:
+        assert event.wait(30)
+
+    assert asyncio.run(main()) == 1000
