@@ -1,0 +1,52 @@
+"""Pages that are kept at the root of the repository, and tests that pages rely on.
+
+`README.md` is the front page, where people look first. Its links are relative to the root, so they
+are turned to what the same thing is called here; a link to a file that is not part of the
+documentation keeps its text. A page that names a test in `code` is warned of if there is no such
+test, which fails a strict build.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    "index.md": "README.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "changelog.md": "CHANGELOG.md",
+}
+ADDRESSES = {name: page for page, name in PAGES.items()}
+LINK = re.compile(r"\[([^\]]+)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+TEST = re.compile(r"`(?:[\w/.]+::)?(test_\w+)`")
+
+logger = logging.getLogger("mkdocs.hooks.fairway")
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    kept_at_root = PAGES.get(page.file.src_uri)
+    if kept_at_root is not None:
+        markdown = LINK.sub(_turned, (ROOT / kept_at_root).read_text(encoding="utf-8"))
+    for name in sorted(set(TEST.findall(markdown)) - _tests()):
+        logger.warning("%s names %s, and there is no such test", page.file.src_uri, name)
+    return markdown
+
+
+def _turned(link: re.Match[str]) -> str:
+    text, address, anchor = link[1], link[2].removeprefix("./"), link[3] or ""
+    if address in ADDRESSES:
+        return f"[{text}]({ADDRESSES[address]}{anchor})"
+    if address.startswith("docs/") and address.endswith(".md"):
+        return f"[{text}]({address.removeprefix('docs/')}{anchor})"
+    return text
+
+
+@cache
+def _tests() -> frozenset[str]:
+    files = (ROOT / "tests").rglob("test_*.py")
+    texts = (path.read_text(encoding="utf-8") for path in files)
+    return frozenset(name for text in texts for name in re.findall(r"def (test_\w+)", text))
