@@ -6,9 +6,12 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import apsw
+
 from fairway.errors import Corrupt, FairwayError
 from fairway.storage.wal import DELETE, Entry, HardState, Operation, Tail
 from fairway.storage.wals.sqlite import SqliteWal
+from fairway.storage.wals.sqlite_shard import FRAME_SIZE
 from tests.support.history import NOTHING, Contents, contents
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ class State:
 
     directory: Path
     allowed: list[Snapshot]
+    frames_bytes: int
+    """How much of the -wal counts. What follows is left over from before it started over."""
 
 
 class Furnisher:
@@ -79,6 +84,12 @@ class Furnisher:
         for shard in self.wal._shards:
             shard.checkpoint(wait=True)
 
+    def frames_bytes(self) -> int:
+        (shard,) = self.wal._shards
+        assert shard._writer is not None
+        frames, _ = shard._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        return 32 + frames * FRAME_SIZE
+
     def snapshot(self) -> Snapshot:
         return snapshot(self.wal)
 
@@ -98,7 +109,8 @@ def states(scratch: Path, rng: random.Random, vfs: HookedVFS) -> dict[str, State
     result = {}
 
     def keep(name: str, *allowed: Snapshot) -> None:
-        result[name] = State(made.copy(scratch / name), list(allowed))
+        made.copy(scratch / name)
+        result[name] = State(scratch / name, list(allowed), made.frames_bytes())
 
     made.write(10)
     made.delete(3)
@@ -118,7 +130,7 @@ def states(scratch: Path, rng: random.Random, vfs: HookedVFS) -> dict[str, State
     made.write(2, largest=20)  # small ones: no page is added, which SQLite would notice
     end = made.snapshot()
     photograph(made, vfs, scratch / "half-moved", rng)
-    result["half-moved"] = State(scratch / "half-moved", [end])
+    result["half-moved"] = State(scratch / "half-moved", [end], made.frames_bytes())
     keep("moved", end)
 
     made.write(1)
@@ -128,11 +140,12 @@ def states(scratch: Path, rng: random.Random, vfs: HookedVFS) -> dict[str, State
         ends.append(made.snapshot())
     photograph(made, vfs, scratch / "half-moved-unsynced", rng)
     # What a checkpoint moves it has synced before.
-    result["half-moved-unsynced"] = State(scratch / "half-moved-unsynced", ends[-1:])
+    place = scratch / "half-moved-unsynced"
+    result["half-moved-unsynced"] = State(place, ends[-1:], made.frames_bytes())
 
     end = made.snapshot()
     made.wal.close()
-    keep("closed", end)
+    result["closed"] = State(made.copy(scratch / "closed"), [end], 0)
     return result
 
 
@@ -170,10 +183,13 @@ def flip_bit(path: Path, bit: int) -> None:
     path.write_bytes(raw)
 
 
-def random_bit(path: Path, rng: random.Random) -> int:
-    """Anywhere in the file, or, half the time, near its beginning where the headers are."""
+def random_bit(path: Path, state: State, rng: random.Random) -> int:
+    """Anywhere in the file, or near its beginning where the headers are, or where it counts."""
     size = path.stat().st_size
-    return rng.randrange(8 * (size if rng.random() < 0.5 else min(size, 128)))
+    zones = [size, min(size, 128)]
+    if path.name.endswith("-wal"):
+        zones.append(min(size, state.frames_bytes))
+    return rng.randrange(8 * rng.choice(zones))
 
 
 def look(directory: Path, allowed: list[Snapshot]) -> tuple[Outcome, FairwayError | None]:

@@ -155,7 +155,12 @@ class Lanes(Generic[K, T]):
 
         An item is never split: one that is larger than `size` leaves alone.
         """
-        queue = self._lanes[key].queue
+        lane = self._lanes[key]
+        queue = lane.queue
+        if len(queue) <= items and len(queue) == lane.depth and lane.size <= size:
+            everything = [item for item, _ in queue]
+            queue.clear()
+            return Drained(key, everything, lane.size)
         taken: list[T] = []
         taken_size = 0
         while queue and len(taken) < items:

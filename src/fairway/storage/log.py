@@ -142,7 +142,10 @@ class Log:
         with nothing accepted, `Backpressure`, `Closing` or `InvalidOperation`; awaiting may raise
         `WriteFailed` (nothing was written) or `OutcomeUnknown`.
         """
-        return self._open_writer().append(partition, payload, term=term, durability=durability)
+        writer = self._writer
+        if writer is None:
+            raise self._refusal
+        return writer.append(partition, payload, term, durability)
 
     def submit(
         self,

@@ -72,8 +72,7 @@ class WriterTelemetry:
         for part in group:
             operations += len(part.items)
             oldest_ns = min(oldest_ns, part.items[0].accepted_ns)
-            for item in part.items:
-                entries += len(item.operation.entries)
+            entries += sum([len(item.operation[0]) for item in part.items])
         self._groups.add()
         self._operations.add(operations)
         self._entries.add(entries)

@@ -234,7 +234,10 @@ class Wal(Protocol):
         ...
 
 
+PARTITION_FACTOR, KEY_FACTOR, TERM_FACTOR = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
+
+
 def checksum(partition: int, key: int, term: int, payload: bytes) -> int:
     """What is stored beside an entry, so that damage and misplacement are noticed on reading."""
-    seed = (partition * 0x9E3779B1 ^ key * 0x85EBCA77 ^ term * 0xC2B2AE3D) & 0xFFFFFFFF
-    return crc32(payload, seed)
+    seed = partition * PARTITION_FACTOR ^ key * KEY_FACTOR ^ term * TERM_FACTOR
+    return crc32(payload, seed & 0xFFFFFFFF)

@@ -199,7 +199,6 @@ class FairWriter:
         self,
         partition: int,
         payload: bytes,
-        *,
         term: int = 0,
         durability: Durability = Durability.FSYNC,
     ) -> asyncio.Future[int]:
@@ -215,10 +214,17 @@ class FairWriter:
             or key > INT_MAX
             or type(payload) is not bytes
             or len(payload) > MIB
+            or durability is Durability.MEMORY
         ):
             return self.submit(partition, operation, durability=durability)
-        size = len(payload) + ENTRY_OVERHEAD
-        return self._accept(partition, state, operation, size, key, state.floor, durability, False)
+        # The common case, without the calls: everything else goes the long way round.
+        waiter = self._create_future()
+        now_ns = self._now_ns()
+        sync = durability is Durability.FSYNC
+        item = _Pending(operation, key, state.floor, waiter, sync, now_ns)
+        self._service.offer(partition, item, len(payload) + ENTRY_OVERHEAD, now_ns)
+        state.last_key = key
+        return waiter
 
     def tail(self, partition: int) -> Tail:
         """Where the partition ends once everything accepted is written (its last term aside)."""

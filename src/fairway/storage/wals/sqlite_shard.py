@@ -186,13 +186,13 @@ class Shard:
         return {}
 
     def _apply(self, connection: apsw.Connection, group: Group, sync: bool) -> bool:
-        plain = tables.is_plain(group)
-        sync = sync or (not plain and tables.has_hard_state(group))
+        rows = tables.plain_rows(group, self._groups + 1)
+        sync = sync or (rows is None and tables.has_hard_state(group))
         if sync is not self._full_sync:
             connection.pragma("synchronous", "FULL" if sync else "NORMAL")
             self._full_sync = sync
-        if plain:
-            tables.append_plain(connection, group, self._groups + 1)
+        if rows is not None:
+            tables.append_plain(connection, rows)
         else:
             self._deleted |= tables.apply_mixed(connection, group, self._groups + 1)
         return sync
