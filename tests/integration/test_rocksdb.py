@@ -188,9 +188,11 @@ def look() -> Iterator[Looker]:
         yield looker
 
 
-def stores(directory: Path, kind: type[RocksdbWal], groups: int) -> tuple[Path, Path, str]:
+def stores(
+    directory: Path, kind: type[RocksdbWal], groups: int, memtable_bytes: int = SMALL
+) -> tuple[Path, Path, str]:
     """A store copied while it lived, the same one closed, and the digest of what it holds."""
-    with closing(kind(directory / "closed", memtable_bytes=SMALL)) as wal:
+    with closing(kind(directory / "closed", memtable_bytes=memtable_bytes)) as wal:
         wal.open()
         rocksdb_process.build(wal, groups)
         copy_live(directory / "closed", directory / "live")
@@ -218,7 +220,8 @@ def test_one_flipped_bit_anywhere_is_refused_or_harmless(
 ) -> None:
     rng = campaign.random()
     tally = campaign.tally
-    live, closed, digest = stores(tmp_path, RocksdbWal, 130)
+    # Few table files: RocksDB would compact many at once, and rests for a second after damage.
+    live, closed, digest = stores(tmp_path, RocksdbWal, 130, 3 * SMALL)
     for store in (live, closed):
         for target in files(store):
             kind = target.suffix if target.suffix in (".log", ".sst") else target.stem.split("-")[0]
@@ -318,6 +321,18 @@ def test_segments_are_trimmed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with raw(tmp_path) as rows:
         segments = {key for key in rows.keys() if key.startswith(b"\xffS")}  # noqa: SIM118
     assert 3 <= len(segments) <= 6
+
+
+@pytest.mark.parametrize("file", ["rocksdb/MANIFEST-*", "rocksdb/CURRENT", "rocksdb-log/*.log"])
+def test_a_damaged_file_is_named_at_opening(tmp_path: Path, file: str) -> None:
+    with opened(tmp_path / "log") as wal:
+        wal.write({1: append(1)}, sync=True)
+        copy_live(tmp_path / "log", tmp_path / "live")
+    (path,) = (tmp_path / "live").glob(file)
+    flip(path, 10, 3)
+    with pytest.raises(Corrupt) as refusal:
+        RocksdbWal(tmp_path / "live").open()
+    assert refusal.value.place == str(path)
 
 
 def test_missing_files_are_noticed(tmp_path: Path) -> None:

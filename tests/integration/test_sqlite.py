@@ -277,6 +277,47 @@ def test_power_loss_after_a_checkpoint_that_a_reader_cut_short_is_no_corruption(
     wal.close()
 
 
+@pytest.mark.parametrize("occasion", ["beside", "alone", "close", "open"])
+def test_what_a_checkpoint_moves_is_synced_and_marked_before(
+    occasion: str, tmp_path: Path, vfs: HookedVFS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the first page is moved the file needs every frame, also those nobody had synced."""
+    home = tmp_path / "log"
+    log = home / "shard-0-of-1.db-wal"
+    synced, seen = [], []
+    sync_data = sqlite_walfile.sync_data
+    monkeypatch.setattr(
+        sqlite_walfile, "sync_data", lambda fd: (synced.append(log.stat().st_size), sync_data(fd))
+    )
+
+    def watch(step: str, path: str) -> None:
+        if step == "write" and path.endswith(".db"):
+            mark = watermark.Watermark(home / "shard-0-of-1.mark")
+            mark.open()
+            mark.close()
+            seen.append((mark.value, mark.note, synced[-1:]))
+
+    wal = opened(home)
+    for key in range(1, 6):
+        put(wal, 1, key, sync=False)
+    groups, size = wal._shards[0].groups, log.stat().st_size
+    generation = sqlite_walfile.generation(str(home / "shard-0-of-1.db"))
+    vfs.hook = watch
+    if occasion == "beside":
+        checkpoint(wal)
+    elif occasion == "alone":
+        wal._shards[0].checkpoint(wait=True)
+    elif occasion == "open":
+        shutil.copytree(home, tmp_path / "killed")
+        home = tmp_path / "killed"
+        opened(home).close()
+        home = tmp_path / "log"
+        vfs.hook = lambda step, path: None
+    wal.close()
+    assert seen
+    assert set(map(str, seen)) == {str((groups, generation, [size]))}
+
+
 def test_groups_are_synced_when_asked_and_not_otherwise(tmp_path: Path, vfs: HookedVFS) -> None:
     syncs = []
     wal = opened(tmp_path)

@@ -219,6 +219,7 @@ class SlowLane:
     waiting: list[tuple[object, int]] = field(default_factory=list)
     flying: list[tuple[object, int]] = field(default_factory=list)
     settled: list[tuple[int, int]] = field(default_factory=list)
+    room: int = 0
 
     @property
     def depth(self) -> int:
@@ -298,6 +299,7 @@ class SlowLanes:
         gone = lane.waiting[: max(fitting)]
         del lane.waiting[: max(fitting)]
         lane.flying += gone
+        lane.room = len(gone) if lane.waiting else items
         return Drained(key, [item for item, _ in gone], sum(size for _, size in gone))
 
     def withdraw(self, key: str) -> list[object]:
@@ -311,7 +313,8 @@ class SlowLanes:
         lane = self.lanes[drained.key]
         lane.flying = [pair for pair in lane.flying if pair[0] not in drained.items]
         if drained.items:
-            pace = (max(now_ns - lane.woke_ns, 0), len(drained.items))
+            pace = (max(now_ns - lane.woke_ns, 0), max(len(drained.items), lane.room))
+            lane.room = 0
             lane.settled.append(pace)
             self.settled.append(pace)
             lane.woke_ns = now_ns

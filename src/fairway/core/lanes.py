@@ -82,13 +82,14 @@ class _Pace:
 
 
 class _Lane(Generic[T]):
-    __slots__ = ("depth", "pace", "queue", "settled_ns", "size")
+    __slots__ = ("depth", "pace", "queue", "room", "settled_ns", "size")
 
     def __init__(self) -> None:
         self.queue: deque[tuple[T, int]] = deque()
         self.depth = 0  # waiting and in flight
         self.size = 0
         self.pace = _Pace()
+        self.room = 0  # how many items the last drain would have taken of a full lane
         self.settled_ns = 0  # when items last left, or when the first came
 
 
@@ -160,6 +161,7 @@ class Lanes(Generic[K, T]):
         if len(queue) <= items and len(queue) == lane.depth and lane.size <= size:
             everything = [item for item, _ in queue]
             queue.clear()
+            lane.room = items
             return Drained(key, everything, lane.size)
         taken: list[T] = []
         taken_size = 0
@@ -170,6 +172,7 @@ class Lanes(Generic[K, T]):
             queue.popleft()
             taken.append(item)
             taken_size += item_size
+        lane.room = len(taken) if queue else items
         return Drained(key, taken, taken_size)
 
     def withdraw(self, key: K) -> list[T]:
@@ -192,8 +195,12 @@ class Lanes(Generic[K, T]):
         assert len(lane.queue) + count <= lane.depth, "more was settled than drained"
         if count:
             busy_ns = max(now_ns - lane.settled_ns, 0)
-            lane.pace.note(busy_ns, count)
-            self._pace.note(busy_ns, count)
+            # A lane that was emptied could have given more in the same time, most of which goes
+            # into one sync. Judged by what it gave, a quiet lane would look slow once it is full.
+            could = max(count, lane.room)
+            lane.room = 0
+            lane.pace.note(busy_ns, could)
+            self._pace.note(busy_ns, could)
             lane.settled_ns = now_ns
         lane.depth -= count
         lane.size -= size

@@ -237,7 +237,8 @@ def test_a_lane_not_seen_yet_borrows_the_pace_of_the_others() -> None:
 def test_idle_time_is_not_drain_time() -> None:
     made = lanes(items=40, size=1000)
     fill(made, "a", 4, now_ns=0)
-    made.settle("a", 4, drain_all(made, "a").size, 8 * MS)  # 2 ms an item, then an hour of nothing
+    # 2 ms an item, then an hour of nothing.
+    made.settle("a", 4, made.drain("a", items=4, size=100).size, 8 * MS)
     now_ns = 3600 * SECOND
     fill(made, "a", 40, now_ns=now_ns)
     assert refused(made, "a", now_ns) == 20 * MS
@@ -260,6 +261,16 @@ def test_a_few_small_groups_do_not_outweigh_a_large_one() -> None:
     made.settle("a", len(drained.items), drained.size, now_ns + 2 * MS)
     fill(made, "a", 256, now_ns=now_ns)
     assert 2 * MS <= refused(made, "a", now_ns) <= 4 * MS  # a quarter is one more group
+
+
+def test_a_quiet_lane_does_not_look_slow_once_it_is_full() -> None:
+    made = lanes(items=1024, size=10**6)
+    for number in range(20):
+        fill(made, "a", 1, now_ns=number * 2 * MS)
+        drained = made.drain("a", items=256, size=10**6)
+        made.settle("a", len(drained.items), drained.size, (number + 1) * 2 * MS)
+    fill(made, "a", 1024, now_ns=SECOND)
+    assert refused(made, "a", SECOND) == 2 * MS  # a quarter is one turn of 256
 
 
 def test_the_pace_of_late_counts_most() -> None:

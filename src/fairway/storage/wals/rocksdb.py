@@ -182,9 +182,14 @@ class RocksdbWal:
                 access.read_only(False) if read_only else access.read_write(),
             )
         except Exception as error:
-            # RocksDB names the file, unless it is a log file.
-            logs = list(self._log_home.glob("*.log"))
-            raise corrupt(error, str(logs[0] if len(logs) == 1 else self._log_home)) from error
+            raise corrupt(error, str(self._suspect(str(error)))) from error
+
+    def _suspect(self, complaint: str) -> Path:
+        """The file that RocksDB means when it opens and names none: CURRENT or a log file."""
+        if "CURRENT" in complaint:
+            return self._home / "CURRENT"
+        logs = list(self._log_home.glob("*.log"))
+        return logs[0] if len(logs) == 1 else self._log_home
 
     def _load(self, view: View, synced: int) -> None:
         """Read what is kept in memory: O(partitions). Refuse a store that is not all there."""
