@@ -154,8 +154,9 @@ def test_memory_resolves_at_once_and_a_group_syncs_only_if_a_member_asks(place: 
             for _ in range(50):
                 await log.append(0, b"", durability=Durability.DISK)
             unsynced = wal.syncs - before  # type: ignore[attr-defined]
-            assert unsynced <= 5, "upkeep may sync a few times; the groups did not ask"
+            assert unsynced < 25  # upkeep may sync now and then; the groups did not ask
             groups = log.statistics()[0].syncs
+            assert groups == 1
             for _ in range(50):
                 await log.append(0, b"", durability=Durability.FSYNC)
             assert wal.syncs - before - unsynced >= 50  # type: ignore[attr-defined]

@@ -14,7 +14,6 @@ import pytest
 from fairway.errors import (
     AlreadyOwned,
     Corrupt,
-    FairwayError,
     InvalidConfig,
     OutcomeUnknown,
     UnknownFormat,
@@ -316,6 +315,34 @@ def test_what_a_checkpoint_moves_is_synced_and_marked_before(
     wal.close()
     assert seen
     assert set(map(str, seen)) == {str((groups, generation, [size]))}
+
+
+def test_a_checkpoint_leaves_groups_alone_that_come_while_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are neither synced nor on the mark, so their pages must stay where they are."""
+    wal = opened(tmp_path)
+    (shard,) = wal._shards
+    sync_data = sqlite_walfile.sync_data
+    put(wal, 1, 1, sync=False)
+    marked = shard.groups
+
+    def sync_and_write(fd: int) -> None:
+        sync_data(fd)
+        put(wal, 1, 2, sync=False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite_walfile, "sync_data", sync_and_write)
+        checkpoint(wal)
+    assert shard._writer is not None
+    frames, moved = shard._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+    assert 0 < moved < frames
+    assert shard._mark.value == marked < shard.groups
+    checkpoint(wal)
+    frames, moved = shard._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+    assert frames == moved
+    assert shard._mark.value == shard.groups
+    wal.close()
 
 
 def test_groups_are_synced_when_asked_and_not_otherwise(tmp_path: Path, vfs: HookedVFS) -> None:
@@ -769,8 +796,3 @@ def test_readers_never_see_a_tail_that_never_was(campaign: Campaign, tmp_path: P
             thread.join()
     assert not broken
     wal.close()
-
-
-def test_every_refusal_is_a_fairway_error() -> None:
-    for error in (AlreadyOwned, Corrupt, UnknownFormat, InvalidConfig, WriteFailed, OutcomeUnknown):
-        assert issubclass(error, FairwayError)

@@ -9,7 +9,7 @@ what comes of it and not by a gauge or by the machine's own `check`.
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from hypothesis import event, given
@@ -307,14 +307,11 @@ class ForgetsBytes(Planted):
     breaks = "exactly what fits"
 
     class lanes_type(Lanes[str, Item]):
-        def offer(
-            self, key: str, item: Item, size: int, now_ns: int, *, finishing: bool = False
-        ) -> Refusal | None:
-            refusal = super().offer(key, item, size, now_ns, finishing=finishing)
-            if refusal is None:
-                self.size -= size
-                self._lanes[key].size -= size
-            return refusal
+        def __init__(self, limits: LaneLimits, *, total: LaneLimits | None, **more: Any) -> None:
+            endless = {"size": 10**9}
+            lane = LaneLimits(items=limits.items, **endless)
+            every = LaneLimits(items=total.items, **endless) if total is not None else None
+            super().__init__(lane, total=every, **more)
 
         def settle(self, key: str, count: int, size: int, now_ns: int) -> bool:
             return super().settle(key, count, 0, now_ns)

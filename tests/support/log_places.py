@@ -6,6 +6,7 @@ A place is `KIND:DIRECTORY`, with a kind from `KINDS`.
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,10 @@ class MemoryUse:
         self.samples: list[int] = []
 
     def sample(self) -> None:
-        with open("/proc/self/statm", "rb") as file:
-            pages = int(file.read().split()[1])
-        self.samples.append(pages * os.sysconf("SC_PAGE_SIZE"))
+        try:
+            with open("/proc/self/statm", "rb") as file:
+                pages = int(file.read().split()[1])
+        except FileNotFoundError:  # macOS tells only the most there ever was, which will do
+            self.samples.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        else:
+            self.samples.append(pages * os.sysconf("SC_PAGE_SIZE"))

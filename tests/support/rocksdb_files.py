@@ -29,6 +29,16 @@ class FewFlushes(RocksdbWal):
         return options
 
 
+class Resting(RocksdbWal):
+    """Never compacts table files. RocksDB does when it closes, and waits a second if they are
+    damaged."""
+
+    def _options(self) -> Any:
+        options = super()._options()
+        options.set_disable_auto_compactions(True)
+        return options
+
+
 class Record(NamedTuple):
     """A piece of a log record: where its head is, and how long its body."""
 

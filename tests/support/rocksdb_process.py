@@ -21,6 +21,7 @@ from fairway.errors import FairwayError
 from fairway.storage.wal import DELETE, Entry, HardState, Operation, Wal
 from fairway.storage.wals.rocksdb import RocksdbWal
 from tests.support.history import contents
+from tests.support.rocksdb_files import Resting
 
 PARTITIONS = 4
 HANGS_AFTER_S = 60
@@ -105,7 +106,7 @@ def look() -> None:
 
 def outcome(directory: Path) -> tuple[str, str]:
     """What opening and reading a store comes to: its digest, or how it was refused."""
-    wal = RocksdbWal(directory)
+    wal = Resting(directory)
     try:
         return "read", digest(wal, wal.open())
     except FairwayError as error:

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fairway.core.turns import Turns
 
@@ -257,7 +257,13 @@ class Ready(Generic[K, B]):
             assert all(self._waiting[wait.key] is wait for wait in live)
             assert [wait.order for wait in band.began] == sorted(w.order for w in band.began)
             assert all(wait.band.name == name for wait in live)
+            assert _is_heap(band.moved), "the eldest of those moved is not first"
         assert sum(band.live for band in self._bands.values()) == len(self._waiting)
+        assert _is_heap(self._due), "the earliest due time is not first"
         dues = {(wait, due_ns) for due_ns, _, wait in self._due}
         for wait in self._waiting.values():
             assert wait.due_ns is None or (wait, wait.due_ns) in dues, "a due time was lost"
+
+
+def _is_heap(items: list[Any]) -> bool:
+    return not any(items[at] < items[(at - 1) // 2] for at in range(1, len(items)))

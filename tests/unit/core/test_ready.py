@@ -304,6 +304,7 @@ def test_a_clock_that_steps_back_only_delays_what_is_due() -> None:
         "ready._bands['low'].began.reverse()",
         "ready._waiting.pop('b')",
         "ready._due.clear()",
+        "ready._due.reverse()",
         "ready._turns._active_count = 0",
     ],
 )
