@@ -307,20 +307,9 @@ class ForgetsBytes(Planted):
     breaks = "exactly what fits"
 
     class lanes_type(Lanes[str, Item]):
-        def __init__(self, limits: LaneLimits, *, total: LaneLimits | None, **more: Any) -> None:
-            endless = {"size": 10**9}
-            lane = LaneLimits(items=limits.items, **endless)
-            every = LaneLimits(items=total.items, **endless) if total is not None else None
-            super().__init__(lane, total=every, **more)
-
-        def settle(self, key: str, count: int, size: int, now_ns: int) -> bool:
-            return super().settle(key, count, 0, now_ns)
-
-        def withdraw(self, key: str) -> list[Item]:
-            lane, waits = self._lanes[key], sum(size for _, size in self._lanes[key].queue)
-            self.size += waits
-            lane.size += waits
-            return super().withdraw(key)
+        def __init__(self, limits: LaneLimits, *, total: LaneLimits, **more: Any) -> None:
+            endless, both = LaneLimits(items=limits.items), LaneLimits(items=total.items)
+            super().__init__(endless, total=both, **more)
 
 
 class ForgetsWhatIsInFlight(Planted):
@@ -339,7 +328,7 @@ class ForgetsWhatIsInFlight(Planted):
             return drained
 
         def settle(self, key: str, count: int, size: int, now_ns: int) -> bool:
-            return super().settle(key, 0, 0, now_ns)
+            return key in self._lanes and super().settle(key, 0, 0, now_ns)
 
 
 class OffByOne(Planted):
@@ -375,7 +364,8 @@ class RefusesAndKeeps(Planted):
         ) -> Refusal | None:
             refusal = super().offer(key, item, size, now_ns, finishing=finishing)
             if refusal is not None and key in self._lanes:
-                self._lanes[key].queue.append((item, size))
+                self._lanes[key].queue.append(item)
+                self._lanes[key].sizes.append(size)
                 self._lanes[key].depth += 1
             return refusal
 
@@ -388,6 +378,7 @@ class LastInFirstOut(Planted):
     class lanes_type(Lanes[str, Item]):
         def drain(self, key: str, *, items: int, size: int) -> Drained[str, Item]:
             self._lanes[key].queue.rotate(1)
+            self._lanes[key].sizes.rotate(1)
             return super().drain(key, items=items, size=size)
 
 
@@ -400,7 +391,8 @@ class ServesTwice(Planted):
         def drain(self, key: str, *, items: int, size: int) -> Drained[str, Item]:
             drained = super().drain(key, items=items, size=size)
             lane, again = self._lanes[key], drained.items[-1]
-            lane.queue.appendleft((again, again[1]))
+            lane.queue.appendleft(again)
+            lane.sizes.appendleft(again[1])
             lane.depth += 1
             lane.size += again[1]
             return drained
@@ -416,6 +408,7 @@ class LosesWhatDidNotFit(Planted):
             drained = super().drain(key, items=items, size=size)
             if len(drained.items) < items and len(self._lanes[key].queue) > 1:
                 self._lanes[key].queue.popleft()
+                self._lanes[key].sizes.popleft()
             return drained
 
 

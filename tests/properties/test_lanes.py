@@ -52,7 +52,7 @@ def state(lanes: Lanes[str, int]) -> object:
         (lanes._pace.busy_ns, lanes._pace.settled),
         {
             key: (
-                list(lane.queue),
+                list(zip(lane.queue, lane.sizes, strict=True)),
                 lane.depth,
                 lane.size,
                 lane.settled_ns,

@@ -4,9 +4,10 @@ Decides whether an item may enter and which items leave together. What was drain
 against the bounds until it is settled, so memory is bounded whatever the store is doing. Which key
 goes first is `ready`'s business; raising the refusal as an error is the shell's.
 
-A refusal says when to come back: when a quarter of the lane will have drained, at the pace at which
-it was seen draining while it had something, so that those who come back find room for more than one
-of them. A lane that was not seen yet borrows the pace of the others.
+A refusal says when to come back: when a quarter of the lane will have drained, so that those who
+come back find room for more than one of them. The pace is measured while the lane has something; a
+turn that emptied it counts with as many items as it had room for. A lane that was not seen draining
+yet borrows the pace of the others.
 """
 
 from __future__ import annotations
@@ -82,10 +83,11 @@ class _Pace:
 
 
 class _Lane(Generic[T]):
-    __slots__ = ("depth", "pace", "queue", "room", "settled_ns", "size")
+    __slots__ = ("depth", "pace", "queue", "room", "settled_ns", "size", "sizes")
 
     def __init__(self) -> None:
-        self.queue: deque[tuple[T, int]] = deque()
+        self.queue: deque[T] = deque()
+        self.sizes: deque[int] = deque()  # of the items in `queue`; a pair each would cost more
         self.depth = 0  # waiting and in flight
         self.size = 0
         self.pace = _Pace()
@@ -111,6 +113,7 @@ class Lanes(Generic[K, T]):
         if min(reserve) < 0:
             raise ValueError("a reserve is not negative")
         self._limits = limits
+        self._items_max, self._size_max = limits.items, limits.size
         self._total_limits = total
         self._reserve = reserve
         self._lanes: dict[K, _Lane[T]] = {}
@@ -129,6 +132,25 @@ class Lanes(Generic[K, T]):
         lane = self._lanes.get(key)
         if lane is None:
             lane = _Lane()
+        depth = lane.depth
+        used = lane.size + size
+        # One comparison each for the common case; why not is found out only if it is refused.
+        if finishing or depth >= self._items_max or used > self._size_max or self._total_limits:
+            refusal = self._check_limits(key, lane, size, finishing)
+            if refusal is not None:
+                return refusal
+        if not depth:
+            self._lanes[key] = lane
+            lane.settled_ns = now_ns  # busy from now on: the drain rate is measured over busy time
+        lane.queue.append(item)
+        lane.sizes.append(size)
+        lane.depth = depth + 1
+        lane.size = used
+        self.depth += 1
+        self.size += size
+        return None
+
+    def _check_limits(self, key: K, lane: _Lane[T], size: int, finishing: bool) -> Refusal | None:
         items_over, size_over = self._reserve if finishing else NO_RESERVE
         limits = self._limits
         if lane.depth >= limits.items + items_over:
@@ -141,14 +163,6 @@ class Lanes(Generic[K, T]):
                 return self._refusal(key, lane, f"{total.items} items in all lanes", shared=True)
             if self.size + size > total.size + size_over:
                 return self._refusal(key, lane, f"{total.size} bytes in all lanes", shared=True)
-        if not lane.depth:
-            self._lanes[key] = lane
-            lane.settled_ns = now_ns  # busy from now on: the drain rate is measured over busy time
-        lane.queue.append((item, size))
-        lane.depth += 1
-        lane.size += size
-        self.depth += 1
-        self.size += size
         return None
 
     def drain(self, key: K, *, items: int, size: int) -> Drained[K, T]:
@@ -157,30 +171,30 @@ class Lanes(Generic[K, T]):
         An item is never split: one that is larger than `size` leaves alone.
         """
         lane = self._lanes[key]
-        queue = lane.queue
+        queue, sizes = lane.queue, lane.sizes
         if len(queue) <= items and len(queue) == lane.depth and lane.size <= size:
-            everything = [item for item, _ in queue]
+            everything = list(queue)
             queue.clear()
+            sizes.clear()
             lane.room = items
             return Drained(key, everything, lane.size)
         taken: list[T] = []
         taken_size = 0
         while queue and len(taken) < items:
-            item, item_size = queue[0]
-            if taken_size + item_size > size and taken:
+            if taken_size + sizes[0] > size and taken:
                 break
-            queue.popleft()
-            taken.append(item)
-            taken_size += item_size
+            taken.append(queue.popleft())
+            taken_size += sizes.popleft()
         lane.room = len(taken) if queue else items
         return Drained(key, taken, taken_size)
 
     def withdraw(self, key: K) -> list[T]:
         """Take out everything that waits in a lane and settle it at once: it will not be done."""
         lane = self._lanes[key]
-        items = [item for item, _ in lane.queue]
-        size = sum(size for _, size in lane.queue)
+        items = list(lane.queue)
+        size = sum(lane.sizes)
         lane.queue.clear()
+        lane.sizes.clear()
         lane.depth -= len(items)
         lane.size -= size
         self.depth -= len(items)
@@ -244,7 +258,8 @@ class Lanes(Generic[K, T]):
         assert self.size == sum(lane.size for lane in self._lanes.values())
         for lane in self._lanes.values():
             assert len(lane.queue) <= lane.depth <= self._limits.items + items_over
-            assert sum(size for _, size in lane.queue) <= lane.size
+            assert len(lane.queue) == len(lane.sizes)
+            assert sum(lane.sizes) <= lane.size
             assert lane.size <= self._limits.size + size_over
             assert lane.depth > 0, "an empty lane is forgotten"
         if self._total_limits is not None:

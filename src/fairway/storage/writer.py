@@ -370,8 +370,11 @@ class FairWriter:
         state.written_floor = newest.floor
         for item in part.items:
             waiter = item.waiter
-            if waiter is not None and not waiter.done():
-                waiter.set_result(item.last_key)
+            if waiter is not None:
+                try:
+                    waiter.set_result(item.last_key)
+                except asyncio.InvalidStateError:  # cancelled; asking each first would cost more
+                    continue
 
     def _fail(self, part: Drained[int, _Pending], failure: FairwayError) -> None:
         for item in part.items:

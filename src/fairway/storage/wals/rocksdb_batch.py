@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
-from fairway.storage.wal import Entry, checksum
+from fairway.storage.wal import KEY_FACTOR, PARTITION_FACTOR, TERM_FACTOR, Entry
 from fairway.storage.wals.rocksdb_rows import (
     DEAD,
     ENTRY,
@@ -64,6 +65,7 @@ def put_group(
     for partition, operations in group.items():
         before = parts.get(partition, Part())
         space, last_key, last_term, floor, last_entry = before
+        salt = partition * PARTITION_FACTOR
         for index, operation in enumerate(operations):
             entries, meta, truncate, compact, hard_state, delete = operation
             if delete:
@@ -82,7 +84,8 @@ def put_group(
                 cut = Part(space, last_key, floor=floor)
                 last_entry, last_term = _last_entry(cut, before, operations[:index], reading)
             for key, payload, last_term in entries:
-                check = checksum(partition, key, last_term, payload)
+                seed = salt ^ key * KEY_FACTOR ^ last_term * TERM_FACTOR  # `checksum`, spelled out
+                check = crc32(payload, seed & 0xFFFFFFFF)
                 put(key_of(space, ENTRY, key), head_of(last_term, last_entry, check) + payload)
                 last_key = last_entry = key
             if compact is not None and compact > floor:
