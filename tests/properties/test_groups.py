@@ -238,7 +238,7 @@ class NeverWakes(Planted):
     breaks = "could have joined"
 
     def offer(
-        self, key: str, item: Item, size: int, now_ns: int, *, finishing: bool = False
+        self, key: str, item: Item, size: int, now_ns: int, finishing: bool = False
     ) -> Refusal | None:
         if item[0] % 7:
             return super().offer(key, item, size, now_ns, finishing=finishing)
@@ -348,7 +348,7 @@ class OpenReserve(Planted):
     breaks = "exactly what fits"
 
     def offer(
-        self, key: str, item: Item, size: int, now_ns: int, *, finishing: bool = False
+        self, key: str, item: Item, size: int, now_ns: int, finishing: bool = False
     ) -> Refusal | None:
         return super().offer(key, item, size, now_ns, finishing=True)
 
@@ -360,7 +360,7 @@ class RefusesAndKeeps(Planted):
 
     class lanes_type(Lanes[str, Item]):
         def offer(
-            self, key: str, item: Item, size: int, now_ns: int, *, finishing: bool = False
+            self, key: str, item: Item, size: int, now_ns: int, finishing: bool = False
         ) -> Refusal | None:
             refusal = super().offer(key, item, size, now_ns, finishing=finishing)
             if refusal is not None and key in self._lanes:

@@ -265,7 +265,7 @@ class SlowLanes:
         return sum(lane.size for lane in self.lanes.values())
 
     def offer(
-        self, key: str, item: object, size: int, now_ns: int, *, finishing: bool = False
+        self, key: str, item: object, size: int, now_ns: int, finishing: bool = False
     ) -> Refusal | None:
         lane = self.lanes.get(key, SlowLane(now_ns))
         more_items, more_bytes = self.reserve if finishing else (0, 0)
@@ -343,7 +343,7 @@ class SlowGroups:
         self.held: set[str] = set()
 
     def offer(
-        self, key: str, item: object, size: int, now_ns: int, *, finishing: bool = False
+        self, key: str, item: object, size: int, now_ns: int, finishing: bool = False
     ) -> Refusal | None:
         refusal = self.lanes.offer(key, item, size, now_ns, finishing=finishing)
         if refusal is None and key not in self.line and key not in self.held:

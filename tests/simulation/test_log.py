@@ -188,9 +188,9 @@ def bytes_are_not_counted() -> Iterator[None]:
     offer = Lanes.offer
 
     def weightless(
-        self: Lanes[Any, Any], key: Any, item: Any, size: int, now_ns: int, **options: Any
+        self: Lanes[Any, Any], key: Any, item: Any, size: int, now_ns: int, *finishing: Any
     ) -> Any:
-        return offer(self, key, item, 0, now_ns, **options)
+        return offer(self, key, item, 0, now_ns, *finishing)
 
     with patch.object(Lanes, "offer", weightless):
         yield

@@ -51,10 +51,10 @@ class Groups(Generic[K, T]):
         return len(self._ready)
 
     def offer(
-        self, key: K, item: T, size: int, now_ns: int, *, finishing: bool = False
+        self, key: K, item: T, size: int, now_ns: int, finishing: bool = False
     ) -> Refusal | None:
         """Accept an item, or say why not (then nothing changed)."""
-        refusal = self._lanes.offer(key, item, size, now_ns, finishing=finishing)
+        refusal = self._lanes.offer(key, item, size, now_ns, finishing)
         if refusal is None:
             self._ready.mark(key, "", now_ns)
         return refusal

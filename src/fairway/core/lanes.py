@@ -126,7 +126,7 @@ class Lanes(Generic[K, T]):
         return len(self._lanes)
 
     def offer(
-        self, key: K, item: T, size: int, now_ns: int, *, finishing: bool = False
+        self, key: K, item: T, size: int, now_ns: int, finishing: bool = False
     ) -> Refusal | None:
         """Append `item` to the lane of `key`, or say why not. A refused offer changed nothing."""
         lane = self._lanes.get(key)

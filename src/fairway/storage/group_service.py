@@ -67,12 +67,12 @@ class GroupService(Generic[T]):
         self._closing = False
 
     def offer(
-        self, partition: int, item: T, size: int, now_ns: int, *, finishing: bool = False
+        self, partition: int, item: T, size: int, now_ns: int, finishing: bool = False
     ) -> None:
         """Accept `item`, or raise `Backpressure` or `Closing` with nothing accepted."""
         if self._closing:
             raise Closing(f"{self.name} is closing")
-        refusal = self.groups.offer(partition, item, size, now_ns, finishing=finishing)
+        refusal = self.groups.offer(partition, item, size, now_ns, finishing)
         if refusal is not None:
             self.refused.add()
             raise Backpressure(

@@ -51,6 +51,12 @@ class Durability(IntEnum):
     """Synced: survives power loss."""
 
 
+MEMORY, FSYNC = (
+    Durability.MEMORY,
+    Durability.FSYNC,
+)  # a member costs more to look up than to compare
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterConfig:
     """How the writer bounds, groups and waits."""
@@ -214,13 +220,13 @@ class FairWriter:
             or key > INT_MAX
             or type(payload) is not bytes
             or len(payload) > MIB
-            or durability is Durability.MEMORY
+            or durability is MEMORY
         ):
             return self.submit(partition, operation, durability=durability)
         # The common case, without the calls: everything else goes the long way round.
         waiter = self._create_future()
         now_ns = self._now_ns()
-        sync = durability is Durability.FSYNC
+        sync = durability is FSYNC
         item = _Pending(operation, key, state.floor, waiter, sync, now_ns)
         self._service.offer(partition, item, len(payload) + ENTRY_OVERHEAD, now_ns)
         state.last_key = key
@@ -252,8 +258,8 @@ class FairWriter:
     ) -> asyncio.Future[int]:
         waiter = self._create_future()
         now_ns = self._now_ns()
-        quick = durability is Durability.MEMORY
-        sync = durability is Durability.FSYNC
+        quick = durability is MEMORY
+        sync = durability is FSYNC
         item = _Pending(operation, last_key, floor, None if quick else waiter, sync, now_ns)
         self._service.offer(partition, item, size, now_ns, finishing=finishing)
         state.last_key = last_key
