@@ -52,7 +52,7 @@ EVENTS = [
 ]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_promises_hold_under_every_interleaving(campaign: Campaign) -> None:
     for number in range(campaign.rounds(share=250, full=10_000)):
         simulate(campaign.seed + number, campaign.tally)

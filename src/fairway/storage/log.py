@@ -32,7 +32,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger("fairway.log")
 
-UPKEEP_S = 1.0  # often enough for leases of seconds; each checkpoint then has enough to move
+UPKEEP_S = (
+    0.2  # short, so that a checkpoint has little to move and no commit waits long for the disk
+)
 SWEEP_ROWS = 1000
 
 
