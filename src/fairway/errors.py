@@ -102,7 +102,7 @@ class AlreadyOwned(Stop):
 
     def __init__(self, place: str, *, pid: int | None) -> None:
         holder = f"process {pid}" if pid is not None else "another process"
-        super().__init__(f"{place} is in use by {holder}; a data directory has one owner")
+        super().__init__(f"{place} is in use by {holder}; a log has one owner")
         self.place = place
         self.pid = pid
 

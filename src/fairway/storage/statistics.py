@@ -30,6 +30,8 @@ class WriterStatistics:
     """Groups that asked for a sync."""
     refused: int
     failed: int
+    lost: int
+    """Operations acknowledged from memory (`Durability.MEMORY`) that failed afterwards."""
     group_operations: Distribution
     """How many operations a group had."""
     write_ns: Distribution
@@ -53,6 +55,7 @@ class WriterTelemetry:
         self._syncs = registry.counter("fairway_log_syncs", "Groups that were synced")
         self.refused = registry.counter("fairway_log_refused", "Operations refused, lane full")
         self._failed = registry.counter("fairway_log_failed", "Operations that failed")
+        self._lost = registry.counter("fairway_log_lost", "Acknowledged from memory, then failed")
         self._batch = registry.histogram(
             "fairway_log_group_operations", "Operations a group", SIZES
         )
@@ -84,6 +87,9 @@ class WriterTelemetry:
     def failed(self, operations: int) -> None:
         self._failed.add(operations)
 
+    def lost(self, operations: int) -> None:
+        self._lost.add(operations)
+
     def statistics(self, service: GroupService[Any]) -> WriterStatistics:
         return WriterStatistics(
             depths=service.groups.depths(),
@@ -95,6 +101,7 @@ class WriterTelemetry:
             syncs=self._syncs.value,
             refused=service.refused.value,
             failed=self._failed.value,
+            lost=self._lost.value,
             group_operations=self._batch.read(),
             write_ns=self._write_ns.read(),
             wait_ns=self._wait_ns.read(),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from fairway.errors import Corrupt
+from fairway.storage.sync import sync_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,11 +60,7 @@ class Watermark:
             os.pwrite(fd, blank.ljust(3 * _SLOT_BYTES, b"\0"), 0)
             os.fsync(fd)
             os.rename(draft, self._path)
-            directory = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            sync_directory(self._path.parent)
         except BaseException:
             os.close(fd)
             raise

@@ -8,6 +8,7 @@ operation of that partition fails with it: a log has no holes that its writer di
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from fairway.runtime.blocking import BlockingPool
     from fairway.runtime.telemetry import Telemetry
     from fairway.storage.wal import Wal
+
+logger = logging.getLogger("fairway.log")
 
 MIB = 1024 * 1024
 WRITE_LANE = LaneLimits(items=4096, size=64 * MIB)
@@ -217,6 +220,7 @@ class FairWriter:
         if (
             state.refusal
             or term
+            or type(partition) is not int
             or key > INT_MAX
             or type(payload) is not bytes
             or len(payload) > MIB
@@ -238,10 +242,11 @@ class FairWriter:
         return Tail(state.last_key, 0, state.floor) if state is not None else Tail()
 
     def _partition(self, partition: int) -> _Partition:
+        # The type first: 1.0 and True would find partition 1.
+        if type(partition) is not int or not 0 <= partition <= INT_MAX:
+            raise InvalidOperation(f"partition {partition!r} is not a number in range")
         state = self._partitions.get(partition)
         if state is None:
-            if type(partition) is not int or not 0 <= partition <= INT_MAX:
-                raise InvalidOperation(f"partition {partition!r} is not a number in range")
             state = self._partitions[partition] = _Partition(Tail(), exists=False)
         return state
 
@@ -390,6 +395,10 @@ class FairWriter:
         for item in behind:
             _resolve(item, consequence)
         self._telemetry.failed(len(part.items) + len(behind))
+        lost = sum(item.waiter is None for item in (*part.items, *behind))
+        if lost:  # chosen by whoever asked for no more than memory; yet it is counted and told
+            self._telemetry.lost(lost)
+            logger.warning("%d operations acknowledged from memory are lost: %s", lost, failure)
         state = self._partitions[part.key]
         state.last_key, state.floor = state.written_key, state.written_floor
         if isinstance(state.refusal, InvalidOperation):  # the delete was among what failed

@@ -236,14 +236,16 @@ def test_a_wrong_operation_is_refused_and_changes_nothing(
 
 def test_wrong_partitions_and_payloads_are_refused() -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
-        for partition in (-1, INT_MAX + 1, "1", 1.5):
+        await log.append(1, b"x")
+        for partition in (-1, INT_MAX + 1, "1", 1.5, 1.0, True):
             with pytest.raises(InvalidOperation, match="not a number in range"):
                 log.append(partition, b"")  # type: ignore[arg-type]
         with pytest.raises(InvalidOperation, match="bytes, not str"):
             log.append(1, "text")  # type: ignore[arg-type]
         with pytest.raises(InvalidOperation, match="out of range"):
             log.append(1, b"", term=-1)
-        assert log.partitions() == []
+        assert log.partitions() == [1]
+        assert len(await log.read(1)) == 1
 
     on_log(body)
 
@@ -323,6 +325,16 @@ def test_a_fenced_owner_is_told_so() -> None:
             await log.append(1, b"a")
 
     on_log(body)
+
+
+def test_what_only_memory_acknowledged_and_then_failed_is_counted() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        wal.answers = [lambda group: dict.fromkeys(group, WriteFailed("no space"))]
+        assert log.append(1, b"gone", durability=Durability.MEMORY).result() == 1
+        assert await log.append(2, b"another group") == 1
+        assert log.statistics()[0].lost == 1
+
+    on_log(body, max_group_partitions=1)
 
 
 def test_cancelling_a_waiter_withdraws_nothing() -> None:

@@ -21,9 +21,10 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.storage.owner import DirectoryLock
+from fairway.storage.sync import sync_data, sync_directory
 from fairway.storage.wal import INT_MAX, Entry, HardState, Tail, checksum
 from fairway.storage.wals.rocksdb_batch import Change, put_group, put_sweep
-from fairway.storage.wals.rocksdb_log import LogFiles, check_records, sync_data, sync_directory
+from fairway.storage.wals.rocksdb_log import LogFiles, check_records
 from fairway.storage.wals.rocksdb_rows import (
     DEAD,
     FORMAT,

@@ -9,24 +9,14 @@ from __future__ import annotations
 
 import os
 import struct
-import sys
 from typing import TYPE_CHECKING
 
 from fairway.errors import Corrupt
+from fairway.storage.sync import sync_directory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-if sys.platform == "darwin":
-    import fcntl
-
-    def sync_data(fd: int) -> None:
-        """Bring a file's data to the platter; fsync stops at the drive's cache there."""
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-else:
-    sync_data = os.fdatasync
-
 
 BLOCK_BYTES = 32 * 1024
 RECORD_HEAD = struct.Struct("<LHB")  # checksum, length, type
@@ -108,12 +98,3 @@ class LogFiles:
         if fd is not None:
             self.syncs += 1
             self._sync_file(fd)
-
-
-def sync_directory(place: Path) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -165,10 +165,12 @@ class SqliteWal:
             shard.checkpoint()
 
     def close(self) -> None:
-        for shard in self._shards:
-            shard.close()
-        self._shards = []
-        self._lock.release()
+        shards, self._shards = self._shards, []
+        try:
+            for shard in shards:
+                shard.close()
+        finally:
+            self._lock.release()
 
     def _live(self) -> list[Shard]:
         if not self._shards:
