@@ -62,7 +62,7 @@ def checkpoint(wal: SqliteWal) -> None:
 
 
 def opened(directory: Path, **options: int) -> SqliteWal:
-    wal = SqliteWal(directory, **options)
+    wal = SqliteWal(directory, **{"checkpoint_bytes": 0, **options})
     wal.open()
     return wal
 
@@ -221,7 +221,7 @@ def test_damage_names_its_partition_and_spares_the_others(key: int, tmp_path: Pa
     wal.close()
     path = tmp_path / "shard-0-of-1.db"
     flip_bit(path, 8 * path.read_bytes().find(b"<7/%d>" % key))
-    wal = SqliteWal(tmp_path)
+    wal = SqliteWal(tmp_path, checkpoint_bytes=0)
     refusals: list[Corrupt] = []
     try:
         wal.open()
@@ -418,13 +418,45 @@ def test_upkeep_moves_pages_once_the_log_is_idle_or_the_wal_long(tmp_path: Path)
     wal.close()
 
 
+def test_upkeep_leaves_a_short_wal_alone_while_the_log_is_busy(tmp_path: Path) -> None:
+    wal = opened(tmp_path, checkpoint_bytes=64 * KIB)
+    shard = wal._shards[0]
+    put(wal, 1, 1)
+    wal.maintain()
+    assert shard._wal_pages, "busy, and not long: nothing was moved"
+    wal.maintain()
+    assert not shard._wal_pages, "idle: everything was moved and the file starts over"
+    put(wal, 1, 2, size=100 * KIB)
+    wal.maintain()
+    assert not shard._wal_pages, "busy, but long"
+    wal.close()
+
+
+def test_upkeep_does_not_wait_for_a_reader_nor_forget_the_bound(tmp_path: Path) -> None:
+    bound = 128 * KIB
+    wal = opened(tmp_path, wal_bytes_max=bound)
+    shard = wal._shards[0]
+    put(wal, 1, 1)
+    reader = apsw.Connection(str(tmp_path / "shard-0-of-1.db"), vfs=sqlite_shard._checksum_vfs())
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM entry WHERE partition = 1").get == 1
+    put(wal, 1, 2)
+    wal.maintain()
+    assert shard._wal_pages, "the reader is in the way of starting over"
+    assert not shard._stuck_pages, "which a commit past the bound has to find out for itself"
+    reader.close()
+    wal.maintain()
+    assert not shard._wal_pages
+    wal.close()
+
+
 def test_a_long_reader_lets_the_wal_grow_and_it_shrinks_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = []
     alone = Shard._checkpoint_alone
     monkeypatch.setattr(
-        Shard, "_checkpoint_alone", lambda shard: (attempts.append(1), alone(shard))
+        Shard, "_checkpoint_alone", lambda shard, ms: (attempts.append(1), alone(shard, ms))
     )
     bound = 256 * KIB
     wal = opened(tmp_path, wal_bytes_max=bound)
@@ -468,7 +500,7 @@ def test_a_full_disk_refuses_the_group_and_nothing_else(tmp_path: Path, vfs: Hoo
         vfs.hook = lambda step, path: None
         put(wal, 3, wal.tail(3).last_key + 1)
     wal.close()
-    wal = SqliteWal(tmp_path)
+    wal = SqliteWal(tmp_path, checkpoint_bytes=0)
     assert wal.open() == {1: Tail(1, 0, 1), 3: Tail(3, 0, 1)}
     wal.close()
 
@@ -757,7 +789,7 @@ def test_a_hundred_thousand_partitions(campaign: Campaign, tmp_path: Path) -> No
         group = {partition: append(1, 5) for partition in range(first, first + 1000)}
         assert wal.write(group, sync=False) == {}
     wal.close()
-    wal = SqliteWal(tmp_path)
+    wal = SqliteWal(tmp_path, checkpoint_bytes=0)
     tails = wal.open()
     assert tails == dict.fromkeys(range(count), Tail(5, 0, 1))
     assert keys(wal, count - 1) == [1, 5]

@@ -40,15 +40,19 @@ class SqliteWal:
         shards: int | None = None,
         vfs: str | None = None,
         wal_bytes_max: int = 64 * 1024 * 1024,
+        checkpoint_bytes: int = 4 * 1024 * 1024,
     ) -> None:
-        """`shards` None: one for a new log, what it has for an old one. `vfs` is for tests: such a
-        database is opened exclusively through that VFS, without page checksums."""
+        """`shards` None: one for a new log, what it has for an old one. `checkpoint_bytes` is how
+        long a -wal file gets before upkeep moves its pages while the log is busy; past
+        `wal_bytes_max` a commit waits for that. `vfs` is for tests: such a database is opened
+        exclusively through that VFS, without page checksums."""
         if shards is not None and not 1 <= shards <= 64:
             raise InvalidConfig(f"1 to 64 shards, not {shards}")
         self._directory = directory
         self._wanted = shards
         self._vfs = vfs
         self._wal_bytes_max = wal_bytes_max
+        self._checkpoint_bytes = checkpoint_bytes
         self._lock = DirectoryLock(directory)
         self._shards: list[Shard] = []
 
@@ -80,7 +84,13 @@ class SqliteWal:
             count = self._wanted or 1
         for index in range(count):
             path = self._directory / f"shard-{index}-of-{count}.db"
-            self._shards.append(Shard(path, vfs=self._vfs, wal_bytes_max=self._wal_bytes_max))
+            shard = Shard(
+                path,
+                vfs=self._vfs,
+                wal_bytes_max=self._wal_bytes_max,
+                checkpoint_bytes=self._checkpoint_bytes,
+            )
+            self._shards.append(shard)
         complete = self._shards[0].created
         tails: dict[int, Tail] = {}
         # The first shard is made last: once it is there they all are, and groups can be written.
@@ -162,7 +172,7 @@ class SqliteWal:
 
     def maintain(self) -> None:
         for shard in self._live():
-            shard.checkpoint()
+            shard.maintain()
 
     def close(self) -> None:
         shards, self._shards = self._shards, []

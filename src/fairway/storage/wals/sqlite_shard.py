@@ -38,6 +38,7 @@ FRAME_SIZE = PAGE_SIZE + 24  # a page in the -wal
 CHECKSUM_VFS = "cksmvfs"  # verifies 8 bytes at the end of each page on every read
 CHECKSUM_BYTES = 8
 BUSY_MS = 10_000  # how long somebody else may hold the file before a call fails
+FINISH_BUSY_MS = 5  # the same for a checkpoint that may as well be made the next time
 CHECKPOINT_BUSY_MS = 250  # how long a commit that has to wait for a checkpoint waits for a reader
 
 UNSYNCED_ERRORS = {
@@ -68,11 +69,14 @@ UNDONE_KINDS = (
 class Shard:
     """One database file. Writes are serialised by a lock, reads have connections of their own."""
 
-    def __init__(self, path: Path, *, vfs: str | None, wal_bytes_max: int) -> None:
+    def __init__(
+        self, path: Path, *, vfs: str | None, wal_bytes_max: int, checkpoint_bytes: int
+    ) -> None:
         self._path = path
         self.place = str(path)
         self._vfs = vfs
         self._wal_bytes_max = wal_bytes_max
+        self._checkpoint_bytes = checkpoint_bytes
         self._mark = Watermark(path.with_suffix(".mark"))
         self._lock = threading.RLock()  # held through a commit and its sync
         self._writer: apsw.Connection | None = None
@@ -82,7 +86,7 @@ class Shard:
         self._checkpoint_lock = threading.Lock()
         self._wal_pages = 0
         self._stuck_pages = 0  # how long the -wal was when a reader kept it from starting over
-        self._groups = 0
+        self._groups = self._groups_seen = 0
         self._deleted: set[int] = set()
         self._full_sync = True
         self._failed: str | None = None
@@ -285,7 +289,22 @@ class Shard:
         with self._lock:
             return set(self._deleted)
 
-    def checkpoint(self, *, wait: bool = False) -> None:
+    def maintain(self) -> None:
+        """Checkpoint once the -wal is worth it, or nothing was written since the last call.
+
+        Beside commits first. What they added meanwhile is little and is moved while they wait, so
+        that the file starts over: one that grows makes every sync slower. A reader in the way is
+        not waited for; there is always a next time.
+        """
+        busy = self._groups != self._groups_seen
+        self._groups_seen = self._groups
+        if busy and self._wal_pages * FRAME_SIZE < self._checkpoint_bytes:
+            return
+        self.checkpoint()
+        if self._vfs is None:
+            self.checkpoint(wait=True, patience_ms=FINISH_BUSY_MS)
+
+    def checkpoint(self, *, wait: bool = False, patience_ms: int = CHECKPOINT_BUSY_MS) -> None:
         """Move committed pages into the database file, beside commits. With `wait`, commits are
         held up until the -wal can start over, or a reader has been in the way for too long.
 
@@ -297,11 +316,12 @@ class Shard:
         with self._checkpoint_lock:
             try:
                 if wait or self._vfs is not None:
-                    self._checkpoint_alone()
+                    self._checkpoint_alone(patience_ms)
                 else:
                     self._checkpoint_beside()
             except apsw.BusyError:
-                self._stuck_pages = self._wal_pages
+                if patience_ms == CHECKPOINT_BUSY_MS:
+                    self._stuck_pages = self._wal_pages
             except apsw.Error as error:
                 code = getattr(error, "extendedresult", 0)
                 if code in UNSYNCED_ERRORS or code in DAMAGE_ERRORS:
@@ -309,11 +329,11 @@ class Shard:
             except OSError as error:
                 self._failed = f"a checkpoint failed: {error}"
 
-    def _checkpoint_alone(self) -> None:
+    def _checkpoint_alone(self, patience_ms: int) -> None:
         with self._lock:
             if self._writer is None:
                 return
-            self._writer.set_busy_timeout(CHECKPOINT_BUSY_MS)
+            self._writer.set_busy_timeout(patience_ms)
             try:
                 self._move_pages(self._writer, self._groups, apsw.SQLITE_CHECKPOINT_RESTART)
             finally:
