@@ -146,7 +146,7 @@ PLANTED: dict[Rule, list[tuple[str, str]]] = {
     ],
     locks_are_closed: [
         ("requirements/dev.txt", "apsw==3.54"),
-        ("requirements/peers/a.txt", "--index-url https://example.com\n"),
+        ("requirements/peers/a.txt", "--index" + "-url https://example.com\n"),
         ("requirements/dev.txt", "a @ file:///x --hash=sha256:0"),
     ],
 }

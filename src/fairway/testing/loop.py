@@ -50,7 +50,7 @@ class Livelock(RuntimeError):
     """Callbacks follow each other without end while virtual time stands still."""
 
 
-class NotSimulated(NotImplementedError):
+class NotSimulated(RuntimeError):
     """The virtual loop has no sockets, pipes, signals or processes."""
 
 
