@@ -33,10 +33,10 @@ PARTITIONS = 64
 IN_FLIGHT = 2048
 PAYLOAD = os.urandom(256)
 BATCH = 1024  # of the bare loops
-ENTRIES = 150_000  # behind one sample of throughput
+ENTRIES = 100_000  # behind one sample of throughput
 SYNC_S = 0.002  # the simulated sync
 COLD_RATE = 50  # appends a second and partition, open loop
-FLOOD_SECONDS = 2.0
+FLOOD_SECONDS = 1.5
 WARM_UP_SECONDS = 0.5  # of the same load, not counted: a new file grows and caches are cold
 
 

@@ -20,6 +20,7 @@ def run(report: Report, quick: bool) -> None:
         report.rounds(full=7),
         bare=lambda: start_ms("pass"),
         fairway=lambda: start_ms("import fairway"),
+        log=lambda: start_ms("from fairway import Log, wal_at; wal_at('data')"),
     )
     pairs = zip(samples["fairway"], samples["bare"], strict=True)
     report.figure("bare_ms", samples["bare"], "ms", "an interpreter that does nothing")
@@ -29,6 +30,12 @@ def run(report: Report, quick: bool) -> None:
         "ms",
         "`import fairway` on top of it",
         target="<= 150",
+    )
+    report.figure(
+        "log_import_ms",
+        [log - bare for log, bare in zip(samples["log"], samples["bare"], strict=True)],
+        "ms",
+        "a log on SQLite, made and not opened",
     )
     report.ratio("start_vs_bare", samples["fairway"], samples["bare"])
 
