@@ -24,10 +24,10 @@ Arithmetic
 ----------
 Points are counted in the waiting that earns them: 1 point = 10 ms = 10^7 ns, so the sum is exact in
 integers and is rounded down once. 2^-x comes from a table with one entry per second of idleness,
-joined by chords. A chord lies above the curve by at most 5e9 * (ln 2 / 30)^2 / 8 < 335 ns, hence
-exact - 1 < P <= exact + 0.00004. The half point of recency left at 300 s (500 / 1024) fades over
-one more second instead of dropping: that keeps the sum from falling, and P is then at most 0.49
-above the exact value. Recency by itself, rounded down, is 0 from 300 s on.
+joined by chords. A chord lies above the curve by at most 500 * (ln 2 / 30)^2 / 8 < 0.0334 points,
+hence exact - 1 < P <= exact + 0.0334. The half point of recency left at 300 s (500 / 1024) fades
+over one more second instead of dropping: that keeps the sum from falling, and P is then at most
+0.49 above the exact value. Recency by itself, rounded down, is 0 from 300 s on.
 """
 
 from __future__ import annotations

@@ -133,14 +133,15 @@ def test_no_name_lists_and_an_unknown_one_is_refused(capsys: pytest.CaptureFixtu
 def test_a_run_prints_the_table_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.startup.start_ms", {"pass": 10.0, "import fairway": 15.0}.get)
+    times = {"pass": 10.0, "import fairway": 15.0}
+    monkeypatch.setattr("benchmarks.startup.start_ms", lambda code: times.get(code, 30.0))
     assert main(["startup", "--quick", "--json", str(tmp_path / "out.json")]) == 0
     printed = capsys.readouterr()
     assert "import_ms" in printed.out
     assert "round 3/3" in printed.err
     assert "round" not in printed.out
     written = json.loads((tmp_path / "out.json").read_text())
-    assert written["figures"] == {"bare_ms": 10.0, "import_ms": 5.0}
+    assert written["figures"] == {"bare_ms": 10.0, "import_ms": 5.0, "log_import_ms": 20.0}
     assert written["ratios"] == {"start_vs_bare": 1.5}
 
 
