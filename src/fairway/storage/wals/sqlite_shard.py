@@ -292,9 +292,9 @@ class Shard:
     def maintain(self) -> None:
         """Checkpoint once the -wal is worth it, or nothing was written since the last call.
 
-        Beside commits first. What they added meanwhile is little and is moved while they wait, so
-        that the file starts over: one that grows makes every sync slower. A reader in the way is
-        not waited for; there is always a next time.
+        Beside commits first, which never catches up with them. What they added meanwhile is little
+        and is moved while they wait, so that the file starts over instead of growing to its bound.
+        A reader in the way is not waited for; there is always a next time.
         """
         busy = self._groups != self._groups_seen
         self._groups_seen = self._groups
