@@ -11,14 +11,22 @@ COMPILE := $(PY) -m uv pip compile pyproject.toml --quiet --universal --python-v
 CODE := $(wildcard src tests benchmarks examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-all bench sim docs docs-serve lock clean
+.PHONY: help install install-browser run check format test test-all bench sim docs docs-serve lock clean
 
 help: ## print this help
 	@echo "Fairway. Targets:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Another interpreter: make install PYTHON=python3.12"
 
 install: $(VENV)/.installed ## create .venv and install what is locked, and Fairway itself (editable)
+
+install-browser: ## install Chromium for the browser tests, where root on Debian; they are skipped without it
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get install -y --no-install-recommends chromium chromium-driver; \
+	else echo "skipped: Chromium is installed for you as root on Debian only"; fi
+
+run: $(VENV)/.installed ## start Fairway on embedded SQLite at http://127.0.0.1:4000; ARGS="--port 8080 --data DIR"
+	$(VENV)/bin/fairway serve $(ARGS)
 
 check: $(VENV)/.installed ## formatting, lint, types and house rules; about a minute
 	$(PY) -m ruff format --check $(CODE)

@@ -3,12 +3,22 @@
     FairwayError
     ├── TryLater                  nothing happened; the same call may succeed later
     │   ├── Backpressure          a bounded lane is full (carries `retry_after_ns`)
+    │   ├── Throttled             the system is saturated, or a quota is used up
+    │   ├── Unavailable           the store cannot be written now, or made us wait too long
+    │   │   ├── ReadOnly          the store failed; reading and deleting go on, writing waits for it
+    │   │   └── Unreachable       nothing listens at the server's address; nothing was sent
     │   └── Closing               the component is shutting down or already closed
     ├── OutOfDate                 somebody else holds the claim now; start over from fresh state
     │   └── Fenced                a newer owner or epoch exists; nothing of yours was committed
     ├── Invalid                   the request itself is wrong; nothing happened
     │   ├── InvalidOperation      a log operation breaks the rules of its partition
-    │   └── InvalidConfig         a setting, or a combination of settings, cannot work
+    │   ├── InvalidConfig         a setting, or a combination of settings, cannot work
+    │   ├── InvalidRequest        a message is malformed or passes a limit (its `code` says which)
+    │   ├── NotFound              there is no topic, router or stream of that name
+    │   ├── Conflict              the request does not fit what is there (its `code` says how)
+    │   ├── TopicFull             the topic is at its cap and refuses rather than discards
+    │   ├── Unauthorized          who asks is not known: no key, or not one that counts
+    │   └── Forbidden             who asks may not do this, or may not do it from there
     ├── WriteFailed               the store said no; nothing of this operation was written
     ├── OutcomeUnknown            the store failed half-way: the operation may or may not be durable
     └── Stop                      do not go on: a person has to look
@@ -46,6 +56,38 @@ class Backpressure(TryLater):
         self.retry_after_ns = retry_after_ns
 
 
+class Throttled(TryLater):
+    """Saturated, or over a quota. Nothing was accepted; try again after `retry_after_ns`.
+
+    `limit` names the quota that was reached and `maximum` its value; None means pressure.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_ns: int,
+        limit: str | None = None,
+        maximum: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.retry_after_ns = retry_after_ns
+        self.limit = limit
+        self.maximum = maximum
+
+
+class Unavailable(TryLater):
+    """The store cannot be written now, or a wait for room passed its deadline."""
+
+
+class ReadOnly(Unavailable):
+    """The store failed or is full: reads and deletes go on, writes wait until it works again."""
+
+
+class Unreachable(Unavailable):
+    """Nothing listens where a client looks for the server; nothing was sent."""
+
+
 class Closing(TryLater):
     """The component is shutting down or closed; nothing was accepted."""
 
@@ -68,6 +110,48 @@ class InvalidOperation(Invalid):
 
 class InvalidConfig(Invalid, ValueError):
     """A setting, or a combination of settings, cannot work."""
+
+
+class InvalidRequest(Invalid):
+    """A message is malformed or passes a limit; `code` is what a client sees."""
+
+    def __init__(self, message: str, *, code: str = "invalid_request") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NotFound(Invalid):
+    """There is nothing of that name. `kind` is topic, router, watch or stream."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"there is no {kind} {name!r}")
+        self.kind = kind
+        self.name = name
+
+
+class Conflict(Invalid):
+    """The request does not fit what is there; `code` and `detail` are what a client sees."""
+
+    def __init__(self, message: str, *, code: str, detail: dict[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.detail = detail or {}
+
+
+class TopicFull(Invalid):
+    """The topic is at its cap and refuses rather than discards; nothing was appended."""
+
+
+class Unauthorized(Invalid):
+    """Who asks is not known: no key or ticket was given, or it is wrong, used or expired."""
+
+
+class Forbidden(Invalid):
+    """Who asks may not do this, or not from there; `detail` is what a client sees."""
+
+    def __init__(self, message: str, *, detail: dict[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.detail = detail or {}
 
 
 class WriteFailed(FairwayError):

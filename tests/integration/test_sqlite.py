@@ -207,6 +207,8 @@ def test_a_missing_or_shortened_file_is_refused_or_harmless(
             assert outcome != "CHANGED", (suffix, left)
             if suffix == "mark" and left:
                 assert outcome == "intact"  # one slot of two is enough
+            elif suffix == "db" and left == 0.9 and outcome == "intact":
+                pass  # every page that was cut off has its newest version in the -wal
             elif suffix != "db-wal" or (name == "live" and left != 0.9):
                 assert isinstance(refusal, Corrupt)
                 assert str(path.parent) in refusal.place

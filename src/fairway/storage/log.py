@@ -224,6 +224,24 @@ class Log:
         """The last key, once everything accepted so far is written. Asks no disk."""
         return self._open_writer().tail(partition).last_key
 
+    def floor(self, partition: int) -> int:
+        """The lowest key that may be there, once everything accepted so far is written."""
+        return self._open_writer().tail(partition).floor
+
+    def fill(self) -> float:
+        """How full the lanes of the writer are together, 0 to 1; 0 if they have no common bound."""
+        return self._open_writer().fill
+
+    @property
+    def refused(self) -> int:
+        """How many operations were refused for want of room so far."""
+        return self._open_writer().refused
+
+    @property
+    def busy_ratio(self) -> float:
+        """The share of its threads' time in use of late, 0 to 1."""
+        return self._pool.statistics().busy_ratio if self._writer is not None else 0.0
+
     def partitions(self) -> list[int]:
         """Every partition that exists, in order."""
         return self._open_writer().partitions()

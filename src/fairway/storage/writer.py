@@ -176,6 +176,20 @@ class FairWriter:
     def linger_ns(self, value: int) -> None:
         self._service.linger_ns = value
 
+    @property
+    def fill(self) -> float:
+        """How full all lanes are together, of what `total` allows; 0 without such a bound."""
+        total = self.config.total
+        if total is None:
+            return 0.0
+        groups = self._service.groups
+        return max(groups.depth / total.items, groups.size / total.size)
+
+    @property
+    def refused(self) -> int:
+        """Operations refused for want of room so far."""
+        return self._telemetry.refused.value
+
     def submit(
         self,
         partition: int,

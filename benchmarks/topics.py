@@ -1,0 +1,391 @@
+"""Topics: delivery, posting, overload and recovery, against floors and peers in the same run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import uvloop
+
+from benchmarks.load import redis
+from benchmarks.load.child import Child, child, wait_until
+from benchmarks.load.http import (
+    Poster,
+    closed_loop,
+    paced,
+    percentile,
+    post,
+    posters,
+    watchers,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from benchmarks.harness import Report
+
+FLOORS = "benchmarks.load.floors"
+RATE = 200
+PATH = "/v0/topics/bench"
+
+
+def run(report: Report, quick: bool) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        topics = {"bench": {}, "urgent": {"priority": 1000}}
+        with (
+            child(FLOORS, "fairway", directory, json.dumps(topics)) as server,
+            child(FLOORS, "fanout") as fanout,
+            child(FLOORS, "echo") as echo,
+        ):
+            _delivery(report, server, fanout, quick)
+            _posting(report, server, echo)
+            _batches(report, server)
+            _redis(report, server)
+            _overload(report, server, quick)
+    _recovery(report, quick)
+    _idle_topics(report)
+
+
+def _stamped(number: int) -> bytes:
+    body = b'{"records":[{"data":{"t":%d,"text":"%064d"}}]}' % (time.monotonic_ns(), number)
+    return post(PATH, body)
+
+
+# Delivery
+
+
+def _delivery(report: Report, server: Child, fanout: Child, quick: bool) -> None:
+    seconds = 3 if quick else 5
+    figures: dict[str, list[float]] = {"p50": [], "p99": [], "floor_p50": []}
+
+    def ours() -> float:
+        delays = _deliver(server.port, 100, RATE, seconds)
+        figures["p50"].append(percentile(delays, 0.5))
+        figures["p99"].append(percentile(delays, 0.99))
+        return figures["p50"][-1]
+
+    samples = report.alternate(
+        report.rounds(full=5),
+        delivery=ours,
+        floor=lambda: percentile(_deliver(fanout.port, 100, RATE, seconds), 0.5),
+    )
+    report.figure(
+        "delivery_p50_ms", figures["p50"], "ms", "100 watchers, 200 writes/s", target="<= 2"
+    )
+    report.figure("delivery_p99_ms", figures["p99"], "ms", "the same", target="<= 5")
+    report.figure("delivery_floor_p50_ms", samples["floor"], "ms", "bare fan-out, no disk")
+    report.ratio("delivery_p50_vs_floor", samples["delivery"], samples["floor"], "<= 2.5")
+    samples = report.alternate(
+        report.rounds(full=3),
+        ours=lambda: percentile(_deliver(server.port, 1000, 20, seconds), 0.99),
+        floor=lambda: percentile(_deliver(fanout.port, 1000, 20, seconds), 0.99),
+    )
+    report.figure("delivery_1000_p99_ms", samples["ours"], "ms", "1,000 watchers, 20 writes/s")
+    report.figure("delivery_1000_floor_p99_ms", samples["floor"], "ms", "bare fan-out")
+    report.ratio("delivery_1000_p99_vs_floor", samples["ours"], samples["floor"], "<= 2")
+
+
+def _deliver(port: int, count: int, rate: float, seconds: float) -> list[int]:
+    async def measure() -> list[int]:
+        delays: list[int] = []
+        streams = await watchers(port, f"{PATH}/watch?tail=true", count, delays)
+        clients = await posters(port, 8)
+        await paced(clients, rate, 0.5, _stamped)
+        delays.clear()
+        sent = await paced(clients, rate, seconds, _stamped)
+        deadline = time.monotonic() + 5
+        while len(delays) < sent * count and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        for one in (*streams, *clients):
+            one.transport.abort()
+        if len(delays) < sent * count:
+            raise RuntimeError(f"{sent * count - len(delays)} deliveries did not come")
+        return delays
+
+    return _run(measure())
+
+
+# Posting
+
+
+def _posting(report: Report, server: Child, echo: Child) -> None:
+    body = b'{"records":[{"data":{"text":"%064d"}}]}' % 0
+    request = post(PATH, body)
+
+    def rate(port: int) -> float:
+        answered, statuses = _run(closed_loop(port, 64, 4, lambda number: request))
+        assert set(statuses) == {200}, statuses
+        return answered
+
+    samples = report.alternate(
+        report.rounds(full=5), post=lambda: rate(server.port), echo=lambda: rate(echo.port)
+    )
+    report.figure("post_rate", samples["post"], "requests/s", "64 connections, one record, fsync")
+    report.figure("echo_rate", samples["echo"], "requests/s", "the same stack, no topics")
+    report.ratio("post_vs_echo", samples["post"], samples["echo"], ">= 0.4")
+
+
+def _batches(report: Report, server: Child) -> None:
+    records = [{"data": {"text": f"{number:064d}"}} for number in range(100)]
+    body = json.dumps({"records": records}, separators=(",", ":")).encode()
+    request = post(PATH + "?return_seqs=false", body)
+    payload = body[len(b'{"records":') : -1]
+
+    def ours() -> float:
+        answered, statuses = _run(closed_loop(server.port, 16, 4, lambda number: request))
+        assert set(statuses) == {200}, statuses
+        return answered * 100
+
+    samples = report.alternate(
+        report.rounds(full=5), batch=ours, writer=lambda: _run(_writer_rate(payload)) * 100
+    )
+    report.figure("batch_rate", samples["batch"], "records/s", "16 connections, batches of 100")
+    report.figure("writer_rate", samples["writer"], "records/s", "the fair writer in-process")
+    report.ratio("batch_vs_writer", samples["batch"], samples["writer"], ">= 0.5")
+
+
+async def _writer_rate(raw: bytes) -> float:
+    """Operations a second of the log alone, given the encoded batches."""
+    from fairway import Entry, Log, Operation, wal_at
+    from fairway.topics.batch import VERSION, Batch, encode_batch
+
+    with tempfile.TemporaryDirectory() as directory:
+        async with Log(wal_at(directory)) as log:
+            begin = time.monotonic()
+            done = 0
+            key = 0
+
+            async def one() -> None:
+                nonlocal done, key
+                while time.monotonic() - begin < 3:
+                    key += 100
+                    batch = Batch(VERSION, key - 99, 100, 0, len(raw), raw)
+                    operation = Operation((Entry(key, encode_batch(batch)),))
+                    await log.submit(1, operation)
+                    done += 1
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(16):
+                    group.create_task(one())
+            return done / (time.monotonic() - begin)
+
+
+# A peer
+
+
+def _redis(report: Report, server: Child) -> None:
+    if not redis.installed():
+        reason = "redis-server is not installed"
+        report.ratio("vs_redis_batch", None, None, note=reason)
+        report.ratio("vs_redis_delivery_p50", None, None, note=reason)
+        return
+    payload = b'{"text":"%064d"}' % 0
+    records = b",".join([b'{"data":%b}' % payload] * 100)
+    request = post(PATH + "?return_seqs=false", b'{"records":[%b]}' % records)
+    with redis.redis() as port:
+        samples = report.alternate(
+            report.rounds(full=3),
+            ours=lambda: _run(closed_loop(server.port, 16, 3, lambda number: request))[0] * 100,
+            redis=lambda: _run(redis.batch_rate(port, payload, 16, 3)),
+        )
+        report.figure("redis_batch_rate", samples["redis"], "records/s", "XADD, 100 in a pipeline")
+        report.ratio("vs_redis_batch", samples["ours"], samples["redis"])
+        samples = report.alternate(
+            report.rounds(full=3),
+            ours=lambda: percentile(_deliver(server.port, 100, RATE, 3), 0.5),
+            redis=lambda: percentile(_run(redis.deliver(port, 100, RATE, 3)), 0.5),
+        )
+        report.figure("redis_delivery_p50_ms", samples["redis"], "ms", "100 readers, XREAD BLOCK")
+        report.ratio("vs_redis_delivery_p50", samples["ours"], samples["redis"])
+
+
+# Overload
+
+
+def _overload(report: Report, server: Child, quick: bool) -> None:
+    seconds = 20
+    ratios: dict[str, list[float]] = {"goodput": [], "peak": [], "quiet": [], "loaded": []}
+    slowest: list[float] = []
+    growth: list[float] = []
+    for number in range(3):
+        report.progress(f"overload {number + 1}/3")
+        outcome = _run(_overloaded(server, seconds if not quick or number == 0 else 5))
+        ratios["goodput"].append(outcome["goodput"])
+        ratios["peak"].append(outcome["peak"])
+        ratios["quiet"].append(outcome["quiet_p99"])
+        ratios["loaded"].append(outcome["loaded_p99"])
+        slowest.append(outcome["slowest_ms"])
+        growth.append(outcome["rss_growth"])
+        assert not outcome["lost"], f"{outcome['lost']} acknowledged records are gone"
+        assert not outcome["others"], f"answers beside 200 and 429: {outcome['others']}"
+    report.figure("peak_rate", ratios["peak"], "requests/s", "64 connections, closed loop")
+    report.figure("slowest_answer_ms", slowest, "ms", "at twice the peak", target="<= 1000")
+    report.figure("rss_growth_mib", [value / 2**20 for value in growth], "MiB", "while overloaded")
+    report.figure("b4_quiet_p99_ms", ratios["quiet"], "ms", "an urgent topic, nothing else")
+    report.figure("b4_loaded_p99_ms", ratios["loaded"], "ms", "the same at twice the peak")
+    report.ratio("goodput_at_2x", ratios["goodput"], ratios["peak"], ">= 0.8")
+    report.ratio("b4_p99_at_2x", ratios["loaded"], ratios["quiet"], "<= 3")
+
+
+async def _overloaded(server: Child, seconds: float) -> dict[str, Any]:
+    request = post(PATH, b'{"records":[{"data":{"text":"%064d"}}]}' % 0)
+    peak, _ = await closed_loop(server.port, 64, 3, lambda number: request)
+    delays: list[int] = []
+    stream = (await watchers(server.port, "/v0/topics/urgent/watch?tail=true", 1, delays))[0]
+    urgent = await posters(server.port, 4)
+    await paced(urgent, 50, 2, _urgent)
+    await _settled(delays, 100)
+    quiet = percentile(delays, 0.99)
+    delays.clear()
+    rss = server.rss_bytes
+    head = _head(server.port)
+    flood = await _flood(server.port, 2 * peak, seconds, request, urgent)
+    await _settled(delays, 1)
+    outcome = {
+        "peak": peak,
+        "goodput": flood.statuses[200] / flood.seconds,
+        "slowest_ms": flood.slowest_ns / 1e6,
+        "others": {code: n for code, n in flood.statuses.items() if code not in (200, 429)},
+        "quiet_p99": quiet,
+        "loaded_p99": percentile(delays, 0.99),
+        "rss_growth": server.rss_bytes - rss,
+        "lost": flood.statuses[200] - _readable(server.port, head),
+    }
+    for one in (stream, *urgent):
+        one.transport.abort()
+    return outcome
+
+
+class _Flood:
+    def __init__(self) -> None:
+        self.statuses: Counter[int] = Counter()
+        self.slowest_ns = 0
+        self.seconds = 0.0
+
+
+async def _flood(
+    port: int, rate: float, seconds: float, request: bytes, urgent: list[Poster]
+) -> _Flood:
+    """Open loop at `rate` over many connections; an urgent write fifty times a second beside it."""
+    flood = _Flood()
+    clients = await posters(port, 512)
+    free = list(clients)
+
+    def answered(client: Poster, status: int, elapsed_ns: int) -> None:
+        flood.statuses[status] += 1
+        flood.slowest_ns = max(flood.slowest_ns, elapsed_ns)
+        free.append(client)
+
+    for client in clients:
+        client.answered = answered
+    begin = time.monotonic_ns()
+    sent = urgent_sent = 0
+    while (now := time.monotonic_ns()) - begin < seconds * 1e9:
+        due = int((now - begin) / 1e9 * rate)
+        while sent < due and free:
+            sent += 1
+            free.pop().send(request)
+        sent = max(sent, due)  # what found no connection was not offered: a client has only so many
+        if urgent_sent < (now - begin) / 1e9 * 50:
+            one = next((client for client in urgent if not client.busy), None)
+            if one is not None:
+                one.send(_urgent(urgent_sent))
+                urgent_sent += 1
+        await asyncio.sleep(0.001)
+    flood.seconds = (time.monotonic_ns() - begin) / 1e9
+    while any(client.busy for client in clients):
+        await asyncio.sleep(0.01)
+    for client in clients:
+        client.transport.close()
+    return flood
+
+
+def _urgent(number: int) -> bytes:
+    body = b'{"records":[{"data":{"t":%d}}]}' % time.monotonic_ns()
+    return post("/v0/topics/urgent", body)
+
+
+async def _settled(delays: list[int], least: int) -> None:
+    before = -1
+    while len(delays) < least or len(delays) != before:
+        before = len(delays)
+        await asyncio.sleep(0.3)
+
+
+def _head(port: int) -> int:
+    return int(httpx.get(f"http://127.0.0.1:{port}{PATH}").json()["head_seq"])
+
+
+def _readable(port: int, after: int) -> int:
+    """How many records can be read after a seq."""
+    count = 0
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+        while True:
+            answer = client.post(f"{PATH}/diff", json={"from_seq": after, "limit": 1000}).json()
+            count += len(answer["records"])
+            after = answer["next_from_seq"]
+            if answer["caught_up"]:
+                return count
+
+
+# Recovery
+
+
+def _recovery(report: Report, quick: bool) -> None:
+    for snapshots in (False, True):
+        times = []
+        for _ in range(3):
+            with tempfile.TemporaryDirectory() as directory:
+                report.progress(f"recovery, snapshots {snapshots}: building")
+                with child("benchmarks.load.records", directory, str(int(snapshots))) as builder:
+                    builder.kill()
+                times.append(_time_to_ready(directory))
+            if quick:
+                break
+        name = "recovery_snapshot_s" if snapshots else "recovery_s"
+        target = "<= 2" if snapshots else "<= 8"
+        note = "1,000,000 records, 10,000 topics, 10 % deleted, kill -9"
+        report.figure(name, times, "s", note, target=target)
+
+
+def _time_to_ready(directory: str) -> float:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+
+    def ready() -> bool:
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    command = [sys.executable, "-m", "fairway", "serve", "--data", directory, "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            return wait_until(60, ready)
+        finally:
+            process.kill()
+
+
+def _idle_topics(report: Report) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        report.progress("idle topics: building")
+        with child("benchmarks.load.records", directory, "idle") as builder:
+            builder.kill()
+        with tempfile.TemporaryDirectory() as empty, child(FLOORS, "fairway", empty) as server:
+            before = server.rss_bytes
+        with child(FLOORS, "fairway", directory) as server:
+            each = (server.rss_bytes - before) / 100_000
+    report.figure("idle_topic_bytes", each, "bytes", "100,000 idle topics", target="<= 1024")
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    return uvloop.run(coroutine)

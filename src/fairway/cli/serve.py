@@ -1,0 +1,126 @@
+"""`fairway serve`: the app, or none in particular, behind HTTP until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from fairway.app import Fairway
+from fairway.errors import FairwayError, InvalidConfig
+from fairway.runtime.service import StopSwitch, stop_on_signals
+from fairway.server.serving import Server
+from fairway.settings import ServerSettings, read_settings
+
+INTERRUPTED: Final = 130
+"""What a shell reports of a command that Ctrl-C ended."""
+
+
+@click.command()
+@click.argument("app", required=False, metavar="[MODULE:APP]")
+@click.option("--data", metavar="DIR", help="Where the data lives. [default: ./fairway-data]")
+@click.option("--host", help="The address to listen on. [default: 127.0.0.1]")
+@click.option("--port", type=int, help="The port; 0 takes any free one. [default: 4000]")
+@click.option("--keys", "keys_file", metavar="FILE", help="API keys (TOML), reloaded live.")
+@click.option("--cors-origin", "cors_origins", multiple=True, help="A web origin to admit.")
+@click.option("--tls-cert", metavar="FILE", help="Certificate chain (PEM), for HTTPS.")
+@click.option("--tls-key", metavar="FILE", help="Its private key (PEM).")
+@click.option(
+    "--allow-insecure", is_flag=True, default=None, help="Listen beyond loopback without keys."
+)
+def serve(app: str | None, data: str | None, **options: Any) -> None:
+    """Run the server until Ctrl-C; a second Ctrl-C ends it at once.
+
+    MODULE:APP is a Fairway object of yours, such as shop:app, whose topics and routers are then
+    declared; without one the server starts empty. Every option can come from the environment as
+    well, as FAIRWAY_PORT and the like.
+
+    \b
+    fairway serve                             an empty server on http://127.0.0.1:4000
+    fairway serve shop:app --port 8080        the app of shop.py
+    fairway serve --host 0.0.0.0 --keys keys.toml --tls-cert c.pem --tls-key k.pem
+    """
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    # uvicorn tells of WebSockets with their whole URL, and a ticket may be in it.
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    options["cors_origins"] = options["cors_origins"] or None
+    try:
+        settings = read_settings(data=data, **options)
+        made = load_app(app) if app is not None else Fairway(settings.data)
+        run(made, settings)
+    except FairwayError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def load_app(reference: str) -> Fairway:
+    """The Fairway object that `module:name` means."""
+    module, colon, name = reference.partition(":")
+    if not colon or not module or not name:
+        raise InvalidConfig(f"{reference!r}: name the app as module:app")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise InvalidConfig(f"cannot import {module!r}: {error}") from None
+    except AttributeError:
+        raise InvalidConfig(f"module {module!r} has no {name!r}") from None
+    if not isinstance(found, Fairway):
+        raise InvalidConfig(f"{reference} is a {type(found).__name__}, not a Fairway")
+    return found
+
+
+def run(app: Fairway, settings: ServerSettings) -> None:
+    """Serve on the fastest loop there is."""
+    try:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    except ImportError:
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(_serve(app, settings))
+
+
+async def _serve(app: Fairway, settings: ServerSettings) -> None:
+    server = Server(app, settings)
+    stop = StopSwitch()
+    failure: FairwayError | None = None
+    with stop_on_signals(stop):
+        async with asyncio.TaskGroup() as group:
+            asides = [group.create_task(_greet(server)), group.create_task(_end_at_once(stop))]
+            try:
+                await server.run(stop)
+            except FairwayError as error:
+                failure = error
+            finally:
+                for aside in asides:
+                    aside.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _end_at_once(stop: StopSwitch) -> None:
+    """Told twice: like a crash, which loses nothing acknowledged, whatever the disk does."""
+    await stop.wait_insisted()
+    os._exit(INTERRUPTED)
+
+
+async def _greet(server: Server) -> None:
+    await server.ready.wait()
+    url = server.url
+    click.echo(
+        f"""Fairway serves {server.app.place} at {url}
+
+  curl -X POST {url}/v0/topics/greetings -H 'content-type: application/json' \\
+       -d '{{"records": [{{"data": "hello"}}]}}'
+  curl -N {url}/v0/topics/greetings/watch
+  curl -X POST {url}/v0/topics/greetings/diff -d '{{}}' -H 'content-type: application/json'
+
+API to try out: {url}/docs    Ctrl-C stops."""
+    )

@@ -1,0 +1,1 @@
+"""HTTP, SSE and WebSocket in front of an app: who may ask, what is answered, and how."""

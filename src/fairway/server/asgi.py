@@ -1,0 +1,237 @@
+"""The ASGI application: who asks, which route, and what a failure looks like.
+
+Bare ASGI, no framework: the hot routes (append, diff) cost a dictionary look-up and a call.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fairway import errors
+from fairway.server import problems
+from fairway.server.exchange import Disconnected, Reply, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from fairway.server.auth import Identity
+    from fairway.server.exchange import Receive, Scope, Send
+    from fairway.server.host import Host
+
+    Handler = Callable[..., Awaitable[Reply | None]]
+
+logger = logging.getLogger("fairway.server")
+
+SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"),)
+
+
+class Route(NamedTuple):
+    """One operation: how it is called, what serves it, and what the API document says of it."""
+
+    method: str
+    path: str
+    """Segments in braces are arguments, in order."""
+    handler: Handler
+    summary: str
+    body: Any = None
+    """The type of the request's body, for the document."""
+    reply: Any = None
+    statuses: Mapping[int, str] = {}
+    query: Sequence[tuple[str, str, str]] = ()
+    """(name, type, meaning)"""
+    public: bool = False
+    """Needs no key."""
+    stream: bool = False
+    """Its answer lasts."""
+
+
+class Routes:
+    """Finds the route of a path: by its segments, arguments in between."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self.all = tuple(routes)
+        self._tree: dict[tuple[str | None, ...], dict[str, Route]] = {}
+        for route in routes:
+            parts = route.path.strip("/").split("/")
+            # None, since it is no text: no segment of a path is taken for it.
+            key = tuple(None if part.startswith("{") else part for part in parts)
+            self._tree.setdefault(key, {})[route.method] = route
+
+    def find(self, path: str) -> tuple[dict[str, Route], tuple[str, ...]] | None:
+        """The routes of a path by method, and the arguments in it."""
+        parts = tuple(path.strip("/").split("/"))
+        found = self._tree.get(parts)
+        if found is not None:
+            return found, ()
+        count = len(parts)
+        if count == 3:  # /v0/topics/{t}, by far the most common
+            found = self._tree.get((parts[0], parts[1], None))
+            return (found, (parts[2],)) if found is not None else None
+        if count == 4:
+            found = self._tree.get((parts[0], parts[1], None, parts[3]))
+            return (found, (parts[2],)) if found is not None else None
+        return None
+
+
+class HttpApp:
+    """Serves HTTP requests. `host` is None until the data is recovered."""
+
+    def __init__(self, routes: Routes, progress: Callable[[], dict[str, object]]) -> None:
+        self.host: Host | None = None
+        self.mounts: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {}
+        """Other ASGI applications by the beginning of their paths."""
+        self._routes = routes
+        self._progress = progress
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        reply: Reply | None
+        cors: list[tuple[bytes, bytes]] = []
+        try:
+            host = self.host
+            mount = self._mount_of(scope["path"])
+            if host is not None:
+                cors = host.cors_headers(request)
+            if mount is None:
+                reply = await self._serve(host, request)
+            elif host is not None:
+                await self._serve_mount(host, request, mount, scope, receive, send)
+                return
+            else:
+                reply = self._not_ready()
+        except errors.FairwayError as error:
+            reply = problems.problem(error)
+        except Disconnected:
+            return
+        except Exception:
+            logger.exception("%s %s failed", request.method, request.path)
+            reply = problems.reply(500, "internal", "the server failed; its log says how")
+        if reply is None:
+            return  # it was streamed
+        await respond(send, reply, cors, head_only=request.method == "HEAD")
+
+    async def _serve(self, host: Host | None, request: Request) -> Reply | None:
+        found = self._routes.find(request.path)
+        if found is None:
+            return problems.reply(404, "not_found", f"there is nothing at {request.path[:200]}")
+        routes, arguments = found
+        head = request.method == "HEAD"
+        route = routes.get("GET" if head else request.method)
+        if route is None or (head and route.stream):
+            return self._other_method(host, request, routes)
+        if route.public:
+            return await route.handler(host, request)
+        if host is None:
+            return self._not_ready()
+        if request.scope["query_string"]:
+            # Before anything else is done: what is refused changes nothing and uses no ticket up.
+            request.query([name for name, _, _ in route.query])
+        waiter = host.enter(arguments[0] if arguments else route.path)
+        if waiter is not None:
+            await waiter
+        identity = request.identity = identify(host, request)
+        allowance = host.begin(identity)
+        if allowance is None:
+            return await route.handler(host, request, *arguments)
+        if route.stream:
+            allowance.end()  # it is counted as a connection from here on
+            return await route.handler(host, request, *arguments)
+        try:
+            return await route.handler(host, request, *arguments)
+        finally:
+            allowance.end()
+
+    def _not_ready(self) -> Reply:
+        return problems.reply(
+            503,
+            "not_ready",
+            "the data is being recovered",
+            self._progress(),
+            ((b"retry-after", b"1"),),
+        )
+
+    def _other_method(self, host: Host | None, request: Request, routes: dict[str, Route]) -> Reply:
+        methods = {*routes, "OPTIONS"}
+        if "GET" in routes and not routes["GET"].stream:
+            methods.add("HEAD")
+        allowed = ", ".join(sorted(methods)).encode()
+        if request.method == "OPTIONS" and host is not None:
+            pairs = host.cors.preflight_headers(
+                request.header(b"origin"), request.header(b"access-control-request-headers")
+            )
+            # Those that go with every answer are added by whoever sends it.
+            every = {name for name, _ in host.cors.response_headers(request.header(b"origin"))}
+            headers = [
+                (name.lower().encode(), value.encode())
+                for name, value in pairs
+                if name not in every
+            ]
+            return Reply(204, b"", ((b"allow", allowed), *headers))
+        return problems.reply(
+            405,
+            "method_not_allowed",
+            f"{request.method[:40]} does nothing here; {allowed.decode()} would",
+            headers=((b"allow", allowed),),
+        )
+
+    def _mount_of(self, path: str) -> Callable[[Scope, Receive, Send], Awaitable[None]] | None:
+        for beginning, application in self.mounts.items():
+            if path.startswith(beginning):
+                return application
+        return None
+
+    async def _serve_mount(
+        self,
+        host: Host,
+        request: Request,
+        mount: Callable[[Scope, Receive, Send], Awaitable[None]],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        if request.method != "OPTIONS":
+            identity = identify(host, request)
+            identity.require(_scope_of(request.method))
+            scope["fairway.identity"] = identity
+            allowance = host.begin(identity)
+            if allowance is not None:
+                try:
+                    return await mount(scope, receive, send)
+                finally:
+                    allowance.end()
+        await mount(scope, receive, send)
+
+
+def _scope_of(method: str) -> Any:
+    return {"GET": "read", "HEAD": "read", "DELETE": "delete"}.get(method, "write")
+
+
+def identify(host: Host, request: Request) -> Identity:
+    """Who asks: by key, or by a ticket where no header can be sent."""
+    wall_ns = host.clock.wall_ns()
+    if b"ticket=" in request.scope["query_string"] and b"authorization" not in request.headers:
+        secret = request.parameters.get("ticket", "")
+        identity = host.tickets.redeem(secret, host.clock.now_ns(), path=request.path)
+        return host.access.confirm(identity, wall_ns)
+    return host.access.admit(
+        authorization=request.header(b"authorization"),
+        host=request.header(b"host"),
+        origin=request.header(b"origin"),
+        wall_ns=wall_ns,
+    )
+
+
+async def respond(
+    send: Send, reply: Reply, more: Sequence[tuple[bytes, bytes]] = (), *, head_only: bool = False
+) -> None:
+    status, body, headers = reply
+    length = () if status == 204 else ((b"content-length", b"%d" % len(body)),)
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [*headers, *length, *SECURITY_HEADERS, *more],
+        }
+    )
+    await send({"type": "http.response.body", "body": b"" if head_only else body})

@@ -1,0 +1,478 @@
+"""Decides who asks and what they may do: keys, open access on loopback, web origins, the bind.
+
+With keys, whoever sends one is an `Identity` and everybody else is refused; a web page can use a
+key only if somebody gave it one. Without keys the server is for its own machine: the Host and the
+Origin of a request show whether a page from elsewhere is behind it. Only `LiveKeys` touches the
+outside, and only through `settings`; the rest is pure. No secret is kept, shown or logged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from urllib.parse import unquote
+
+from fairway.errors import Backpressure, Closing, Forbidden, InvalidConfig, Unauthorized
+from fairway.runtime.clock import sleep_ns
+from fairway.settings import SCOPES, SECOND_NS, UNLIMITED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from fairway.runtime.blocking import BlockingPool
+    from fairway.settings import KeyEntry, KeySource, Quota, Scope
+
+logger = logging.getLogger("fairway.server")
+
+Headers = tuple[tuple[str, str], ...]
+
+CHALLENGE: Final = 'Bearer realm="fairway"'
+"""The `WWW-Authenticate` that goes with `Unauthorized`."""
+SECRET_PARAMETERS: Final = frozenset({"ticket", "access_token", "api_key", "key", "token"})
+
+
+# --- who asks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Identity:
+    """Whoever holds one key, and what they may do."""
+
+    name: str
+    scopes: frozenset[Scope]
+    """Every scope it has, with those that `admin` implies."""
+    prefixes: tuple[str, ...] = ()
+    """What the names it may touch begin with; none is every name."""
+    quota: Quota = UNLIMITED
+    id: str
+    """Stays the same while name and secret do: what belongs to an old secret is not a new one's."""
+
+    def require(self, scope: Scope, *names: str) -> None:
+        """Raises `Forbidden` unless this key may do `scope` to each of `names`."""
+        if scope not in self.scopes:
+            raise Forbidden(f"key {self.name!r} lacks the scope {scope}", detail={"scope": scope})
+        for name in names:
+            if not self.may_touch(name):
+                raise Forbidden(
+                    f"key {self.name!r} may not touch {name[:255]!r}", detail={"name": name[:255]}
+                )
+
+    def require_prefix(self, scope: Scope, prefix: str) -> None:
+        """The same for every name that begins with `prefix`; an empty one is every name."""
+        self.require(scope)
+        if not self.may_touch(prefix):
+            raise Forbidden(
+                f"key {self.name!r} may not touch every name that begins with {prefix[:255]!r}",
+                detail={"prefix": prefix[:255]},
+            )
+
+    def may_touch(self, name: str) -> bool:
+        """Whether `name` is one of its names. What may not be touched is left out of lists."""
+        return not self.prefixes or name.startswith(self.prefixes)
+
+    def __repr__(self) -> str:
+        return f"Identity({self.name!r})"
+
+
+ANYONE: Final = Identity(name="anyone", scopes=frozenset(SCOPES), id="anyone")
+"""Whoever asks a server that has no keys."""
+
+
+class Access(Protocol):
+    """How requests are admitted. Both methods raise `Unauthorized` or `Forbidden`."""
+
+    def admit(
+        self, *, authorization: str | None, host: str | None, origin: str | None, wall_ns: int
+    ) -> Identity:
+        """Who sent a request with these headers."""
+        ...
+
+    def confirm(self, identity: Identity, wall_ns: int) -> Identity:
+        """The same identity as it is now: for what outlives a request, and for tickets."""
+        ...
+
+
+# --- access by key
+
+
+class _Held(NamedTuple):
+    digest: bytes
+    expires_wall_ns: int | None
+    identity: Identity
+
+
+class Keyring:
+    """The keys of one moment."""
+
+    __slots__ = ("_by_id", "_held")
+
+    def __init__(self, entries: Iterable[KeyEntry]) -> None:
+        self._held = tuple(
+            _Held(entry.digest, entry.expires_wall_ns, _identity(entry)) for entry in entries
+        )
+        self._by_id = {held.identity.id: held for held in self._held}
+
+    def identify(self, secret: str, wall_ns: int) -> Identity:
+        """Whose key this is; `Unauthorized` if nobody's, or if it has expired."""
+        digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+        found = None
+        for held in self._held:  # all of them, so that the time taken does not tell which one it is
+            if hmac.compare_digest(digest, held.digest):
+                found = held
+        return _unexpired(found, wall_ns)
+
+    def confirm(self, identity: Identity, wall_ns: int) -> Identity:
+        """What `identity` may do now; `Unauthorized` if its key is gone or has expired."""
+        return _unexpired(self._by_id.get(identity.id), wall_ns)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(held.identity.name for held in self._held)
+
+    @property
+    def ids(self) -> frozenset[str]:
+        return frozenset(self._by_id)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __repr__(self) -> str:
+        return f"Keyring({', '.join(sorted(self.names))})"
+
+
+def _identity(entry: KeyEntry) -> Identity:
+    return Identity(
+        name=entry.name,
+        scopes=frozenset(SCOPES) if "admin" in entry.scopes else entry.scopes,
+        prefixes=entry.prefixes,
+        quota=entry.quota,
+        id=hashlib.sha256(entry.name.encode() + b"\0" + entry.digest).hexdigest()[:32],
+    )
+
+
+def _unexpired(held: _Held | None, wall_ns: int) -> Identity:
+    if held is None:
+        raise Unauthorized("the key is not known here")
+    if held.expires_wall_ns is not None and held.expires_wall_ns <= wall_ns:
+        raise Unauthorized(f"key {held.identity.name!r} has expired")
+    return held.identity
+
+
+_BEARER = re.compile(r"bearer +([!-~]+) *", re.IGNORECASE | re.ASCII)
+
+
+class KeyedAccess:
+    """Admits whoever sends `Authorization: Bearer <key>` with a key of the present keyring.
+
+    Host and Origin do not matter: a browser adds no key by itself, so a page that has none can do
+    nothing. Listeners hear the ids that stopped being good, to end what was begun under them.
+    """
+
+    def __init__(self, keyring: Keyring) -> None:
+        self.keyring = keyring
+        self._listeners: list[Callable[[frozenset[str]], None]] = []
+
+    def admit(
+        self, *, authorization: str | None, host: str | None, origin: str | None, wall_ns: int
+    ) -> Identity:
+        """Whose key was sent."""
+        if not authorization:
+            raise Unauthorized("this server needs a key: send Authorization: Bearer <key>")
+        if (bearer := _BEARER.fullmatch(authorization)) is None:
+            raise Unauthorized("Authorization is not of the form: Bearer <key>")
+        return self.keyring.identify(bearer[1], wall_ns)
+
+    def confirm(self, identity: Identity, wall_ns: int) -> Identity:
+        return self.keyring.confirm(identity, wall_ns)
+
+    def replace(self, keyring: Keyring) -> None:
+        """Use these keys from now on."""
+        gone = self.keyring.ids - keyring.ids
+        self.keyring = keyring
+        for listener in self._listeners:
+            listener(gone)
+
+    def listen(self, listener: Callable[[frozenset[str]], None]) -> None:
+        """Call `listener` after each change of keys, with the ids that are gone."""
+        self._listeners.append(listener)
+
+
+class LiveKeys:
+    """A service that keeps `access` at what the keys file says.
+
+    A file that cannot be read, is malformed or empty changes nothing and is logged once: a slip of
+    the editor neither locks everybody out nor lets anybody in.
+    """
+
+    name = "keys"
+
+    def __init__(
+        self, source: KeySource, *, pool: BlockingPool, period_ns: int = SECOND_NS
+    ) -> None:
+        """Load the keys, blocking, as befits a start. Raises `InvalidConfig`."""
+        if period_ns < 1:
+            raise InvalidConfig("period_ns must be positive")
+        self.access = KeyedAccess(Keyring(source.load()))
+        self._source = source
+        self._pool = pool
+        self._period_ns = period_ns
+        self._one_at_a_time = asyncio.Lock()
+        self._complaint: str | None = None
+
+    async def run(self) -> None:
+        """Look at the file once in each period, until cancelled."""
+        while True:
+            await sleep_ns(self._period_ns)
+            try:
+                await self.reload()
+            except InvalidConfig as error:
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    logger.error("the keys stay as they were: %s", error)
+            except (Backpressure, Closing):
+                continue  # the pool is full or going away; the file will be there next time
+
+    async def reload(self) -> bool:
+        """Look at the file now; whether it had changed. `InvalidConfig` leaves the old keys."""
+        async with self._one_at_a_time:
+            entries = await self._pool.run(self._source.load_if_changed)
+            self._complaint = None
+            if entries is None:
+                return False
+            self.access.replace(Keyring(entries))
+            logger.info("keys reloaded: %d", len(entries))
+            return True
+
+
+# --- open access
+
+
+class OpenAccess:
+    """Admits the machine's own programs where no keys are configured, and no web page from outside.
+
+    A page can make a browser send requests to loopback. Its Origin gives it away; and if it calls
+    us by a name of its own that it let point here (DNS rebinding), the Host does. `insecure` is for
+    those who asked for it: any Host is good, and an Origin that is the same as the Host.
+    """
+
+    def __init__(self, cors: Cors, *, insecure: bool = False) -> None:
+        if cors.any_origin and not insecure:
+            raise InvalidConfig(
+                "--cors-origin '*' without keys lets every web page write to this server: name the"
+                " origins, configure keys, or add --allow-insecure"
+            )
+        self._cors = cors
+        self._insecure = insecure
+
+    def admit(
+        self, *, authorization: str | None, host: str | None, origin: str | None, wall_ns: int
+    ) -> Identity:
+        """`ANYONE`; `Forbidden` if a web page from elsewhere may be behind the request."""
+        if not self._insecure and (host is None or not is_loopback_authority(host)):
+            raise Forbidden(
+                "without keys this server answers to loopback names only, such as localhost;"
+                " the Host of this request is another",
+                detail={"host": (host or "")[:255]},
+            )
+        if origin is not None and not self._is_ours(origin, host or ""):
+            raise Forbidden(
+                "without keys this server takes no requests from web pages of other origins;"
+                " allow one with --cors-origin",
+                detail={"origin": origin[:255]},
+            )
+        return ANYONE
+
+    def confirm(self, identity: Identity, wall_ns: int) -> Identity:
+        return identity
+
+    def _is_ours(self, origin: str, host: str) -> bool:
+        if self._cors.allows(origin):
+            return True
+        parsed = parse_origin(origin)
+        if parsed is None or parsed.scheme not in _DEFAULT_PORTS:
+            return False
+        if is_loopback(parsed.host):
+            return True
+        authority = parse_authority(host, default_port=_DEFAULT_PORTS[parsed.scheme])
+        return authority == (parsed.host, parsed.port)
+
+
+def check_bind(host: str, *, keyed: bool, allow_insecure: bool) -> None:
+    """Raises `InvalidConfig` if listening on `host` would open the server to the network."""
+    if keyed or allow_insecure or is_loopback(host.lower().removesuffix(".")):
+        return
+    raise InvalidConfig(
+        f"refusing to listen on {host} without keys: whoever can reach it could read and write"
+        " everything. Configure keys with --keys FILE (or FAIRWAY_KEYS_FILE, FAIRWAY_API_KEYS),"
+        " or say --allow-insecure (or FAIRWAY_ALLOW_INSECURE=1)"
+    )
+
+
+# --- hosts and origins
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_AUTHORITY = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]{2,45})\]|(?P<name>[A-Za-z0-9._-]{1,255}))(?::(?P<port>[0-9]{0,5}))?"
+)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+
+
+class Authority(NamedTuple):
+    """A host and a port, spelled in the one way in which they can be compared."""
+
+    host: str
+    port: int
+
+
+class Origin(NamedTuple):
+    scheme: str
+    host: str
+    port: int
+
+
+def parse_authority(text: str, *, default_port: int) -> Authority | None:
+    """The host, in lower case without brackets and final dot, and the port; None if malformed."""
+    if (found := _AUTHORITY.fullmatch(text)) is None:
+        return None
+    port = int(found["port"]) if found["port"] else default_port
+    if found["name"]:
+        return Authority(found["name"].lower().removesuffix("."), port)
+    try:
+        return Authority(IPv6Address(found["v6"]).compressed, port)
+    except ValueError:
+        return None
+
+
+def parse_origin(text: str) -> Origin | None:
+    """A web origin, `scheme://host[:port]`; None for `null` and whatever else is none."""
+    scheme, separator, rest = text.partition("://")
+    scheme = scheme.lower()
+    if not separator or not _SCHEME.fullmatch(scheme):
+        return None
+    authority = parse_authority(rest, default_port=_DEFAULT_PORTS.get(scheme, 0))
+    return authority and Origin(scheme, authority.host, authority.port)
+
+
+@lru_cache(maxsize=256)  # asked for each request, and nearly always the same
+def is_loopback_authority(text: str) -> bool:
+    """Whether a Host header names this machine."""
+    authority = parse_authority(text, default_port=0)
+    return authority is not None and is_loopback(authority.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, in lower case without final dot, can only be this machine.
+
+    Names below `localhost` are: no registrar sells them and browsers do not look them up. Addresses
+    in odd spellings (`127.1`, `0x7f000001`) are not.
+    """
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+# --- CORS
+
+CORS_METHODS: Final = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
+CORS_HEADERS: Final = (
+    *("Accept", "Authorization", "Cache-Control", "Content-Type", "Idempotency-Key"),
+    *("If-Match", "If-None-Match", "Last-Event-ID", "Traceparent", "Tracestate"),
+    *("Producer-Id", "Producer-Epoch", "Producer-Seq"),
+    *("Stream-Seq", "Stream-TTL", "Stream-Expires-At", "Stream-Closed", "Stream-Cursor"),
+    *("Stream-Forked-From", "Stream-Fork-Offset", "Stream-Fork-Sub-Offset"),
+)
+_CORS_FAMILY = re.compile(r"(?:producer|stream)-[a-z0-9-]{1,64}")
+_PREFLIGHT_SECONDS: Final = 600
+
+
+class Cors:
+    """Which web origins may call this server from a browser. With none, CORS is off.
+
+    Cookies and other credentials of the browser are never asked for, so an allowed page can do no
+    more than the key it sends.
+    """
+
+    def __init__(self, origins: Iterable[str] = (), *, exposed: Iterable[str] = ()) -> None:
+        """`exposed` names the response headers that pages may read."""
+        self._allowed: set[Origin] = set()
+        self.any_origin = False
+        for text in origins:
+            origin = parse_origin(text.removesuffix("/"))
+            if text == "*":
+                self.any_origin = True
+            elif origin is None:
+                raise InvalidConfig(
+                    f"{text!r} is not a web origin: scheme://host[:port], such as"
+                    " https://shop.example, or * for all"
+                )
+            else:
+                self._allowed.add(origin)
+        self._exposed = ", ".join(exposed)
+
+    @property
+    def enabled(self) -> bool:
+        return self.any_origin or bool(self._allowed)
+
+    def allows(self, origin: str) -> bool:
+        return self.any_origin or (bool(self._allowed) and parse_origin(origin) in self._allowed)
+
+    def response_headers(self, origin: str | None) -> Headers:
+        """What goes with the response to a request of `origin`, errors included."""
+        if not self.enabled:
+            return ()
+        if origin is None or not self.allows(origin):
+            return () if self.any_origin else (("Vary", "Origin"),)
+        exposed = (("Access-Control-Expose-Headers", self._exposed),) if self._exposed else ()
+        return (*self._allow(origin), *exposed)
+
+    def preflight_headers(self, origin: str | None, requested: str | None = None) -> Headers:
+        """The answer to `OPTIONS` of `origin`, empty if it is not allowed.
+
+        `requested` is its `Access-Control-Request-Headers`; of the `Producer-` and `Stream-`
+        families any are allowed, of others those in `CORS_HEADERS`.
+        """
+        if not self.enabled or origin is None or not self.allows(origin):
+            return ()
+        known = {header.lower() for header in CORS_HEADERS}
+        names = [name.strip().lower() for name in (requested or "")[:4096].split(",")]
+        extra = {name for name in names if _CORS_FAMILY.fullmatch(name)} - known
+        return (
+            *self._allow(origin),
+            ("Access-Control-Allow-Methods", CORS_METHODS),
+            ("Access-Control-Allow-Headers", ", ".join((*CORS_HEADERS, *sorted(extra)))),
+            ("Access-Control-Max-Age", str(_PREFLIGHT_SECONDS)),
+        )
+
+    def _allow(self, origin: str) -> Headers:
+        if self.any_origin:
+            return (("Access-Control-Allow-Origin", "*"),)
+        # As it was sent: it parsed, so it can break no header, and browsers compare the spelling.
+        return (("Access-Control-Allow-Origin", origin), ("Vary", "Origin"))
+
+
+# --- logs
+
+
+def scrubbed(target: str) -> str:
+    """A request target as it may be logged: what could be a secret in its query is starred out."""
+    path, mark, query = target.partition("?")
+    if not mark:
+        return target
+    parts = []
+    for part in query.split("&"):
+        name, equals, _ = part.partition("=")
+        secret = unquote(name).strip().lower() in SECRET_PARAMETERS
+        parts.append(f"{name}{equals}***" if secret and equals else part)
+    return f"{path}?{'&'.join(parts)}"

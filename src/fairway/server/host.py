@@ -1,0 +1,225 @@
+"""What the routes share: the engine, who may do what, and the streams that are open."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fairway.core.priority import Band
+from fairway.errors import FairwayError, Unauthorized, Unavailable
+from fairway.runtime.clock import clock_of, sleep_ns
+from fairway.server.gate import Gate
+from fairway.server.quotas import Quotas
+from fairway.server.sessions import KIND, Sessions
+from fairway.server.tickets import Tickets
+from fairway.settings import UNLIMITED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairway.server.auth import Access, Cors, Identity
+    from fairway.server.connection import Connection
+    from fairway.server.exchange import Request
+    from fairway.server.quotas import Allowance
+    from fairway.server.sse import EventStream
+    from fairway.topics.engine import Topics
+    from fairway.topics.topic import Topic
+
+OWNED_FRESH_NS: Final = 1_000_000_000
+"""How long a sum over a key's topics is good before it is taken again."""
+
+
+STEP_MS: Final = 500
+"""How exactly heartbeats are kept."""
+
+
+class Heartbeats:
+    """Lets every quiet stream hear from us now and then."""
+
+    def __init__(self) -> None:
+        self._streams: dict[EventStream, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def add(self, stream: EventStream, every_ms: int) -> None:
+        self._streams[stream] = (every_ms, every_ms)
+
+    def remove(self, stream: EventStream) -> None:
+        self._streams.pop(stream, None)
+
+    async def run(self) -> None:
+        while True:
+            await sleep_ns(STEP_MS * 1_000_000)
+            for stream, (every_ms, left_ms) in list(self._streams.items()):
+                left_ms -= STEP_MS
+                if not stream.quiet:  # it heard from us: the silence begins anew
+                    stream.quiet, left_ms = True, every_ms - STEP_MS
+                elif left_ms <= 0:
+                    stream.beat()
+                    left_ms = every_ms
+                self._streams[stream] = (every_ms, left_ms)
+
+
+class Guest(NamedTuple):
+    """A stream or socket that is open under a key."""
+
+    number: int
+    identity: Identity
+    allowance: Allowance
+    end: Callable[[FairwayError], None]
+    """Ends it and tells why."""
+
+
+class Host:
+    """Everything a request may need. One for each server."""
+
+    name = "host"
+
+    def __init__(
+        self,
+        topics: Topics,
+        *,
+        access: Access,
+        cors: Cors,
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self.topics = topics
+        self.access = access
+        self.cors = cors
+        self.clock = clock_of()
+        self.quotas = Quotas()
+        self.tickets = Tickets(random_bytes)
+        self.sessions = Sessions(topics.catalog, random_bytes)
+        self.sessions.restore(topics.others.get(KIND, {}), self.now_ms())
+        self.heartbeats = Heartbeats()
+        self.gate = Gate(self.clock)
+        topics.sampler.add_signal("request_line", lambda: self.gate.fill)
+        self._owned: dict[str, tuple[int, int, int]] = {}
+        self._guests: dict[int, Guest] = {}
+        self._guests_so_far = 0
+        telemetry = topics.telemetry
+        telemetry.gauge("fairway_streams", "Open event streams", lambda: len(self.heartbeats))
+        telemetry.gauge("fairway_watch_sessions", "Watch sessions", lambda: len(self.sessions))
+
+    async def run(self) -> None:
+        """Heartbeats, and forgetting what expired."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.heartbeats.run(), name="heartbeats")
+            group.create_task(self._purge(), name="sessions")
+
+    async def _purge(self) -> None:
+        while True:
+            for _ in range(10):
+                await sleep_ns(1_000_000_000)
+                self.review()  # a key may expire without anybody changing it
+            await self.sessions.purge(self.now_ms())
+            self.tickets.purge(self.clock.now_ns())
+
+    def enter(self, name: str) -> asyncio.Future[None] | None:
+        """The turn of a request about the topic `name`, or about something else of that name."""
+        topic = self.topics.find(name)
+        band = self.topics.delivery.band_of(topic) if topic is not None else Band.B2
+        return self.gate.enter(name, band)
+
+    def now_ms(self) -> int:
+        return self.clock.wall_ns() // 1_000_000
+
+    def wall_ms_of(self, at_ns: int | None) -> int | None:
+        """The date of a moment on the monotonic clock."""
+        if at_ns is None:
+            return None
+        return (self.clock.wall_ns() - (self.clock.now_ns() - at_ns)) // 1_000_000
+
+    # Quotas
+
+    def begin(self, identity: Identity) -> Allowance | None:
+        """Count a request that begins; `end` of what is returned must follow, if it is anything.
+
+        Raises `Throttled`.
+        """
+        if identity.quota is UNLIMITED:
+            return None
+        now_ns = self.clock.now_ns()
+        allowance = self.quotas.of(identity, now_ns)
+        allowance.begin(now_ns)
+        return allowance
+
+    def charge(self, identity: Identity, topic: str, *, records: int, size: int) -> None:
+        """Count an append against its key's quota. Raises `Throttled`; then nothing is counted."""
+        if identity.quota is UNLIMITED:
+            return
+        if self.topics.find(topic) is None:
+            self.charge_topic(identity)
+        now_ns = self.clock.now_ns()
+        allowance = self.quotas.of(identity, now_ns)
+        if identity.quota.stored_bytes:
+            count, stored = self._owned_by(identity)
+            allowance.check_stored(stored, wanted=size)
+            allowance.charge(now_ns, records=records, size=size)
+            _, _, at_ns = self._owned[identity.name]
+            self._owned[identity.name] = (count, stored + size, at_ns)
+        else:
+            allowance.charge(now_ns, records=records, size=size)
+
+    def charge_topic(self, identity: Identity) -> None:
+        """Whether the key may have one topic more. Raises `Throttled`."""
+        if identity.quota.topics:
+            allowance = self.quotas.of(identity, self.clock.now_ns())
+            allowance.check_topics(self._owned_by(identity)[0])
+
+    def owns(self, identity: Identity, topic: Topic) -> None:
+        """A topic was made by this key."""
+        count, size, at_ns = self._owned.get(identity.name, (0, 0, 0))
+        self._owned[identity.name] = (count + 1, size, at_ns)
+
+    def _owned_by(self, identity: Identity) -> tuple[int, int]:
+        count, size, at_ns = self._owned.get(identity.name, (0, 0, 0))
+        now_ns = self.clock.now_ns()
+        if not at_ns or now_ns - at_ns > OWNED_FRESH_NS:
+            owned = [topic for topic in self.topics if topic.owner == identity.name]
+            count, size = len(owned), sum(topic.bytes for topic in owned)
+            self._owned[identity.name] = (count, size, now_ns)
+        return count, size
+
+    def connect(self, identity: Identity, end: Callable[[FairwayError], None]) -> Guest:
+        """Count a stream that opens; `disconnect` must follow. Raises `Throttled`.
+
+        `end` is called if its key stops being good.
+        """
+        allowance = self.quotas.of(identity, self.clock.now_ns())
+        allowance.connect()
+        self._guests_so_far += 1
+        guest = Guest(self._guests_so_far, identity, allowance, end)
+        self._guests[guest.number] = guest
+        return guest
+
+    def disconnect(self, guest: Guest) -> None:
+        """Safe to call twice."""
+        if self._guests.pop(guest.number, None) is not None:
+            guest.allowance.disconnect()
+
+    def review(self) -> None:
+        """End what is open under keys that are gone, have expired, or may do something else now."""
+        wall_ns = self.clock.wall_ns()
+        for guest in list(self._guests.values()):
+            then = guest.identity
+            try:
+                now = self.access.confirm(then, wall_ns)
+            except FairwayError as error:
+                guest.end(error)
+                continue
+            if (now.scopes, now.prefixes) != (then.scopes, then.prefixes):
+                guest.end(Unauthorized("what this key may do has changed: connect again"))
+
+    # Streams
+
+    def connection_of(self, request: Request) -> Connection:
+        connection = request.connection
+        if connection is None:
+            raise Unavailable("this server cannot stream: run it with `fairway serve`")
+        return connection
+
+    def cors_headers(self, request: Request) -> list[tuple[bytes, bytes]]:
+        pairs = self.cors.response_headers(request.header(b"origin"))
+        return [(name.lower().encode(), value.encode()) for name, value in pairs]

@@ -1,0 +1,635 @@
+"""HTTP/1.1 with limits and deadlines, for `uvicorn.Config(http=HttpProtocol.limited_to(limits))`.
+
+Parsing is httptools', running the app is uvicorn's. This decides what a client may cost us before
+an app sees its request: bytes, headers, time, requests in advance and connections. A request that
+passes a limit is answered with a JSON error, after the answers still owed, and the connection is
+closed. Streaming responses are in `connection`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import unquote
+
+import httptools
+import msgspec
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from fairway.errors import InvalidConfig
+from fairway.runtime.clock import clock_of
+from fairway.server.connection import EXTENSION, Answer, Connection
+
+if TYPE_CHECKING:
+    from uvicorn._types import HTTPScope
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpLimits:
+    """What one client, and all of them together, may cost before an app is asked."""
+
+    head_bytes_max: int = 32 * 1024
+    """Request line and headers together. Raising it admits larger cookies and tokens and costs
+    that much memory for each connection that sends one."""
+    header_count_max: int = 128
+    """Headers of one request. Raising it admits chattier proxies; every header costs time."""
+    url_bytes_max: int = 8 * 1024
+    """The request target. Raising it admits longer queries, out of `head_bytes_max`."""
+    body_bytes_max: int = 64 * 1024 * 1024
+    """A request's body. Raising it admits larger batches; an app that collects the body holds
+    that much memory for each request."""
+    pipeline_max: int = 16
+    """Requests a client may send ahead of the answers. Raising it helps clients that pipeline and
+    costs about 3 KB each; past it the rest is dropped and the connection closed after them."""
+    connections_max: int = 10_000
+    """Open connections, WebSockets included. Raising it costs a file descriptor and some 10 KB
+    each; one more is answered 503."""
+    first_byte_ns: int = 10 * SECOND_NS
+    """From the connection to its first byte. Raising it lets browsers keep spare connections."""
+    idle_ns: int = 75 * SECOND_NS
+    """From an answer to the next request. Raising it saves reconnecting, and keeps idle
+    connections; it should exceed what clients and proxies believe, or they meet a closed one."""
+    head_ns: int = 10 * SECOND_NS
+    """From a request's first byte to its last header. Raising it forgives bad networks and lets
+    a slowloris hold a connection for longer."""
+    body_ns: int = 30 * SECOND_NS
+    """From the last header to the end of the body, plus what `body_rate_min` grants. Raising it
+    forgives stalls and lets a client that trickles hold a request for longer."""
+    body_rate_min: int = 16 * 1024
+    """Bytes a second: every so many received extend the deadline by one second. Raising it is
+    stricter with slow uploads."""
+    stall_ns: int = 30 * SECOND_NS
+    """How long a client may take in nothing of an answer. Raising it forgives sleeping clients
+    and keeps their unsent answers in memory. Streams are not subject to it."""
+    half_closed_ns: int = 5 * SECOND_NS
+    """For answering a client that has closed its sending side. Raising it serves slow requests of
+    such clients and notices later that a client has left altogether."""
+    linger_ns: int = SECOND_NS
+    """How long we go on reading after an error, so that the client sees it rather than a reset,
+    and how long a stalled stream may hold up a shutdown."""
+    stream_buffer_bytes: int = 256 * 1024
+    """Unsent and unacknowledged bytes of one stream. Raising it rides out longer stalls without
+    catching up from the log, and costs that much memory for each stalled watcher."""
+    kernel_buffer_bytes: int = 64 * 1024
+    """SO_SNDBUF of a stream, which Linux doubles: the kernel's part of the above. Raising it is
+    faster over long distances (about this much every round trip) and hides lag in the kernel."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise InvalidConfig(f"{name} must be positive")
+        if self.url_bytes_max > self.head_bytes_max:
+            raise InvalidConfig("url_bytes_max is part of head_bytes_max and cannot exceed it")
+        if self.stream_buffer_bytes <= 2 * self.kernel_buffer_bytes:
+            raise InvalidConfig("stream_buffer_bytes must exceed twice kernel_buffer_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error answered by the protocol itself, before or instead of an app."""
+
+    status: int
+    code: str
+    message: str
+    retry_after_s: int = 0
+
+    def render(self, default_headers: list[tuple[bytes, bytes]]) -> bytes:
+        """The whole response."""
+        body = msgspec.json.encode({"error": {"code": self.code, "message": self.message}})
+        lines = [STATUS_LINE[self.status]]
+        for name, value in default_headers:
+            lines += (name, b": ", value, b"\r\n")
+        if self.retry_after_s:
+            lines.append(b"retry-after: %d\r\n" % self.retry_after_s)
+        lines += (b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body),)
+        lines += (b"connection: close\r\n\r\n", body)
+        return b"".join(lines)
+
+
+MALFORMED = Refusal(400, "invalid_request", "the request is not valid HTTP/1.1")
+HEAD_LATE = Refusal(408, "request_timeout", "the request's headers took too long")
+BODY_LATE = Refusal(408, "request_timeout", "the request's body took too long")
+BODY_LARGE = Refusal(413, "payload_too_large", "the request's body is too large")
+URL_LONG = Refusal(414, "uri_too_long", "the request's target is too long")
+HEAD_LARGE = Refusal(431, "headers_too_large", "the request's headers are too large or too many")
+CROWDED = Refusal(503, "too_many_connections", "the server has no free connection", 1)
+
+
+class Reading(enum.Enum):
+    """Where in the client's bytes we are."""
+
+    BETWEEN = enum.auto()
+    """Before the first request or after a complete one."""
+    HEAD = enum.auto()
+    BODY = enum.auto()
+    OVER = enum.auto()
+    """Nothing the client sends counts any more; it is read only to notice when it leaves."""
+
+
+class _Over(Exception):
+    """Leaves a parser callback, and so the parser, when reading is over."""
+
+
+# As globals, since attributes of an Enum are slow to look up and these are read at each request.
+BETWEEN, HEAD, BODY, OVER = Reading
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One client's connection.
+
+    At most one deadline holds at a time, in `_due_ns`, and one timer chases it lazily: moving the
+    deadline back, as each request does, costs a clock reading and no timer.
+    """
+
+    limits: ClassVar[HttpLimits] = HttpLimits()
+    cycle: Answer
+
+    @classmethod
+    def limited_to(cls, limits: HttpLimits) -> type[HttpProtocol]:
+        """This protocol with other limits, for `uvicorn.Config(http=...)`."""
+        return type(cls.__name__, (cls,), {"limits": limits})
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._now_ns = clock_of(self.loop).now_ns
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns = 0  # when the timer fires
+        self._due_ns = 0  # when patience ends; 0 while it is our turn
+        self._unsent = 0  # what waited to be sent when we last looked for progress
+
+        self._running: Answer | None = None  # `cycle` is the one last parsed
+        self._stream: Connection | None = None
+        self._refusal: Refusal | None = None  # to be sent after the answers still owed
+        self._half_closed = False
+        self._lingering = False
+
+        self._reading = BETWEEN
+        self._messages = 0  # complete ones, to see whether a read held the end of one
+        self._read_bytes = 0  # of the present read
+        self._head_bytes = 0  # of a head, in reads before the present one; perhaps less
+        self._foreign_bytes = 0  # of those, what may have belonged to the request before
+        self._hosts = 0
+        self._content_length = 0
+        self._transfer_encoding: bytes | None = None
+        self._body_bytes = 0
+        self._body_from_ns = 0
+        self._framing_bytes = 0  # read since the last byte of body: extensions, trailers
+
+    # --- what the transport tells
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        excess = len(self.connections) - self.limits.connections_max
+        if excess <= 0:
+            self._expect(self.limits.first_byte_ns)
+        elif excess <= 1 + self.limits.connections_max // 10:
+            self._answer(CROWDED)
+        else:  # telling them politely needs connections too
+            self._reading = OVER
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        before = self._reading
+        if before is OVER:
+            return
+        messages = self._messages
+        size = self._read_bytes = len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError as error:
+            if self._reading is not OVER:
+                reason = f"{MALFORMED.message}: {error}"  # the parser's words, never the client's
+                self._refuse(replace(MALFORMED, message=reason))
+        after, same = self._reading, messages == self._messages
+        if after is BETWEEN:
+            if same and data.strip(b"\r\n"):  # the first letters of a method
+                self._reading = HEAD
+                self._head_goes_on(size, fresh=True, whole=True)
+        elif after is HEAD:
+            self._head_goes_on(size, fresh=before is not HEAD or not same, whole=same)
+        elif after is BODY:
+            self._body_goes_on(size, fresh=before is not BODY or not same)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. A request that is complete is still answered, if soon."""
+        if self._stream is not None:
+            self.transport.abort()
+        elif self._owes_answer() and self._reading is not BODY and self.scheme == "http":
+            assert self._running is not None
+            self._running.keep_alive = False
+            self._reading = OVER
+            self._half_closed = True
+            self._unsent = self.transport.get_write_buffer_size()
+            self._expect(self.limits.half_closed_ns)
+            return True
+        elif not self._lingering and self.transport.get_write_buffer_size():
+            self._expect_progress()  # the transport closes when that is sent
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._reading = OVER
+        self._stop_timer()
+        self.pipeline.clear()
+        owed = self._running if self._owes_answer() else None
+        super().connection_lost(exc)
+        if owed is not None:
+            self._disconnect(owed)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stream is None and not self._lingering:
+            self._expect_progress()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stream is not None:
+            self._stream.drained()
+        elif not self._lingering and not self.transport.is_closing():
+            self._expect_client()
+
+    def shutdown(self) -> None:
+        """Finish the answer under way, if there is one, and close. Streams end at once."""
+        self.pipeline.clear()
+        self._refusal = None
+        if self._stream is not None:
+            assert self._running is not None
+            self._running.keep_alive = False
+            self._stream.shut_down()
+            self._linger_until_abort()
+        elif self._lingering:
+            self.transport.abort()
+        elif self._owes_answer():
+            assert self._running is not None
+            self._running.keep_alive = False
+        else:
+            self.transport.close()
+            self._linger_until_abort()
+
+    # --- what the parser tells
+
+    def on_url(self, url: bytes) -> None:
+        self._reading = HEAD
+        self.url += url
+        if len(self.url) > self.limits.url_bytes_max:
+            self._refuse(URL_LONG)
+            raise _Over
+        if self._stream is not None or len(self.pipeline) >= self.limits.pipeline_max:
+            self._ignore_the_rest()
+            raise _Over
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"content-length":
+            self._content_length = int(value)
+        elif name == b"transfer-encoding":
+            self._transfer_encoding = value.lower()
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        """Start the app, or queue its turn. Not uvicorn's: that would ask the parser all again."""
+        parser, scope = self.parser, self.scope
+        version, upgrade = parser.get_http_version(), parser.should_upgrade()
+        refusal = self._refusal_of_head(version, upgrade)
+        if refusal is not None:
+            self._refuse(refusal)
+            raise _Over
+        self._hosts = self._content_length = self._head_bytes = self._body_bytes = 0
+        self._transfer_encoding = None
+        scope["method"] = parser.get_method().decode("ascii")
+        if upgrade and self._should_upgrade():
+            return
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope["path"] = self.root_path + (unquote(path) if "%" in path else path)
+        scope["raw_path"] = self.root_path.encode("ascii") + url.path
+        scope["query_string"] = url.query or b""
+        connection = Connection(self)
+        if version != "1.1":
+            scope["http_version"] = version
+            connection.chunked = False
+        scope["extensions"] = {EXTENSION: connection}  # type: ignore[dict-item]
+        self.headers = []  # for trailers, which nobody asked for: the app has its headers
+        self._reading = BODY
+        self._take_on(scope, keep_alive=version == "1.1" and parser.should_keep_alive())
+
+    def _take_on(self, scope: HTTPScope, *, keep_alive: bool) -> None:
+        self.cycle = Answer(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,  # an `Answer` writes none: it would hold query strings, and tickets
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=keep_alive,
+            on_response=self.on_response_complete,
+        )
+        if self._owes_answer():
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+        else:
+            self._running = self.cycle
+            self._start_asgi_task(self.cycle, self.app)
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        self._framing_bytes = -self._read_bytes  # this read is not to count
+        if self._body_bytes > self.limits.body_bytes_max:
+            self._refuse(BODY_LARGE)
+            raise _Over
+        cycle = self.cycle
+        if cycle.response_complete or self._stream is not None:
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        if self._reading is not BODY:  # a WebSocket
+            return
+        self._messages += 1
+        self._reading = BETWEEN
+        cycle = self.cycle
+        if cycle.response_complete:
+            self._expect(self.limits.idle_ns)
+        else:
+            self._due_ns = 0
+            cycle.more_body = False
+            cycle.message_event.set()
+
+    # --- what the app tells
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            if self.transport.get_write_buffer_size():
+                self._expect_progress()
+        elif self.pipeline:
+            cycle, app = self.pipeline.pop()
+            assert isinstance(cycle, Answer)
+            self._running = cycle
+            self._start_asgi_task(cycle, app)
+        elif self._refusal is not None:
+            self._answer(self._refusal)
+        elif self._reading is BODY and self.expect_100_continue and not self._body_bytes:
+            # Answered without asking for the body: whether it comes is up to the client, and
+            # what comes next could be either a body or a request.
+            self._linger()
+        else:
+            self.flow.resume_reading()
+            if self._reading is BETWEEN:
+                self._expect(self.limits.idle_ns)
+
+    def start_stream(self, connection: Connection) -> bool:
+        """Let `connection` write the response of its request. True if the client may go on after.
+
+        While a stream is open the client is read only to notice its end, so what it sends behind
+        the request is dropped, and the connection is closed after the stream.
+        """
+        cycle = self._running
+        if cycle is None or cycle.begun or _connection_of(cycle) is not connection:
+            raise RuntimeError("a response is opened once, in its turn, and not after `send`")
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        self._stream = connection
+        if self.pipeline or self._reading is not BETWEEN:
+            self.pipeline.clear()
+            self._ignore_the_rest()
+        self.flow.resume_reading()
+        if self._half_closed:  # nobody reads a stream after leaving
+            self.transport.abort()
+        return cycle.keep_alive
+
+    def finish_stream(self) -> None:
+        """The stream's last byte is written."""
+        self._stream = None
+        assert self._running is not None
+        self._running.complete()
+
+    # --- limits
+
+    def _refusal_of_head(self, version: str, upgrade: bool) -> Refusal | None:
+        limits = self.limits
+        if self._head_bytes + self._read_bytes > limits.head_bytes_max:  # perhaps; so count
+            fields = sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if len(self.url) + fields > limits.head_bytes_max:
+                return HEAD_LARGE
+        if len(self.headers) > limits.header_count_max:
+            return HEAD_LARGE
+        if self._content_length > limits.body_bytes_max:
+            return BODY_LARGE
+        if version == "1.1":
+            if self._hosts != 1:
+                return replace(MALFORMED, message="HTTP/1.1 asks for exactly one Host header")
+            if self._transfer_encoding is not None and self._transfer_encoding != b"chunked":
+                return replace(MALFORMED, message="the only transfer encoding here is chunked")
+        elif version != "1.0" or self._hosts > 1 or self._transfer_encoding is not None:
+            return MALFORMED
+        # The parser skips the body of what asks for an upgrade, and would take it for a request.
+        has_body = self._content_length or self._transfer_encoding is not None
+        if has_body and upgrade:
+            return replace(MALFORMED, message="a request with a body cannot ask for an upgrade")
+        return None
+
+    def _head_goes_on(self, size: int, *, fresh: bool, whole: bool) -> None:
+        """A read ended inside a head; `whole` if it held nothing else."""
+        if fresh:
+            self._head_bytes = 0
+            self._foreign_bytes = 0 if whole else size
+            self._expect(self.limits.head_ns)
+        self._head_bytes += size
+        too_large = self._head_bytes - self._foreign_bytes > self.limits.head_bytes_max
+        if too_large or len(self.headers) > self.limits.header_count_max:
+            self._refuse(HEAD_LARGE)
+
+    def _body_goes_on(self, size: int, *, fresh: bool) -> None:
+        """A read ended inside a body."""
+        if fresh:
+            self._framing_bytes = 0
+            self._body_from_ns = self._now_ns()
+            self._expect(self.limits.body_ns)
+            return
+        # Trailers and the extensions of chunks are no body, so they have the limit of a head.
+        self._framing_bytes += size
+        if self._framing_bytes > self.limits.head_bytes_max:
+            self._refuse(HEAD_LARGE)
+
+    def _upgrade(self, rest: bytes) -> None:
+        if self._reading is not HEAD:
+            # Not a WebSocket, so a wish that we may ignore: its request is being answered.
+            if rest:
+                self.data_received(rest)
+        elif self._owes_answer():
+            self._refuse(replace(MALFORMED, message="an upgrade cannot be asked for in advance"))
+        else:
+            self._reading = OVER
+            self._stop_timer()
+            self.handle_websocket_upgrade()
+
+    # --- refusing
+
+    def _refuse(self, refusal: Refusal) -> None:
+        """Answer the request being read with an error and read no further."""
+        in_body = self._reading is BODY
+        self._reading = OVER
+        self._due_ns = 0
+        if in_body and self.cycle is not self._running:
+            self.pipeline.popleft()  # it was waiting for its turn; the refusal takes its place
+        elif in_body and self.cycle.response_started:
+            # Too late for another answer. A complete one stands; half a one cannot be mended.
+            self._linger() if self.cycle.response_complete else self.transport.abort()
+            return
+        elif in_body:
+            self._disconnect(self.cycle)
+            self._answer(refusal)
+            return
+        if self._owes_answer():
+            self._refusal = refusal
+        else:
+            self._answer(refusal)
+
+    def _answer(self, refusal: Refusal) -> None:
+        self.logger.debug("refused a request: %s", refusal.code)
+        self.transport.write(refusal.render(self.server_state.default_headers))
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close our side and read on for a while: a reset would take our answer with it."""
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._linger_until_abort()
+
+    def _linger_until_abort(self) -> None:
+        self._reading = OVER
+        self._lingering = True
+        self._expect(self.limits.linger_ns)
+
+    def _ignore_the_rest(self) -> None:
+        """Answer what was taken on, and close."""
+        self._reading = OVER
+        self._due_ns = 0
+        last = self._running if self._stream is not None else self.cycle
+        assert last is not None
+        last.keep_alive = False
+
+    def _disconnect(self, cycle: Answer) -> None:
+        """Tell the app of this request that its client is gone."""
+        cycle.disconnected = True
+        cycle.message_event.set()
+        self._stream = None
+        connection = _connection_of(cycle)
+        if connection is not None:
+            connection.lost()
+
+    def _owes_answer(self) -> bool:
+        return self._running is not None and not (
+            self._running.response_complete or self._running.disconnected
+        )
+
+    # --- deadlines
+
+    def _expect(self, within_ns: int) -> None:
+        """Have patience for so long, in place of any deadline before."""
+        now_ns = self._now_ns()
+        self._due_ns = now_ns + within_ns
+        if self._timer is not None:
+            if self._timer_ns <= self._due_ns:
+                return  # it will look again when it fires
+            self._timer.cancel()
+        self._timer_ns = self._due_ns
+        self._timer = self.loop.call_later(within_ns / SECOND_NS, self._look)
+
+    def _expect_client(self) -> None:
+        """Have the patience that the place in its bytes deserves."""
+        if self._half_closed:
+            self._expect(self.limits.half_closed_ns)
+        elif self._reading is HEAD:
+            self._expect(self.limits.head_ns)
+        elif self._reading is BODY:
+            self._expect(self.limits.body_ns)
+        elif self._owes_answer():
+            self._due_ns = 0
+        else:
+            self._expect(self.limits.idle_ns)
+
+    def _expect_progress(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        self._expect(self.limits.stall_ns)
+
+    def _stop_timer(self) -> None:
+        self._due_ns = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        self._timer = None
+        if not self._due_ns:
+            return
+        left_ns = self._due_ns - self._now_ns()
+        if left_ns > 0:
+            self._timer_ns = self._due_ns
+            self._timer = self.loop.call_later(left_ns / SECOND_NS, self._look)
+        else:
+            self._due_ns = 0
+            self._lose_patience()
+
+    def _lose_patience(self) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        if self._lingering:
+            self.transport.abort()
+        elif unsent and self._stream is None and self._reading is not HEAD:
+            if unsent < self._unsent:
+                self._expect_progress()
+            else:
+                self.transport.abort()
+        elif self._half_closed:
+            self.transport.abort()
+        elif self._reading is BODY:
+            self._body_is_late()
+        elif self._reading is HEAD and self.flow.read_paused:  # it is we who do not read
+            self._expect(self.limits.head_ns)
+        elif self._reading is HEAD:
+            self._refuse(HEAD_LATE)
+        else:
+            self.transport.close()
+
+    def _body_is_late(self) -> None:
+        limits = self.limits
+        granted_ns = limits.body_ns + self._body_bytes * SECOND_NS // limits.body_rate_min
+        left_ns = self._body_from_ns + granted_ns - self._now_ns()
+        if self.flow.read_paused:  # it is our app that does not read
+            self._expect(limits.body_ns)
+        elif left_ns > 0:
+            self._expect(left_ns)
+        else:
+            self._refuse(BODY_LATE)
+
+
+def _connection_of(cycle: Answer) -> Connection | None:
+    extensions: Any = cycle.scope.get("extensions", {})
+    found: Connection | None = extensions.get(EXTENSION)
+    return found

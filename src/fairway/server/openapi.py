@@ -1,0 +1,152 @@
+"""The OpenAPI document, drawn from the routes and the messages they name."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from fairway.wire.topics import (
+    AppendRequest,
+    DiffReply,
+    ErrorReply,
+    Tombstone,
+    TopicPatch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fairway.server.asgi import Route
+
+REF: Final = "#/components/schemas/{name}"
+
+
+class RecordIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A record to append."""
+
+    data: Any
+    tag: str | None = None
+    node: str | None = None
+    meta: dict[str, Any] | None = None
+
+
+class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Records to append, and what goes for all of them."""
+
+    records: list[RecordIn]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: TopicPatch | None = None
+    disable_backpressure: bool = False
+
+
+class DiffBody(msgspec.Struct, frozen=True, kw_only=True):
+    """Records after a cursor."""
+
+    topic: str
+    epoch: int
+    records: list[dict[str, Any]]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    caught_up: bool
+    tombstone: Tombstone | None
+    lag: int
+
+
+SHOWN_AS: Final[dict[Any, Any]] = {AppendRequest: AppendBody, DiffReply: DiffBody}
+"""Messages whose records are kept raw, as people should read them."""
+
+
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """The whole document."""
+    routes = list(routes)
+    shown = [SHOWN_AS.get(one, one) for route in routes for one in (route.body, route.reply) if one]
+    kinds = list(dict.fromkeys([*shown, ErrorReply]))
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
+    by_kind = dict(zip(kinds, schemas, strict=True))
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Fairway",
+            "version": version("fairway"),
+            "description": "Durable topics with fair delivery. Overload costs latency, never data.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _operation(route: Route, by_kind: dict[Any, Any]) -> dict[str, Any]:
+    error = {"application/json": {"schema": by_kind[ErrorReply]}}
+    responses: dict[str, Any] = {"200": {"description": "done"}}
+    if route.reply is not None:
+        schema = by_kind[SHOWN_AS.get(route.reply, route.reply)]
+        responses["200"]["content"] = {"application/json": {"schema": schema}}
+    elif route.stream:
+        responses["200"]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+    for status, meaning in route.statuses.items():
+        content = error if status >= 400 else responses["200"].get("content", error)
+        if status == 503 and route.path == "/readyz":
+            content = responses["200"]["content"]
+        responses[str(status)] = {"description": meaning, "content": content}
+    for status, meaning in _COMMON.items():
+        if not (route.public and status in (401, 403)):
+            responses.setdefault(str(status), {"description": meaning, "content": error})
+    operation: dict[str, Any] = {
+        "operationId": route.handler.__name__,
+        "summary": route.summary,
+        "responses": responses,
+        "parameters": [
+            *(
+                {"name": name, "in": "path", "required": True, "schema": _name(name)}
+                for name in _arguments(route.path)
+            ),
+            *(
+                {"name": name, "in": "query", "schema": {"type": kind}, "description": meaning}
+                for name, kind, meaning in route.query
+            ),
+        ],
+    }
+    if route.body is not None:
+        schema = by_kind[SHOWN_AS.get(route.body, route.body)]
+        operation["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": schema}},
+        }
+    return operation
+
+
+_COMMON: Final = {
+    400: "the request is wrong, and changed nothing",
+    401: "no key, or not a known one",
+    403: "the key may not do this",
+    415: "the body is not JSON",
+    429: "too much; `Retry-After` says when",
+    503: "not ready, or shutting down",
+}
+
+
+def _arguments(path: str) -> list[str]:
+    return [part[1:-1] for part in path.split("/") if part.startswith("{")]
+
+
+def _name(argument: str) -> dict[str, Any]:
+    if argument == "wid":
+        return {"type": "string"}
+    pattern = (
+        "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"
+        if argument == "router"
+        else ("^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$")
+    )
+    return {"type": "string", "pattern": pattern, "minLength": 1, "maxLength": 255}

@@ -1,0 +1,225 @@
+"""Runs an app behind HTTP: uvicorn with our protocol class, from the first byte to the last.
+
+The socket is open before the data is recovered, and answers 503 `not_ready` until then. A stop
+refuses new work, ends streams and long polls, drains what was accepted, and closes; a second one
+ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from contextlib import AsyncExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import uvicorn
+
+from fairway.errors import FairwayError, InvalidConfig, NotFound, Unavailable
+from fairway.runtime.blocking import BlockingPool
+from fairway.server.asgi import HttpApp, identify
+from fairway.server.auth import Cors, LiveKeys, OpenAccess, check_bind
+from fairway.server.exchange import Request
+from fairway.server.host import Host
+from fairway.server.http_protocol import HttpLimits, HttpProtocol
+from fairway.server.problems import problem
+from fairway.server.routes import ROUTES
+from fairway.server.websocket import serve_socket
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fairway.app import Fairway
+    from fairway.runtime.service import StopSwitch
+    from fairway.server.auth import Access
+    from fairway.server.exchange import Receive, Scope, Send
+    from fairway.settings import ServerSettings
+
+logger = logging.getLogger("fairway.server")
+
+GRACE_S: Final = 2
+"""How long a stop waits for requests under way before it cuts them off."""
+EXPOSED: Final = ("fairway-gap", "retry-after", "location", "etag")
+
+
+class Server:
+    """One app on one address."""
+
+    def __init__(
+        self, app: Fairway, settings: ServerSettings, *, limits: HttpLimits | None = None
+    ) -> None:
+        check_bind(settings.host, keyed=settings.keyed, allow_insecure=settings.allow_insecure)
+        self.app = app
+        self.settings = settings
+        self.ready = asyncio.Event()
+        """Set once requests are served."""
+        self.port = settings.port
+        self._http = HttpApp(ROUTES, lambda: app.progress)
+        self._limits = limits or HttpLimits()
+        self._host: Host | None = None
+
+    @property
+    def url(self) -> str:
+        scheme = "https" if self.settings.tls_cert is not None else "http"
+        host = self.settings.host
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    async def run(self, stop: StopSwitch) -> None:
+        """Serve until `stop` is pressed; pressed again, or before it is ready, end at once.
+
+        Raises what kept it from starting as itself (`AlreadyOwned`, `InvalidConfig`).
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                serving = group.create_task(self._serve(stop), name="server")
+                ending = group.create_task(self._end(stop, serving), name="server-end")
+                await asyncio.wait({serving})
+                ending.cancel()
+        except BaseExceptionGroup as failures:
+            cause: BaseException = failures
+            while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
+                cause = cause.exceptions[0]
+            raise cause from None
+
+    async def _end(self, stop: StopSwitch, serving: asyncio.Task[None]) -> None:
+        await stop.wait_pressed()
+        if self.ready.is_set():
+            await stop.wait_insisted()
+        serving.cancel()
+
+    async def _serve(self, stop: StopSwitch) -> None:
+        uvicorn_server = _Uvicorn(self._config())
+        async with AsyncExitStack() as stack:
+            pool = await stack.enter_async_context(BlockingPool(1, name="server"))
+            async with asyncio.TaskGroup() as group:
+                listening = group.create_task(self._listen(uvicorn_server), name="http")
+                await uvicorn_server.wait_listening()
+                if listening.done():
+                    return  # the group raises what it met
+                self.port = uvicorn_server.port
+                async with self.app:
+                    services = [*self._start(group, pool)]
+                    self.ready.set()
+                    await self._until(stop, listening)
+                    self.app.topics.stop_admitting()
+                    uvicorn_server.should_exit = True
+                    await asyncio.wait({listening})
+                    for service in services:
+                        service.cancel()
+                    self._http.host = None
+
+    async def _listen(self, server: _Uvicorn) -> None:
+        try:
+            await server.serve()
+        finally:
+            server.listening.set()
+
+    async def _until(self, stop: StopSwitch, listening: asyncio.Task[None]) -> None:
+        async with asyncio.TaskGroup() as group:
+            pressed = group.create_task(stop.wait_pressed())
+            await asyncio.wait({pressed, listening}, return_when=asyncio.FIRST_COMPLETED)
+            pressed.cancel()
+
+    def _start(self, group: asyncio.TaskGroup, pool: BlockingPool) -> Iterator[asyncio.Task[None]]:
+        settings = self.settings
+        cors = Cors(settings.cors_origins, exposed=EXPOSED)
+        access: Access
+        if settings.keyed:
+            keys = LiveKeys(settings.key_source(), pool=pool)
+            access = keys.access
+            yield group.create_task(keys.run(), name="keys")
+        else:
+            access = OpenAccess(cors, insecure=settings.allow_insecure)
+        host = Host(self.app.topics, access=access, cors=cors, random_bytes=secrets.token_bytes)
+        if settings.keyed:
+            keys.access.listen(lambda gone: host.quotas.retain(keys.access.keyring.names))
+            keys.access.listen(lambda gone: host.review())
+        yield group.create_task(host.run(), name="host")
+        self._http.host = self._host = host
+
+    def _config(self) -> uvicorn.Config:
+        settings = self.settings
+        config = uvicorn.Config(
+            self._asgi,
+            host=settings.host,
+            port=settings.port,
+            http=HttpProtocol.limited_to(self._limits),
+            ws="websockets-sansio",
+            ws_max_size=self._limits.body_bytes_max,
+            lifespan="off",
+            interface="asgi3",
+            proxy_headers=False,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_graceful_shutdown=GRACE_S,
+            backlog=2048,
+        )
+        config.load()
+        context = settings.tls_context()
+        if context is not None:
+            config.ssl = context
+        return config
+
+    async def _asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["method"] = "GET"
+        request = Request(scope, receive)
+        await receive()
+        try:
+            if scope["path"] != "/v0/ws":
+                raise NotFound("socket", scope["path"][:200])
+            host = self._http.host
+            if host is None:
+                raise Unavailable("the data is being recovered")
+            request.query()
+            identity = identify(host, request)
+            scope["query_string"] = b""  # uvicorn logs it, and it may hold a ticket
+            await serve_socket(host, identity, receive, send)
+        except FairwayError as error:
+            scope["query_string"] = b""
+            reply = problem(error)
+            await send(
+                {
+                    "type": "websocket.http.response.start",
+                    "status": reply.status,
+                    "headers": list(reply.headers),
+                }
+            )
+            await send({"type": "websocket.http.response.body", "body": reply.body})
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers: whoever runs the server owns those."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: Any = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # the reason is in its log
+            config = self.config
+            raise InvalidConfig(
+                f"cannot listen on {config.host}:{config.port}: it is taken, or not ours"
+            ) from None
+        self.listening.set()
+
+    async def wait_listening(self) -> None:
+        await self.listening.wait()
+
+    @property
+    def port(self) -> int:
+        port: int = self.servers[0].sockets[0].getsockname()[1]
+        return port

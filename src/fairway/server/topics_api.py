@@ -1,0 +1,372 @@
+"""The routes of topics and routers: from messages to the engine and back."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from fairway.errors import InvalidRequest
+from fairway.server.exchange import JSON, Reply, Request, flag, json_reply, number, parse
+from fairway.topics.batch import Projection, encode_record
+from fairway.topics.match import TagMatch
+from fairway.topics.reading import NO_NODES, Selection
+from fairway.topics.writing import NewBatch
+from fairway.wire.topics import (
+    KEY_BYTES_MAX,
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    NODE_BYTES_MAX,
+    PAGE_MAX,
+    READ_BYTES_DEFAULT,
+    READ_BYTES_MAX,
+    WAIT_MS_MAX,
+    AppendReply,
+    AppendRequest,
+    DeleteReply,
+    DeleteRequest,
+    DeleteRouterReply,
+    DeleteTopicReply,
+    DiffRequest,
+    PutRouterReply,
+    PutTopicReply,
+    RouterConfig,
+    RouterList,
+    Tombstone,
+    TopicList,
+    TopicPatch,
+    TopicState,
+    TopicSummary,
+    check_name,
+    parse_records,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fairway.server.host import Host
+    from fairway.topics.engine import Diff
+    from fairway.topics.topic import Topic
+
+_APPEND = msgspec.json.Decoder(AppendRequest)
+_DIFF = msgspec.json.Decoder(DiffRequest)
+_DELETE = msgspec.json.Decoder(DeleteRequest)
+_PATCH = msgspec.json.Decoder(TopicPatch)
+_ROUTER = msgspec.json.Decoder(RouterConfig)
+_encode = msgspec.json.Encoder().encode
+MAX_TRACE: Final = 256
+
+
+# Records
+
+
+async def append(host: Host, request: Request, topic: str) -> Reply:
+    return_seqs = True
+    if request.scope["query_string"]:
+        query = request.query(("return_seqs",))
+        return_seqs = flag(query.get("return_seqs"), "return_seqs", default=True)
+    body = await request.body()
+    request.require_json()
+    message = parse(_APPEND, body)
+    check_name(topic)
+    identity = request.identity
+    identity.require("write", topic)
+    raw, records = parse_records(bytes(message.records))
+    node, key = message.node, message.idempotency_key
+    if key is None:
+        key = request.header(b"idempotency-key")
+    check_writer(node, key)
+    trace = request.header(b"traceparent")
+    host.charge(identity, topic, records=len(records), size=len(raw))
+    new = NewBatch(
+        raw=raw,
+        records=records,
+        node=node,
+        key=key,
+        trace=trace if trace is not None and len(trace) <= MAX_TRACE else None,
+        patient=message.disable_backpressure,
+    )
+    found, appended, created = await host.topics.append(
+        topic, new, create=message.create, config=message.config, owner=identity.name
+    )
+    first, last = appended.first_seq, appended.last_seq
+    reply = AppendReply(
+        topic=topic,
+        epoch=abs(found.epoch),  # negative if it was deleted meanwhile
+        first_seq=first,
+        last_seq=last,
+        seqs=list(range(first, last + 1)) if return_seqs else msgspec.UNSET,
+        head_seq=found.head,
+        count=last - first + 1,
+        created=created,
+        deduped=appended.deduped,
+    )
+    if created:
+        host.owns(identity, found)
+    return Reply(201 if created else 200, _encode(reply))
+
+
+def check_writer(node: str | None, key: str | None) -> None:
+    """Refuse a node or an idempotency key that is too long."""
+    if node is not None and len(node.encode()) > NODE_BYTES_MAX:
+        raise InvalidRequest(f"node has more than {NODE_BYTES_MAX} bytes", code="record_too_large")
+    if key is not None and not 0 < len(key.encode()) <= KEY_BYTES_MAX:
+        raise InvalidRequest(f"idempotency_key has 1 to {KEY_BYTES_MAX} bytes")
+
+
+async def diff(host: Host, request: Request, topic: str) -> Reply:
+    message = await request.json(_DIFF, empty=b"{}")
+    check_name(topic)
+    request.identity.require("read", topic)
+    found = host.topics.get(topic)
+    selection = Selection(
+        nodes_of(message.node) if found.config.dedupe_node else NO_NODES,
+        TagMatch.of(message.match) if message.match is not None else None,
+    )
+    answer = await host.topics.diff(
+        topic,
+        message.from_seq,
+        epoch=message.epoch,
+        limit=min(message.limit or LIMIT_DEFAULT, LIMIT_MAX),
+        max_bytes=min(message.max_batch_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX),
+        selection=selection,
+        wait_ns=min(message.wait_ms, WAIT_MS_MAX) * 1_000_000,
+    )
+    return diff_reply(answer, Projection(message.include_tags, message.include_meta))
+
+
+def diff_reply(answer: Diff, projection: Projection) -> Reply:
+    topic, page, _ = answer
+    tombstone = tombstone_of(answer)
+    records = b",".join([encode_record(record, projection) for record in page.records])
+    headers = [JSON]
+    if tombstone is not None:
+        headers.append((b"fairway-gap", b"%d-%d" % (tombstone.gap_from, tombstone.gap_to)))
+    head = topic.head
+    body = (
+        b'{"topic":"%b","epoch":%d,"records":[%b],"next_from_seq":%d,"head_seq":%d,'
+        b'"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d}'
+        % (
+            topic.name.encode(),
+            topic.epoch,
+            records,
+            page.next_seq,
+            head,
+            topic.earliest,
+            b"true" if page.next_seq >= head else b"false",
+            _encode(tombstone),
+            max(head - page.next_seq, 0),
+        )
+    )
+    return Reply(200, body, tuple(headers))
+
+
+def tombstone_of(answer: Diff) -> Tombstone | None:
+    """What a reader must be told is gone, if anything is."""
+    topic, page, recreated = answer
+    gap = page.gap
+    if gap is None and not recreated:
+        return None
+    return Tombstone(
+        reason="recreated" if recreated or gap is None else gap.reason,
+        gap_from=gap.first if gap is not None else 1,
+        gap_to=gap.last if gap is not None else 0,
+        missed_estimate=gap.last - gap.first + 1 if gap is not None else 0,
+        earliest_seq=topic.earliest,
+        head_seq=topic.head,
+    )
+
+
+async def delete_records(host: Host, request: Request, topic: str) -> Reply:
+    message = await request.json(_DELETE)
+    check_name(topic)
+    request.identity.require("delete", topic)
+    match = TagMatch.of(message.match) if message.match is not None else None
+    found, deleted = await host.topics.delete_records(
+        topic, before_seq=message.before_seq, match=match
+    )
+    return json_reply(
+        DeleteReply(
+            topic=topic,
+            deleted=deleted,
+            earliest_seq=found.earliest,
+            head_seq=found.head,
+            count=found.count,
+            bytes=found.bytes,
+        )
+    )
+
+
+# Topics
+
+
+async def put_topic(host: Host, request: Request, topic: str) -> Reply:
+    patch = await request.json(_PATCH, empty=b"{}")
+    check_name(topic)
+    request.identity.require("admin", topic)
+    if host.topics.find(topic) is None:
+        host.charge_topic(request.identity)
+    found, created = await host.topics.put(topic, patch, owner=request.identity.name)
+    if created:
+        host.owns(request.identity, found)
+    reply = PutTopicReply(topic=topic, created=created, epoch=found.epoch, config=found.config)
+    return json_reply(reply, 201 if created else 200)
+
+
+async def get_topic(host: Host, request: Request, topic: str) -> Reply:
+    query = request.query(("touch",))
+    check_name(topic)
+    request.identity.require("read", topic)
+    found = host.topics.get(topic)
+    if flag(query.get("touch"), "touch", default=True):
+        host.topics.delivery.touch(found)
+    return json_reply(state_of(host, found))
+
+
+def state_of(host: Host, topic: Topic) -> TopicState:
+    live = topic.live
+    return TopicState(
+        topic=topic.name,
+        epoch=topic.epoch,
+        head_seq=topic.head,
+        earliest_seq=topic.earliest,
+        evict_floor=topic.evict_floor,
+        next_seq=topic.head + 1,
+        count=topic.count,
+        bytes=topic.bytes,
+        config=topic.config,
+        effective_priority=host.topics.delivery.effective_priority(topic),
+        last_write_ts=topic.last_ts or None,
+        last_read_ts=host.wall_ms_of(topic.last_read_ns),
+        watchers=sum(map(len, live.readers.values())) if live is not None else 0,
+    )
+
+
+async def list_topics(host: Host, request: Request) -> Reply:
+    query = request.query(("prefix", "page_size", "cursor"))
+    identity = request.identity
+    identity.require("read")
+    size = min(number(query.get("page_size"), "page_size", default=100, least=1), PAGE_MAX)
+    prefix, after = query.get("prefix", ""), read_cursor(query.get("cursor"))
+    found: list[TopicSummary] = []
+    more = False
+    while not more:
+        page = list(host.topics.ordered(prefix=prefix, after=after, limit=PAGE_MAX))
+        for topic in page:
+            if identity.may_touch(topic.name):
+                if len(found) == size:
+                    more = True
+                    break
+                found.append(_summary(host, topic))
+            after = topic.name
+        if len(page) < PAGE_MAX:
+            break
+    last = found[-1].topic if found else ""
+    return json_reply(
+        TopicList(topics=found, next_cursor=make_cursor(last) if more else msgspec.UNSET)
+    )
+
+
+def _summary(host: Host, topic: Topic) -> TopicSummary:
+    return TopicSummary(
+        topic=topic.name,
+        epoch=topic.epoch,
+        head_seq=topic.head,
+        earliest_seq=topic.earliest,
+        count=topic.count,
+        bytes=topic.bytes,
+        durability=topic.config.durability,
+        effective_priority=host.topics.delivery.effective_priority(topic),
+    )
+
+
+async def delete_topic(host: Host, request: Request, topic: str) -> Reply:
+    query = request.query(("if_empty",))
+    check_name(topic)
+    request.identity.require("delete", topic)
+    if_empty = flag(query.get("if_empty"), "if_empty", default=False)
+    routers = await host.topics.delete(topic, if_empty=if_empty)
+    return json_reply(
+        DeleteTopicReply(topic=topic, deleted=routers is not None, routers_removed=routers or [])
+    )
+
+
+# Routers
+
+
+async def put_router(host: Host, request: Request, router: str) -> Reply:
+    config = await request.json(_ROUTER)
+    request.identity.require("admin", config.source, config.dest)
+    made, created = await host.topics.put_router(router, config)
+    reply = PutRouterReply(router=router, created=created, **msgspec.structs.asdict(made.config))
+    return json_reply(reply, 201 if created else 200)
+
+
+async def get_router(host: Host, request: Request, router: str) -> Reply:
+    request.query()
+    check_name(router, what="router")
+    found = host.topics.router(router)
+    request.identity.require("read", found.config.source, found.config.dest)
+    return json_reply(found.state())
+
+
+async def list_routers(host: Host, request: Request) -> Reply:
+    query = request.query(("prefix", "source", "dest", "page_size", "cursor"))
+    identity = request.identity
+    identity.require("read")
+    size = min(number(query.get("page_size"), "page_size", default=100, least=1), PAGE_MAX)
+    after = read_cursor(query.get("cursor"))
+    found = [
+        router
+        for name, router in sorted(host.topics.routers().items())
+        if name > after
+        and name.startswith(query.get("prefix", ""))
+        and query.get("source") in (None, router.config.source)
+        and query.get("dest") in (None, router.config.dest)
+        and identity.may_touch(router.config.source)
+        and identity.may_touch(router.config.dest)
+    ]
+    page = found[:size]
+    more = len(found) > size
+    return json_reply(
+        RouterList(
+            routers=[router.state() for router in page],
+            next_cursor=make_cursor(page[-1].name) if more else msgspec.UNSET,
+        )
+    )
+
+
+async def delete_router(host: Host, request: Request, router: str) -> Reply:
+    request.query()
+    check_name(router, what="router")
+    existing = host.topics.routers().get(router)
+    names = (existing.config.source, existing.config.dest) if existing is not None else ()
+    request.identity.require("delete", *names)
+    return json_reply(
+        DeleteRouterReply(router=router, deleted=await host.topics.delete_router(router))
+    )
+
+
+# Small things
+
+
+def nodes_of(node: str | Iterable[str] | None) -> frozenset[str]:
+    if node is None:
+        return NO_NODES
+    return frozenset((node,)) if isinstance(node, str) else frozenset(node)
+
+
+def make_cursor(name: str) -> str:
+    return base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+
+
+def read_cursor(text: str | None) -> str:
+    if not text:
+        return ""
+    try:
+        return base64.b64decode(
+            text + "=" * (-len(text) % 4), altchars=b"-_", validate=True
+        ).decode()
+    except ValueError:
+        raise InvalidRequest("cursor is not one that this server gave out") from None

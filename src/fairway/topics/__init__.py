@@ -1,0 +1,1 @@
+"""Durable topics: append, diff, watch and route, delivered fairly. See `topics.Topics`."""

@@ -1,0 +1,146 @@
+"""What one append leaves in the log, and how its records look to a reader.
+
+A batch is one log entry keyed by its last seq, so it is stored and lost as a whole. Its records
+stay the JSON their writer sent: they are parsed when they come in, to refuse what is wrong, and
+again when somebody reads them, never re-encoded in between.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from fairway.errors import Corrupt, UnknownFormat
+from fairway.wire.topics import NewRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+VERSION: Final = 1
+RECORD_OVERHEAD: Final = 24
+"""Bytes each record counts against `cap_bytes` beside its own: its seq, its time, its place."""
+
+
+class Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The records of one append. Extended only at the end, with defaults."""
+
+    version: int
+    first_seq: int
+    count: int
+    ts: int
+    size: int
+    """What its records count against `cap_bytes`."""
+    records: bytes
+    """A JSON array of `NewRecord`."""
+    node: str | None = None
+    """The origin of records that name none."""
+    trace: str | None = None
+    """The `traceparent` of the request that wrote it."""
+    hops: int = 0
+    """How many routers it came through."""
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + self.count - 1
+
+    def parse(self) -> list[NewRecord]:
+        return _RECORDS.decode(self.records)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Batch)
+_RECORDS = msgspec.json.Decoder(list[NewRecord])
+
+encode_batch = _ENCODER.encode
+
+
+def decode_batch(payload: bytes, *, topic: str) -> Batch:
+    """Read an entry back. Its checksum was right, so what does not fit is another format."""
+    try:
+        batch = _DECODER.decode(payload)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"an entry is not a batch: {error}", place=f"topic {topic}") from None
+    if batch.version != VERSION:
+        raise UnknownFormat(f"topic {topic} holds batches of version {batch.version}")
+    return batch
+
+
+def size_of(record: NewRecord, node: str | None) -> int:
+    """What a record counts against `cap_bytes`."""
+    size = RECORD_OVERHEAD + len(record.data)
+    if record.tag is not None:
+        size += len(record.tag)
+    size += len(record.meta)
+    node = record.node if record.node is not None else node
+    return size + len(node) if node is not None else size
+
+
+def batch_size(records: Sequence[NewRecord], node: str | None) -> int:
+    """The sum of `size_of`, for the common case without a call each."""
+    size = RECORD_OVERHEAD * len(records)
+    default = len(node) if node is not None else 0
+    for record in records:
+        size += len(record.data) + (len(record.node) if record.node is not None else default)
+        if record.tag is not None:
+            size += len(record.tag)
+        if record.meta:
+            size += len(record.meta)
+    return size
+
+
+class Record(NamedTuple):
+    """One record as a reader in this process sees it."""
+
+    seq: int
+    ts: int
+    data: bytes
+    """JSON, as it was written."""
+    tag: str | None = None
+    node: str | None = None
+    meta: bytes | None = None
+    trace: str | None = None
+    hops: int = 0
+
+
+class Projection(NamedTuple):
+    """Which fields of a record a reader wants."""
+
+    tags: bool = False
+    meta: bool = True
+    data: bool = True
+
+
+_string: Callable[[str], bytes] = msgspec.json.encode
+
+
+def encode_record(record: Record, projection: Projection) -> bytes:
+    """`{"$seq":…,"$ts":…,"$node":…,"$tag":…,"data":…,"meta":…}`; what is absent is left out."""
+    seq, ts, data, tag, node, meta, trace, _ = record
+    parts = [b'{"$seq":%d,"$ts":%d' % (seq, ts)]
+    if node is not None:
+        parts += (b',"$node":', _string(node))
+    if tag is not None and projection.tags:
+        parts += (b',"$tag":', _string(tag))
+    if projection.data:
+        parts += (b',"data":', data)
+    if projection.meta:
+        if meta is not None:
+            parts += (b',"meta":', meta)
+        if trace is not None:
+            parts += (b',"$traceparent":', _string(trace))
+    parts.append(b"}")
+    return b"".join(parts)
+
+
+def encode_new(record: Record, *, keep_tag: bool, keep_node: bool) -> bytes:
+    """A record as its writer would have given it: the other way round."""
+    parts = [b'{"data":', record.data]
+    if keep_tag and record.tag is not None:
+        parts += (b',"tag":', _string(record.tag))
+    if keep_node and record.node is not None:
+        parts += (b',"node":', _string(record.node))
+    if record.meta is not None:
+        parts += (b',"meta":', record.meta)
+    parts.append(b"}")
+    return b"".join(parts)

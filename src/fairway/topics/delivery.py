@@ -1,0 +1,502 @@
+"""Fair delivery: dirty topics take turns, each drained whole, urgent ones more often.
+
+The unit is the topic: however much was written, it waits once, in the band its effective priority
+puts it in, and climbs while it waits. A drain builds each frame once and hands the same bytes to
+every live watcher, then feeds the topic's routers. Watchers that fell behind are read pages of
+their own by a few workers, so a slow one costs its own latency and nobody else's.
+
+Under pressure the governor's ladder changes *when* things are pushed, never what: above 0.2 the
+bands below the top one are served in bursts and records are packed into frames; when it defers,
+routers go one band lower and B0 gets no turns until it ages out of B0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fairway.core import priority
+from fairway.core.pressure import Ladder
+from fairway.core.priority import WEIGHTS, Band
+from fairway.core.ready import Ready
+from fairway.errors import FairwayError, InvalidConfig, NotFound
+from fairway.runtime.clock import sleep_ns
+from fairway.runtime.telemetry import LATENCY_NS, Telemetry
+from fairway.topics.reading import cold_page, hot_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairway.runtime.clock import Clock
+    from fairway.storage.log import Log
+    from fairway.topics.reading import Page
+    from fairway.topics.topic import LivePart, Topic
+    from fairway.topics.watching import View, Watcher
+
+logger = logging.getLogger("fairway.topics")
+
+AGED_NS = priority.BONUS_MAX * priority.POINT_NS
+"""Whoever has waited this long is as urgent as waiting can make it."""
+BURST_BANDS = (Band.B0, Band.B1, Band.B2, Band.B3)
+"""Served in bursts while frames are coalesced; the top band never waits for the window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryConfig:
+    budget_ns: int = 2_000_000
+    """How long drains hold the event loop before I/O has a turn. Raising it favours throughput."""
+    tick_ns: int = 50_000_000
+    """How often waiting topics are re-banded. Raising it costs less and ages later."""
+    catch_up_workers: int = 4
+    """Pages read at once for watchers that are behind. Raising it costs memory and disk."""
+    ready_budget: int = 256
+    """Dirty topics that count as full pressure."""
+    retry_ns: int = 50_000_000
+    """How long a watcher waits after its page could not be read."""
+    delay_full_ns: int = 5_000_000
+    """Smoothed time from dirty to drained that counts as full pressure."""
+
+    def __post_init__(self) -> None:
+        if min(self.budget_ns, self.tick_ns, self.catch_up_workers, self.ready_budget) < 1:
+            raise InvalidConfig("delivery needs a positive budget, tick, workers and ready_budget")
+
+
+class Delivery:
+    """Watchers and routers of all topics, served in order of urgency."""
+
+    name = "delivery"
+
+    def __init__(
+        self,
+        log: Log,
+        clock: Clock,
+        *,
+        config: DeliveryConfig | None = None,
+        telemetry: Telemetry | None = None,
+        refresh: Callable[[Topic], None] | None = None,
+    ) -> None:
+        self.config = config or DeliveryConfig()
+        self._log = log
+        self._clock = clock
+        self._ready: Ready[tuple[Topic, bool], Band] = Ready(WEIGHTS)
+        self._dirty = asyncio.Event()
+        self._behind: deque[Watcher] = deque()
+        self._catch_up = asyncio.Event()
+        self._ladder = Ladder()
+        self._gathering: asyncio.TimerHandle | None = None
+        self._withheld: set[Band] = set()
+        self._delay_ns = 0.0
+        self._drains = 0
+        self._spent_ns = 0
+        telemetry = telemetry if telemetry is not None else Telemetry()
+        self._delays = {
+            band: telemetry.histogram(
+                "fairway_delivery_delay_ns",
+                "Time from a topic becoming dirty to its delivery",
+                LATENCY_NS,
+                band=band.name,
+            )
+            for band in Band
+        }
+        self._frames = telemetry.counter("fairway_delivery_frames", "Frames handed to watchers")
+        self._lagged = telemetry.counter(
+            "fairway_watchers_lagged", "Times a watcher's buffer was full"
+        )
+        self._gaps = {
+            reason: telemetry.counter(
+                "fairway_tombstones", "Tombstones handed to watchers", reason=reason
+            )
+            for reason in ("cap", "ttl", "mixed", "crash", "recreated", "source_trim")
+        }
+        for band in Band:
+            telemetry.gauge(
+                "fairway_ready_topics",
+                "Topics that wait for delivery",
+                partial(self._depth, band),
+                band=band.name,
+            )
+
+    # What the rest of the engine says
+
+    def mark(self, topic: Topic) -> None:
+        """Something new may be seen in `topic`."""
+        live = topic.live
+        if live is None or not (live.readers or live.routers or live.waiters):
+            topic.drained = topic.head  # nobody to tell
+            return
+        now_ns = self._clock.now_ns()
+        if not live.dirty_ns:
+            live.dirty_ns = now_ns
+        self._enqueue((topic, True), self._band(topic, now_ns), now_ns)
+
+    def attach(self, watcher: Watcher, *, router: bool = False) -> None:
+        """Follow a topic from the watcher's cursor on."""
+        live = watcher.topic.live
+        assert live is not None, "the engine makes a topic live before it is watched"
+        if router:
+            live.routers.append(watcher)
+        else:
+            live.readers.setdefault(watcher.view, []).append(watcher)
+            self.touch(watcher.topic)
+        watcher.on_resume = self._requeue
+        self._requeue(watcher)
+
+    def detach(self, watcher: Watcher) -> None:
+        """Follow no more. Safe to call twice."""
+        if watcher.closed:
+            return
+        watcher.closed = True
+        live = watcher.topic.live
+        assert live is not None
+        if watcher in live.routers:
+            live.routers.remove(watcher)
+            return
+        group = live.readers[watcher.view]
+        group.remove(watcher)
+        if not group:
+            del live.readers[watcher.view]
+
+    def touch(self, topic: Topic) -> None:
+        """Somebody consumed from it: recency."""
+        topic.last_read_ns = self._clock.now_ns()
+
+    def forget(self, topic: Topic) -> None:
+        """The topic is deleted: tell its watchers and let go of them."""
+        self._ready.forget((topic, True))
+        self._ready.forget((topic, False))
+        live = topic.live
+        if live is None:
+            return
+        for view, group in list(live.readers.items()):
+            frame = view.encoder.deleted(topic)
+            for watcher in list(group):
+                if watcher.stalled or not watcher.give(frame, watcher.cursor):
+                    watcher.farewell = frame
+                self.detach(watcher)
+        for router in list(live.routers):
+            self.detach(router)
+        self.wake(live)
+
+    def obey(self, ladder: Ladder) -> None:
+        """The governor's latest answer."""
+        self._ladder = ladder
+        self._withhold(self._gathering is not None and ladder.coalesce_window_ns > 0)
+        if not ladder.coalesce_window_ns and self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        self._dirty.set()
+
+    def effective_priority(self, topic: Topic) -> int:
+        """What the scheduler would use now."""
+        now_ns = self._clock.now_ns()
+        since_ns = topic.live.dirty_ns if topic.live is not None else 0
+        config = topic.config
+        return priority.effective(
+            config.priority, config.auto_priority, topic.last_read_ns, since_ns or now_ns, now_ns
+        )
+
+    def band_of(self, topic: Topic) -> Band:
+        """The band a topic belongs to now, apart from how long it waits."""
+        config = topic.config
+        now_ns = self._clock.now_ns()
+        return priority.band_at(
+            config.priority, config.auto_priority, topic.last_read_ns, now_ns, now_ns
+        )
+
+    def depth_signal(self) -> float:
+        return len(self._ready) / self.config.ready_budget
+
+    def delay_signal(self) -> float:
+        if not self._drains:
+            self._delay_ns /= 2  # nothing was late because nothing was due
+        self._drains = 0
+        return self._delay_ns / self.config.delay_full_ns
+
+    # The services
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._drain_dirty(), name="delivery-drain")
+            group.create_task(self._age(), name="delivery-age")
+            for number in range(self.config.catch_up_workers):
+                group.create_task(self._read_pages(), name=f"delivery-catch-up-{number}")
+
+    async def _drain_dirty(self) -> None:
+        while True:
+            await self._dirty.wait()
+            self._spent_ns = self._clock.now_ns()
+            while (key := self._ready.take()) is not None:
+                try:
+                    await self._drain(*key)
+                finally:
+                    self._ready.release(key, self._clock.now_ns(), due_ns=self._due_ns())
+            self._dirty.clear()
+            if self._ladder.coalesce_window_ns and self._gathering is None:
+                self._gather()
+
+    async def _age(self) -> None:
+        while True:
+            await sleep_ns(self.config.tick_ns)
+            now_ns = self._clock.now_ns()
+            for key, _, since_ns in self._ready.due(now_ns):
+                topic, whole = key
+                config = topic.config
+                facts = (
+                    config.priority,
+                    config.auto_priority,
+                    topic.last_read_ns,
+                    since_ns,
+                    now_ns,
+                )
+                crossing_ns = priority.next_crossing_ns(*facts)
+                band = priority.band_at(*facts)
+                if not whole and now_ns - since_ns < AGED_NS:
+                    # Not for ever: what cannot climb any higher would never leave B0.
+                    band = self._lower(band)
+                    crossing_ns = min(crossing_ns or AGED_NS, AGED_NS)
+                self._ready.move(
+                    key,
+                    band,
+                    due_ns=since_ns + crossing_ns if crossing_ns is not None else None,
+                )
+            if len(self._ready):
+                self._dirty.set()
+
+    # Draining one topic
+
+    async def _drain(self, topic: Topic, whole: bool) -> None:
+        live = topic.live
+        if live is None:
+            return
+        if not whole:
+            await self._feed_routers(topic, live)
+            return
+        self._note_delay(topic, live)
+        target = topic.head
+        start, topic.drained = topic.drained, target
+        for view, group in list(live.readers.items()):
+            watchers = [one for one in group if one.live]
+            if watchers:
+                self.touch(topic)
+                await self._deliver(topic, view, watchers, start, target)
+            for watcher in list(group):
+                # Whoever is on its own way may now stand exactly where the others do, or not.
+                if watcher.live and watcher.cursor < target:
+                    watcher.live = False
+                if not watcher.live:
+                    self._requeue(watcher)
+        self.wake(live)
+        if not live.routers:
+            return
+        if self._ladder.defer:
+            now_ns = self._clock.now_ns()
+            self._enqueue((topic, False), self._lower(self._band(topic, now_ns)), now_ns)
+        else:
+            await self._feed_routers(topic, live)
+
+    async def _deliver(
+        self, topic: Topic, view: View, watchers: list[Watcher], start: int, target: int
+    ) -> None:
+        """Frames for (start, target], built once, to every live watcher of one view."""
+        limit = view.limit if self._ladder.coalesce_window_ns else 1
+        while start < target:
+            page = hot_page(topic, start, target, view.limit, view.max_bytes, view.selection)
+            if page is None:
+                for watcher in watchers:  # it waited so long that the tail went on without it
+                    watcher.live = False
+                    self._requeue(watcher)
+                return
+            for frame, to_seq in self._frames_of(topic, view, page, start, limit):
+                for watcher in watchers:
+                    # Whoever stalled meanwhile, caught up by itself and is live again stands
+                    # further on, and has had this frame.
+                    if watcher.live and not watcher.closed and watcher.cursor == start:
+                        self._frames.add()
+                        if not watcher.give(frame, to_seq):
+                            self._lagged.add()
+                    if self._clock.now_ns() - self._spent_ns > self.config.budget_ns:
+                        await self._let_others()
+                start = to_seq
+            for watcher in watchers:
+                if watcher.live and watcher.cursor == start:
+                    watcher.cursor = page.next_seq
+            start = page.next_seq
+
+    def _frames_of(
+        self, topic: Topic, view: View, page: Page, start: int, limit: int
+    ) -> list[tuple[object, int]]:
+        frames: list[tuple[object, int]] = []
+        if page.gap is not None:
+            frames.append((view.encoder.gap(topic, page.gap), page.gap.last))
+            self._gaps[page.gap.reason].add()
+            start = page.gap.last
+        records = page.records
+        for at in range(0, len(records), limit):
+            chunk = records[at : at + limit]
+            to_seq = chunk[-1].seq
+            frames.append((view.encoder.records(topic, chunk, start, to_seq, view), to_seq))
+            start = to_seq
+        return frames
+
+    async def _feed_routers(self, topic: Topic, live: LivePart) -> None:
+        for router in list(live.routers):
+            while not (router.closed or router.queued or router.stalled):
+                if router.cursor >= topic.drained:
+                    break
+                view = router.view
+                page = hot_page(
+                    topic, router.cursor, topic.drained, view.limit, view.max_bytes, view.selection
+                )
+                if page is None:
+                    self._requeue(router)  # the disk is somebody else's work, not this drain's
+                    break
+                await self._hand_over(router, page)
+
+    # Watchers on their own
+
+    def _requeue(self, watcher: Watcher) -> None:
+        if watcher.closed or watcher.queued or watcher.stalled:
+            return
+        topic = watcher.topic
+        if watcher.cursor == topic.drained:
+            self._go_live(watcher)
+        elif watcher.cursor < topic.drained:
+            watcher.queued = True
+            self._behind.append(watcher)
+            self._catch_up.set()
+
+    def _go_live(self, watcher: Watcher) -> None:
+        if watcher.live:
+            return
+        watcher.live = True
+        frame = watcher.view.encoder.caught_up(watcher.topic)
+        if frame is not None and not watcher.give(frame, watcher.cursor):
+            self._lagged.add()
+
+    async def _read_pages(self) -> None:
+        while True:
+            await self._catch_up.wait()
+            if not self._behind:
+                self._catch_up.clear()
+                continue
+            watcher = self._behind.popleft()
+            watcher.queued = False
+            if not watcher.closed:
+                try:
+                    await self._advance(watcher)
+                except FairwayError as error:
+                    # The store cannot be read now: it waits, and nobody with it.
+                    logger.warning("a page of topic %s: %s", watcher.topic.name, error)
+                    watcher.queued = True
+                    asyncio.get_running_loop().call_later(
+                        self.config.retry_ns / 1e9, self._retry, watcher
+                    )
+                    continue
+                self._requeue(watcher)
+
+    def _retry(self, watcher: Watcher) -> None:
+        watcher.queued = False
+        self._requeue(watcher)
+
+    async def _advance(self, watcher: Watcher) -> None:
+        """Read one page for a watcher that is behind and hand it over."""
+        topic, view = watcher.topic, watcher.view
+        watcher.queued = True  # nobody else advances it meanwhile, though it may be sent back
+        cursor = watcher.cursor
+        try:
+            args = (
+                topic,
+                cursor,
+                topic.drained,
+                view.limit,
+                view.max_bytes,
+                view.selection,
+            )
+            page = hot_page(*args)
+            if page is None:
+                page = await cold_page(self._log, *args)
+        except NotFound:
+            return  # deleted meanwhile, and told so
+        finally:
+            watcher.queued = False
+        if watcher.cursor == cursor and not (watcher.closed or watcher.stalled):
+            await self._hand_over(watcher, page)
+
+    async def _hand_over(self, watcher: Watcher, page: Page) -> None:
+        for frame, to_seq in self._frames_of(
+            watcher.topic, watcher.view, page, watcher.cursor, watcher.view.limit
+        ):
+            self._frames.add()
+            if not watcher.give(frame, to_seq):
+                self._lagged.add()
+                return
+        watcher.cursor = page.next_seq
+        if self._clock.now_ns() - self._spent_ns > self.config.budget_ns:
+            await self._let_others()
+
+    # Small things
+
+    async def _let_others(self) -> None:
+        """The budget is spent: I/O has a turn. Whoever is being drained keeps its place."""
+        await asyncio.sleep(0)
+        self._spent_ns = self._clock.now_ns()
+
+    def _band(self, topic: Topic, now_ns: int) -> Band:
+        config = topic.config
+        since_ns = topic.live.dirty_ns if topic.live is not None else 0
+        return priority.band_at(
+            config.priority, config.auto_priority, topic.last_read_ns, since_ns or now_ns, now_ns
+        )
+
+    def _depth(self, band: Band) -> int:
+        return self._ready.depths()[band]
+
+    def _lower(self, band: Band) -> Band:
+        return Band(max(band - 1, 0)) if self._ladder.defer else band
+
+    def _enqueue(self, key: tuple[Topic, bool], band: Band, now_ns: int) -> None:
+        self._ready.mark(key, band, now_ns, due_ns=now_ns + self.config.tick_ns)
+        self._dirty.set()
+
+    def _due_ns(self) -> int:
+        return self._clock.now_ns() + self.config.tick_ns
+
+    def _note_delay(self, topic: Topic, live: LivePart) -> None:
+        now_ns = self._clock.now_ns()
+        delay_ns = now_ns - live.dirty_ns if live.dirty_ns else 0
+        self._delays[self._band(topic, now_ns)].record(delay_ns)
+        self._delay_ns += 0.2 * (delay_ns - self._delay_ns)
+        self._drains += 1
+        live.dirty_ns = 0
+
+    def wake(self, live: LivePart) -> None:
+        """Whoever waits for something new looks again."""
+        waiters, live.waiters = live.waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _gather(self) -> None:
+        """Let the lower bands gather what comes, for one window."""
+        loop = asyncio.get_running_loop()
+        self._withhold(True)
+        self._gathering = loop.call_later(self._ladder.coalesce_window_ns / 1e9, self._burst)
+
+    def _burst(self) -> None:
+        self._gathering = None
+        self._withhold(False)
+        self._dirty.set()
+
+    def _withhold(self, gathering: bool) -> None:
+        wanted = set(BURST_BANDS) if gathering else set()
+        if self._ladder.defer:
+            wanted.add(Band.B0)
+        for band in self._withheld - wanted:
+            self._ready.restore(band)
+        for band in wanted - self._withheld:
+            self._ready.withhold(band)
+        self._withheld = wanted

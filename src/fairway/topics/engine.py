@@ -1,0 +1,888 @@
+"""The topics engine: creates, writes, reads, follows and deletes topics over one fair log.
+
+Composes the parts of this package and owns their life: what a crash left is recovered before
+anything is served; a stop refuses new work, writes snapshots, and lets the log drain. All of it
+belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from bisect import bisect_left
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from fairway.errors import (
+    Closing,
+    Conflict,
+    FairwayError,
+    InvalidRequest,
+    NotFound,
+    OutcomeUnknown,
+    Throttled,
+    TopicFull,
+)
+from fairway.runtime.blocking import BlockingPool
+from fairway.runtime.clock import clock_of, sleep_ns
+from fairway.runtime.pressure import PressureSampler
+from fairway.runtime.telemetry import Telemetry
+from fairway.storage.catalog import Catalog
+from fairway.storage.wal import Operation
+from fairway.storage.writer import Durability
+from fairway.topics import names
+from fairway.topics.batch import batch_size, decode_batch
+from fairway.topics.delivery import Delivery, DeliveryConfig
+from fairway.topics.idempotency import KeyMemory
+from fairway.topics.match import TagMatch, TagRules
+from fairway.topics.reading import EVERYTHING, Page, Selection, cold_page, hot_page
+from fairway.topics.retention import Retention, RetentionConfig
+from fairway.topics.routing import Router, find_cycle
+from fairway.topics.tail import HotBytes, Tail
+from fairway.topics.topic import LivePart, Topic, decode_snapshot
+from fairway.topics.watching import Watcher
+from fairway.topics.writability import Writability
+from fairway.topics.writing import Appended, NewBatch, Writing
+from fairway.wire.topics import RouterConfig, TopicConfig, TopicPatch, check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator, Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from fairway.core.pressure import Ladder
+    from fairway.storage.catalog import Named
+    from fairway.storage.log import Log
+    from fairway.storage.reserve import DiskReserve
+    from fairway.topics.batch import Batch
+    from fairway.topics.watching import Sink, View
+
+T = TypeVar("T")
+
+logger = logging.getLogger("fairway.topics")
+
+MIB: Final = 1024 * 1024
+TOPIC: Final = "topic"
+ROUTER: Final = "router"
+LOADS_AT_ONCE: Final = 256
+POSITIONS_NS: Final = 1_000_000_000
+RETRY_SATURATED_NS: Final = 200_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsConfig:
+    hot_bytes: int = 64 * MIB
+    """Newest records kept in memory, over all topics. Raising it spares the disk."""
+    key_bytes: int = 16 * MIB
+    """Idempotency keys kept in memory. Raising it spares look-ups of old keys."""
+    ephemeral_cap_bytes: int = 64 * MIB
+    """The cap of an ephemeral topic that names none: it lives in memory alone."""
+    topics_max: int = 1_000_000
+    """Topics at most. Raising it costs about 1 KB of memory each."""
+    delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+
+
+class Diff(NamedTuple):
+    """What a reader at a cursor got. `recreated`: its cursor was of another incarnation."""
+
+    topic: Topic
+    page: Page
+    recreated: bool
+
+
+class _StoredTopic(msgspec.Struct, array_like=True):
+    config: TopicConfig
+    owner: str = ""
+
+
+class _StoredRouter(msgspec.Struct, array_like=True):
+    config: RouterConfig
+    source_epoch: int
+    start_seq: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_topic = msgspec.msgpack.Decoder(_StoredTopic).decode
+_decode_router = msgspec.msgpack.Decoder(_StoredRouter).decode
+
+
+class Topics:
+    """Every topic and router of one log. Enter it to recover and serve; leave it to stop."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        config: TopicsConfig | None = None,
+        telemetry: Telemetry | None = None,
+        sampler: PressureSampler | None = None,
+        reserve: DiskReserve | None = None,
+    ) -> None:
+        self.config = config or TopicsConfig()
+        self.telemetry = telemetry if telemetry is not None else Telemetry()
+        self.sampler = sampler or PressureSampler()
+        self._log = log
+        self._reserve = reserve
+        self._topics: dict[str, Topic] = {}
+        self._by_epoch: dict[int, Topic] = {}
+        self._routers: dict[str, Router] = {}
+        self._names: list[str] | None = None
+        self._configs: dict[TopicConfig, TopicConfig] = {}
+        self._creating: dict[str, asyncio.Future[Topic]] = {}
+        self._changing = asyncio.Lock()  # topics and routers change one at a time
+        self._closing = True
+        self._refused_before = 0
+        self.recovered = 0
+        """How many topics have been recovered so far, of `recovering`."""
+        self.recovering = 0
+        self.others: dict[str, dict[str, Named]] = {}
+        """What other parts keep in the catalog, by kind, as it was found."""
+        self.created: list[Callable[[Topic], None]] = []
+        """Told of every topic that comes into being."""
+
+    # Life
+
+    async def __aenter__(self) -> Self:
+        self._clock = clock_of()
+        self.catalog = Catalog(self._log)
+        now_ms = self._now_ms()
+        self._keys = KeyMemory(self.config.key_bytes, cold_until_ms=now_ms)
+        self._hot = HotBytes(self.config.hot_bytes, self._dropped)
+        self.delivery = Delivery(
+            self._log, self._clock, config=self.config.delivery, telemetry=self.telemetry
+        )
+        self.retention = Retention(
+            self._log,
+            self._clock,
+            live=self.live,
+            keys=self._keys,
+            topic_at=self._by_epoch.get,
+            published=self.delivery.mark,
+            config=self.config.retention,
+        )
+        self._pool = BlockingPool(1, name="topics")
+        self.writability = Writability(self._log, self._pool, self._reserve)
+        self.writing = Writing(
+            self._log,
+            self._clock,
+            hot=self._hot,
+            keys=self._keys,
+            live=self.live,
+            published=self._published,
+            doubtful=self.retention.doubt,
+            writability=self.writability,
+        )
+        self._instruments()
+        await self._recover()
+        self.sampler.add_signal("ready_depth", self.delivery.depth_signal)
+        self.sampler.add_signal("delivery_delay", self.delivery.delay_signal)
+        self.sampler.add_signal("pool_busy", lambda: self._log.busy_ratio)
+        self.sampler.add_signal("writer_fill", self._log.fill)
+        self.sampler.add_ingest("log", self._ingest_full)
+        self.sampler.listen(self._obey)
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        self._services = [
+            self._group.create_task(self.delivery.run(), name="topics-delivery"),
+            self._group.create_task(self.retention.run(), name="topics-retention"),
+            self._group.create_task(self._keep_positions(), name="topics-positions"),
+            self._group.create_task(self.sampler.run(), name="topics-pressure"),
+            self._group.create_task(self.writability.run(), name="topics-writability"),
+        ]
+        self._closing = False
+        for router in self._routers.values():
+            await self._start_router(router)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop_admitting()
+        try:
+            if kind is None:
+                await self._save_all()
+        except FairwayError as failure:
+            logger.warning("snapshots were not written; the next start replays: %s", failure)
+        finally:
+            for service in (*self._services, *self._chores):
+                service.cancel()
+            try:
+                await self._group.__aexit__(None, None, None)
+            finally:
+                await self._pool.aclose()
+
+    async def _save_all(self) -> None:
+        """A clean stop leaves nothing to replay, and no seq reserved that was not used."""
+        await self._save_positions()
+        pending = [
+            topic
+            for topic in self._topics.values()
+            if (topic.weak and topic.reserved) or topic.head != topic.snapshot_head
+        ]
+        while pending:
+            async with asyncio.TaskGroup() as group:
+                for topic in pending[-LOADS_AT_ONCE:]:
+                    group.create_task(self._save(topic))
+            del pending[-LOADS_AT_ONCE:]
+
+    async def _save(self, topic: Topic) -> None:
+        try:
+            if topic.weak and topic.reserved:
+                meta = self.retention.snapshot_meta(topic)
+                meta[names.RESERVED] = None
+                # Before it is written: whoever is numbered from now on must reserve anew.
+                topic.reserved = self.live(topic).reserving = 0
+                await self._log.submit(topic.epoch, Operation(meta=meta))
+            else:
+                await self.retention.save(topic)
+        except FairwayError as failure:
+            logger.warning("topic %s was not saved, it will be replayed: %s", topic.name, failure)
+
+    async def _save_positions(self) -> None:
+        """Routers that copy little of what they read remember how far they have read."""
+        for router in list(self._routers.values()):
+            dest = self._topics.get(router.config.dest)
+            position = router.progress() if dest is not None else None
+            if dest is not None and position is not None:
+                try:
+                    await self.writing.enqueue_meta(dest, {}, position, durability=Durability.DISK)
+                except FairwayError:
+                    continue  # then some of it is read again
+
+    async def _keep_positions(self) -> None:
+        while True:
+            await sleep_ns(POSITIONS_NS)
+            await self._save_positions()
+
+    # Recovery
+
+    async def _recover(self) -> None:
+        found = await self.catalog.load()
+        self.others = {kind: names for kind, names in found.items() if kind not in (TOPIC, ROUTER)}
+        stored = found.get(TOPIC, {})
+        self.recovering = len(stored)
+        pending = list(stored.items())
+        while pending:
+            async with asyncio.TaskGroup() as group:
+                for name, named in pending[-LOADS_AT_ONCE:]:
+                    group.create_task(self._recover_topic(name, named))
+            del pending[-LOADS_AT_ONCE:]
+        window_ms = max((t.config.idempotency_window_ms for t in self._topics.values()), default=0)
+        self._keys.cold_until_ms = self._now_ms() + window_ms
+        for name, named in found.get(ROUTER, {}).items():
+            saved = _decode_router(named.value)
+            router = Router(name, saved.config, saved.start_seq)
+            source = self._topics.get(saved.config.source)
+            if source is not None and source.epoch == saved.source_epoch:
+                self._routers[name] = router
+            else:
+                with suppress(FairwayError):  # it is left over; the next start removes it
+                    await self.catalog.remove((ROUTER, name))
+        self.retention.recovered(self._topics.values())
+
+    async def _recover_topic(self, name: str, named: Named) -> None:
+        stored = _decode_topic(named.value)
+        topic = Topic(name, named.partition, self._shared(stored.config), sys.intern(stored.owner))
+        snapshot = await self._log.meta(topic.epoch, names.SNAPSHOT)
+        if snapshot is not None:
+            state = decode_snapshot(snapshot)
+            topic.restore(state)
+            if state.rules:
+                await self._recover_rules(topic)
+        last = self._log.last_key(topic.epoch)
+        while topic.head < last:
+            entries = await self._log.read(topic.epoch, first=topic.head + 1)
+            for entry in entries:
+                topic.replay(decode_batch(entry.payload, topic=name))
+            if not entries:
+                break
+        if topic.config.durability == "ephemeral" and topic.count:
+            topic.lose_all("crash")
+        if topic.weak:
+            reserved = await self._log.meta(topic.epoch, names.RESERVED)
+            if reserved is not None:
+                # Not written down here: until it is, the jump in the seqs tells the same.
+                topic.note_crash(topic.head, names.decode_number(reserved))
+                topic.reserved = topic.head
+        if topic.over_cap or topic.config.ttl_ms:
+            # Before anybody reads: what was told to be lost does not come back.
+            await self.retention.expire(topic)
+            topic.live = None
+        self._admit(topic)
+        self.recovered += 1
+
+    async def _recover_rules(self, topic: Topic) -> None:
+        topic.rules = TagRules()
+        after = ""
+        while page := await self._log.meta_scan(topic.epoch, prefix=names.RULE, after=after):
+            for name, value in page:
+                match = TagMatch.named(name.removeprefix(names.RULE))
+                topic.rules.add(match, names.decode_number(value))
+            after = page[-1][0]
+
+    # Topics
+
+    def get(self, name: str) -> Topic:
+        """The topic of that name, or `NotFound`."""
+        topic = self._topics.get(name)
+        if topic is None:
+            raise NotFound("topic", name)
+        return topic
+
+    def find(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._topics.values())
+
+    def ordered(self, *, prefix: str = "", after: str = "", limit: int = 100) -> Iterator[Topic]:
+        """Topics whose name begins with `prefix` and lies above `after`, in order."""
+        if self._names is None:
+            self._names = sorted(self._topics)
+        ordered = self._names
+        at = bisect_left(ordered, max(prefix, after))
+        if at < len(ordered) and ordered[at] == after:
+            at += 1
+        for name in ordered[at : at + limit]:
+            if not name.startswith(prefix):
+                return
+            yield self._topics[name]
+
+    async def put(
+        self, name: str, patch: TopicPatch | None = None, *, owner: str = ""
+    ) -> tuple[Topic, bool]:
+        """Create a topic, or change some of its configuration; True if it is new."""
+        self._check_open()
+        topic = self._topics.get(name)
+        if topic is None:
+            return await self.create(name, patch, owner=owner)
+        if self._checked((patch or TopicPatch()).over(topic.config)) != topic.config:
+            await self._to_its_end(self._configure(topic, patch or TopicPatch()))
+        return topic, False
+
+    async def create(
+        self, name: str, patch: TopicPatch | None = None, *, owner: str = ""
+    ) -> tuple[Topic, bool]:
+        """Create a topic if there is none of that name; True if this call did.
+
+        `owner` is whoever it counts for, kept with it.
+        """
+        self._check_open()
+        check_name(name)
+        while (other := self._creating.get(name)) is not None:
+            try:
+                return await asyncio.shield(other), False
+            except FairwayError:
+                continue
+        existing = self._topics.get(name)
+        if existing is not None:
+            return existing, False
+        if len(self._topics) >= self.config.topics_max:
+            raise Throttled(
+                f"there are {len(self._topics):,} topics already",
+                retry_after_ns=60_000_000_000,
+                limit="topics",
+                maximum=self.config.topics_max,
+            )
+        config = self._shared(self._checked((patch or TopicPatch()).over(TopicConfig())))
+        made: asyncio.Future[Topic] = asyncio.get_running_loop().create_future()
+        self._creating[name] = made
+        try:
+            epoch = await asyncio.shield(
+                self.catalog.create(TOPIC, name, _encode(_StoredTopic(config, owner)))
+            )
+            topic = Topic(name, epoch, config, sys.intern(owner))
+            self._admit(topic)
+            for listener in list(self.created):
+                listener(topic)
+        except BaseException as error:
+            failure = (
+                error if isinstance(error, FairwayError) else Closing("creating it was cut off")
+            )
+            made.set_exception(failure)
+            made.exception()
+            raise
+        else:
+            made.set_result(topic)
+            return topic, True
+        finally:
+            del self._creating[name]
+
+    async def delete(self, name: str, *, if_empty: bool = False) -> list[str] | None:
+        """Delete a topic with all it holds and the routers that name it; None if there is none.
+
+        Its rows are removed later, in chunks. A topic made anew under this name is another one.
+        """
+        self._check_open()
+        return await self._to_its_end(self._delete(name, if_empty))
+
+    async def _delete(self, name: str, if_empty: bool) -> list[str] | None:
+        async with self._changing:
+            return await self._delete_alone(name, if_empty)
+
+    async def _delete_alone(self, name: str, if_empty: bool) -> list[str] | None:
+        topic = self._topics.get(name)
+        if topic is None:
+            return None
+        if topic.pin:
+            raise Conflict(f"forks read the records of topic {name!r}", code="topic_pinned")
+        if if_empty and topic.count:
+            raise Conflict(f"topic {name!r} holds {topic.count:,} records", code="topic_not_empty")
+        routers = [
+            router.name
+            for router in self._routers.values()
+            if name in (router.config.source, router.config.dest)
+        ]
+        doubt: OutcomeUnknown | None = None
+        try:
+            await self.catalog.remove((TOPIC, name), *((ROUTER, router) for router in routers))
+        except OutcomeUnknown as error:
+            # Taking writes for a topic that is gone at the next start would lose them.
+            if await self.catalog.holds(TOPIC, name):
+                raise
+            doubt = error
+        for router in routers:
+            self._stop_router(self._routers.pop(router))
+        del self._topics[name]
+        self._names = None
+        epoch = topic.epoch
+        del self._by_epoch[epoch]
+        topic.epoch = -epoch  # whoever still holds it notices
+        self.delivery.forget(topic)
+        try:
+            await self._log.delete(epoch)
+        except FairwayError as error:  # nobody owns its rows: the next start removes them
+            logger.warning("the rows of topic %s stay for now: %s", name, error)
+        if doubt is not None:
+            raise doubt
+        return routers
+
+    async def _configure(self, topic: Topic, patch: TopicPatch) -> None:
+        async with self._changing:
+            if topic.epoch < 0:
+                raise NotFound("topic", topic.name)
+            before = topic.config
+            config = self._shared(self._checked(patch.over(before)))
+            if before.durability != config.durability and (
+                config.durability == "ephemeral"
+                or (before.durability == "ephemeral" and topic.count)
+            ):
+                raise Conflict(
+                    "a topic with records cannot become ephemeral, nor cease to be",
+                    code="topic_exists_incompatible",
+                )
+            # What the old configuration made of the topic is durable before the new one is: a cap
+            # that is raised does not bring back what was told to be lost.
+            meta = self.retention.snapshot_meta(topic)
+            live = self.live(topic)
+            # What comes before the change would be in memory alone, and after it nobody knew that.
+            live.changing = before.durability == "ephemeral" != config.durability
+            try:
+                if config.durability == "fsync" and topic.weak:
+                    topic.config = config  # from here on nothing needs a reservation
+                    meta[names.RESERVED] = None
+                    topic.reserved = live.reserving = 0
+                await self._log.submit(topic.epoch, Operation(meta=meta))
+                stored = _encode(_StoredTopic(config, topic.owner))
+                await self.catalog.put(TOPIC, topic.name, stored, partition=topic.epoch)
+            except BaseException:
+                topic.config = before
+                raise
+            finally:
+                live.changing = False
+            topic.config = config
+            self.retention.evict_hot(topic)
+            self.retention.reconsider(topic)
+
+    # Records
+
+    async def append(
+        self,
+        name: str,
+        new: NewBatch,
+        *,
+        create: bool | None = None,
+        config: TopicPatch | None = None,
+        owner: str = "",
+    ) -> tuple[Topic, Appended, bool]:
+        """Append to a topic, making it first if it may be made; the last says whether it was."""
+        self.check_admits(patient=new.patient)
+        topic = self._topics.get(name)
+        created = False
+        if topic is None:
+            wanted = create
+            if wanted is None:
+                wanted = not (config is not None and config.auto_create is False)
+            if not wanted:
+                raise NotFound("topic", name)
+            self._check_fits(name, config, new)
+            topic, created = await self.create(name, config, owner=owner)
+        return topic, await self.writing.append(topic, new), created
+
+    async def diff(
+        self,
+        name: str,
+        from_seq: int,
+        *,
+        epoch: int | None = None,
+        limit: int = 256,
+        max_bytes: int = MIB,
+        selection: Selection = EVERYTHING,
+        wait_ns: int = 0,
+    ) -> Diff:
+        """What a reader that has seen everything up to `from_seq` gets next."""
+        topic = self.get(name)
+        self.delivery.touch(topic)
+        if (epoch is not None and epoch != topic.epoch) or from_seq > topic.head:
+            if epoch is None and from_seq <= topic.assigned:
+                from_seq = topic.head  # written and not yet to be seen: as far as one can be
+            else:
+                page = await self.page(topic, 0, topic.head, limit, max_bytes, selection)
+                return Diff(topic, page, True)
+        page = await self.page(topic, from_seq, topic.head, limit, max_bytes, selection)
+        if wait_ns and not page.records and page.gap is None and page.next_seq >= topic.head:
+            page = await self._wait(topic, page, limit, max_bytes, selection, wait_ns)
+        return Diff(topic, page, False)
+
+    async def _wait(
+        self,
+        topic: Topic,
+        page: Page,
+        limit: int,
+        max_bytes: int,
+        selection: Selection,
+        wait_ns: int,
+    ) -> Page:
+        deadline_ns = self._clock.now_ns() + wait_ns
+        while not page.records and page.gap is None and not self._closing and topic.epoch >= 0:
+            left_ns = deadline_ns - self._clock.now_ns()
+            if left_ns <= 0:
+                break
+            # Registered before it is read again: what lands in between resolves it.
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            live = self.live(topic)
+            live.waiters.append(waiter)
+            try:
+                if page.next_seq >= topic.head:
+                    async with asyncio.timeout(left_ns / 1e9):
+                        await waiter
+            except TimeoutError:
+                break
+            finally:
+                if waiter in live.waiters:
+                    live.waiters.remove(waiter)
+            if topic.epoch < 0:
+                raise NotFound("topic", topic.name)
+            page = await self.page(topic, page.next_seq, topic.head, limit, max_bytes, selection)
+        return page
+
+    async def page(
+        self,
+        topic: Topic,
+        after: int,
+        upto: int,
+        limit: int,
+        max_bytes: int,
+        selection: Selection = EVERYTHING,
+    ) -> Page:
+        """Records after a cursor, from memory or from the store."""
+        if topic.config.ttl_ms:
+            await self.retention.expire(topic)
+        page = hot_page(topic, after, upto, limit, max_bytes, selection)
+        if page is None:
+            page = await cold_page(self._log, topic, after, upto, limit, max_bytes, selection)
+        return page
+
+    async def delete_records(
+        self, name: str, *, before_seq: int | None = None, match: TagMatch | None = None
+    ) -> tuple[Topic, int]:
+        """Delete records that are there now, below a seq, of a tag, or both; and how many."""
+        self._check_open()
+        if before_seq is None and match is None:
+            raise InvalidRequest("a delete names before_seq, match, or both")
+        topic = self.get(name)
+        return topic, await self._to_its_end(self.retention.delete(topic, before_seq, match))
+
+    # What other parts keep with a topic
+
+    def check_admits(self, *, patient: bool = False) -> None:
+        """Raise what an append would be refused with now, whichever its topic."""
+        if self._closing:
+            raise Closing("topics are closing")
+        self.writability.check()
+        if self.sampler.ladder.refuse and not patient:
+            raise Throttled("saturated: no room for more writes", retry_after_ns=RETRY_SATURATED_NS)
+
+    async def extras(self, topic: Topic, prefix: str) -> dict[str, bytes]:
+        """What was written with `NewBatch.extra` under names that begin with `prefix`."""
+        found: dict[str, bytes] = {}
+        after = ""
+        while page := await self._log.meta_scan(topic.epoch, prefix=prefix, after=after):
+            found.update(page)
+            after = page[-1][0]
+        return found
+
+    async def batch_at(self, topic: Topic, seq: int) -> Batch | None:
+        """The stored batch that holds `seq`, or the first one behind it."""
+        entries = await self._log.read(topic.epoch, first=seq, limit=1)
+        return decode_batch(entries[0].payload, topic=topic.name) if entries else None
+
+    async def pin(self, topic: Topic, seq: int, extra: Mapping[str, bytes | None]) -> None:
+        """Keep what is stored from `seq` on, though caps, TTL and deletes hide it; 0 lets it go."""
+        before, topic.pin = topic.pin, seq
+        meta = {**extra, **self.retention.snapshot_meta(topic)}
+        topic.pin = min(before or seq, seq or before)  # the lower one, until it is durable
+        await asyncio.shield(self._log.submit(topic.epoch, Operation(meta=meta)))
+        topic.pin = seq
+        self.retention.reconsider(topic)
+
+    # Following
+
+    def watch(self, topic: Topic, view: View, sink: Sink, cursor: int) -> Watcher:
+        """Follow a topic: `sink` is given frames from `cursor` on, until `unwatch`."""
+        watcher = Watcher(topic, view, sink, cursor)
+        self.follow(watcher)
+        return watcher
+
+    def follow(self, watcher: Watcher) -> None:
+        """The same, for a watcher that is made already."""
+        self.live(watcher.topic)
+        self.delivery.attach(watcher)
+
+    def unwatch(self, watcher: Watcher) -> None:
+        self.delivery.detach(watcher)
+
+    def consume(self, topic: Topic, view: View, sink: Sink, cursor: int) -> Watcher:
+        """Follow a topic as a router does: after its watchers, deferred under pressure.
+
+        The port for parts that turn records into other work and keep their own position.
+        """
+        self.live(topic)
+        watcher = Watcher(topic, view, sink, cursor)
+        self.delivery.attach(watcher, router=True)
+        return watcher
+
+    # Routers
+
+    def router(self, name: str) -> Router:
+        router = self._routers.get(name)
+        if router is None:
+            raise NotFound("router", name)
+        return router
+
+    def routers(self) -> dict[str, Router]:
+        return self._routers
+
+    async def put_router(self, name: str, config: RouterConfig) -> tuple[Router, bool]:
+        """Create a router, or replace one; True if it is new. It forwards from now on."""
+        self._check_open()
+        return await self._to_its_end(self._put_router(name, config))
+
+    async def _put_router(self, name: str, config: RouterConfig) -> tuple[Router, bool]:
+        async with self._changing:
+            return await self._put_router_alone(name, config)
+
+    async def _put_router_alone(self, name: str, config: RouterConfig) -> tuple[Router, bool]:
+        check_name(name, what="router")
+        check_name(config.source)
+        check_name(config.dest)
+        if config.source == config.dest:
+            raise InvalidRequest(f"a router needs two topics, not {config.source!r} twice")
+        if config.filter is not None:
+            TagMatch.of(config.filter)
+        existing = self._routers.get(name)
+        if existing is not None and existing.config == config:
+            return existing, False
+        source = self.get(config.source)
+        if not config.create_dest:
+            self.get(config.dest)
+        if not config.allow_cycle:
+            edges = [
+                (other.config.source, other.config.dest)
+                for other in self._routers.values()
+                if other.name != name
+            ]
+            cycle = find_cycle(edges, config.source, config.dest)
+            if cycle is not None:
+                raise Conflict(
+                    f"router {name!r} would close a cycle: {' -> '.join(cycle)}",
+                    code="router_cycle",
+                    detail={"cycle": cycle},
+                )
+        if self._topics.get(config.dest) is None:
+            await self.create(config.dest)
+        start_seq = source.head
+        if existing is not None and existing.config.source == config.source:
+            start_seq = existing.state().cursor
+        saved = _StoredRouter(config, source.epoch, start_seq)
+        await self.catalog.put(ROUTER, name, _encode(saved))
+        if existing is not None:
+            self._stop_router(existing)
+        router = Router(name, config, start_seq)
+        self._routers[name] = router
+        await self._start_router(router)
+        return router, existing is None
+
+    async def delete_router(self, name: str) -> bool:
+        """Stop forwarding and forget the rule; what was forwarded stays."""
+        self._check_open()
+        return await self._to_its_end(self._delete_router(name))
+
+    async def _delete_router(self, name: str) -> bool:
+        async with self._changing:
+            if name not in self._routers:
+                return False
+            await self.catalog.remove((ROUTER, name))
+            self._stop_router(self._routers.pop(name))
+            return True
+
+    async def _start_router(self, router: Router) -> None:
+        source = self._topics.get(router.config.source)
+        if source is None:
+            return
+        cursor = router.start_seq
+        dest = self._topics.get(router.config.dest)
+        if dest is not None:
+            known = await self.writing.position_of(dest, router.producer)
+            if known is not None and known[0] == source.epoch:
+                cursor = max(cursor, known[1])
+        self.live(source)
+        self.delivery.attach(router.follow(self, source, min(cursor, source.head)), router=True)
+
+    def _stop_router(self, router: Router) -> None:
+        if router.watcher is not None:
+            self.delivery.detach(router.watcher)
+
+    async def topic_for_router(self, config: RouterConfig) -> Topic:
+        """The destination of a router."""
+        topic = self._topics.get(config.dest)
+        if topic is None:
+            if not config.create_dest:
+                raise NotFound("topic", config.dest)
+            topic, _ = await self.create(config.dest)
+        return topic
+
+    async def _to_its_end(self, change: Coroutine[Any, Any, T]) -> T:
+        """Carry a change out, whether or not its caller stays: half of one is worse than none."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def carry_out() -> None:
+            try:
+                result = await change
+            except asyncio.CancelledError:
+                if not done.done():
+                    done.set_exception(Closing("topics were closed during this change"))
+                raise
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(result)
+
+        self.start(carry_out())
+        return await asyncio.shield(done)
+
+    def start(self, chore: Coroutine[Any, Any, None]) -> None:
+        """Run a chore in the engine's own task group."""
+        task = self._group.create_task(chore)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+    # Small things
+
+    def live(self, topic: Topic) -> LivePart:
+        """The part of a topic that only those in use have."""
+        live = topic.live
+        if live is None:
+            live = topic.live = LivePart(Tail(topic.head + 1))
+        return live
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is not yet, or no longer, open: whoever waits for news should go."""
+        return self._closing
+
+    @property
+    def ladder(self) -> Ladder:
+        return self.sampler.ladder
+
+    def _published(self, topic: Topic) -> None:
+        self.retention.wrote(topic)
+        self.delivery.mark(topic)
+
+    def _dropped(self, topic: Topic, batch: Batch) -> None:
+        if topic.config.durability == "ephemeral":
+            topic.lose_batch(batch, "cap")  # memory was all it had
+
+    def _obey(self, ladder: Ladder) -> None:
+        self.delivery.obey(ladder)
+        if self._log.linger_ns != ladder.commit_window_ns:
+            self._log.linger_ns = ladder.commit_window_ns
+
+    def _ingest_full(self) -> bool:
+        refused = self._log.refused
+        full = refused > self._refused_before or self._log.fill() >= 1.0
+        self._refused_before = refused
+        return full
+
+    def _admit(self, topic: Topic) -> None:
+        self._topics[topic.name] = topic
+        self._by_epoch[topic.epoch] = topic
+        self._names = None
+
+    def _checked(self, config: TopicConfig) -> TopicConfig:
+        if config.durability == "ephemeral" and not config.cap_bytes:
+            config = msgspec.structs.replace(config, cap_bytes=self.config.ephemeral_cap_bytes)
+        return config
+
+    def _check_fits(self, name: str, patch: TopicPatch | None, new: NewBatch) -> None:
+        """Refuse the first append to a topic before the topic is made for it."""
+        config = self._checked((patch or TopicPatch()).over(TopicConfig()))
+        size = batch_size(new.records, new.node)
+        empty = Topic(name, 0, config)
+        if config.discard == "reject" and empty.would_overflow(len(new.records), size):
+            raise TopicFull(f"topic {name!r} could not hold {len(new.records):,} records")
+
+    def _shared(self, config: TopicConfig) -> TopicConfig:
+        """Topics with the same configuration share one object."""
+        return self._configs.setdefault(config, config)
+
+    def stop_admitting(self) -> None:
+        """Refuse new work from now on, and let whoever waits for something new go."""
+        self._closing = True
+        for topic in self._topics.values():
+            if topic.live is not None:
+                self.delivery.wake(topic.live)
+
+    @property
+    def read_only(self) -> str | None:
+        """Why nothing can be written now, or None if it can."""
+        return self.writability.trouble
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise Closing("topics are closing")
+
+    def _now_ms(self) -> int:
+        return self._clock.wall_ns() // 1_000_000
+
+    def _instruments(self) -> None:
+        self._chores: set[asyncio.Task[None]] = set()
+        gauge = self.telemetry.gauge
+        gauge("fairway_topics", "Topics that exist", lambda: len(self._topics))
+        gauge("fairway_routers", "Routers that exist", lambda: len(self._routers))
+        gauge("fairway_pressure", "Smoothed pressure, 0 to 1", lambda: self.sampler.pressure)
+        gauge("fairway_hot_bytes", "Records kept in memory", lambda: self._hot.used)
+        gauge("fairway_key_bytes", "Idempotency keys kept in memory", lambda: self._keys.used)

@@ -1,0 +1,146 @@
+"""What a reader at a cursor gets next: live records, and a tombstone for what was lost before them.
+
+From the hot tail if it reaches back far enough, else from the store through the fair reader. A page
+begins with at most one gap and ends before the next, so nothing is ever passed over in silence but
+what somebody deleted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from fairway.errors import Corrupt, NotFound
+from fairway.topics.batch import Record, decode_batch
+from fairway.wire.topics import NULL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fairway.storage.log import Log
+    from fairway.topics.batch import Batch
+    from fairway.topics.match import TagMatch
+    from fairway.topics.topic import Gap, Topic
+
+NO_NODES: frozenset[str] = frozenset()
+
+
+class Selection(NamedTuple):
+    """Which records a reader wants: not those of `nodes`, and of the tags that match."""
+
+    nodes: frozenset[str] = NO_NODES
+    match: TagMatch | None = None
+
+
+EVERYTHING = Selection()
+
+
+class Page(NamedTuple):
+    """Records after a cursor, in order; a gap, if there is one, comes before them."""
+
+    records: list[Record]
+    gap: Gap | None
+    next_seq: int
+    """Everything up to here was looked at."""
+
+
+def hot_page(
+    topic: Topic, after: int, upto: int, limit: int, max_bytes: int, selection: Selection
+) -> Page | None:
+    """The next page if all of it is in memory, else None. Costs nothing but the records."""
+    gap = topic.gap_after(after)
+    start = gap.last if gap is not None else after
+    end = min(upto, topic.end_of_run(start))
+    start = max(start, min(topic.delete_floor - 1, end))
+    if start >= end:
+        return Page([], gap, start)
+    live = topic.live
+    if live is None or live.tail.first_seq > start + 1:
+        return None
+    records, next_seq = select(
+        topic, live.tail.after(start), start, end, limit, max_bytes, selection
+    )
+    return Page(records, gap, next_seq)
+
+
+async def cold_page(
+    log: Log,
+    topic: Topic,
+    after: int,
+    upto: int,
+    limit: int,
+    max_bytes: int,
+    selection: Selection,
+) -> Page:
+    """The next page, from the store."""
+    limit = max(limit, 1)
+    while True:
+        page = hot_page(topic, after, upto, limit, max_bytes, selection)
+        if page is not None:
+            return page
+        if topic.live is not None:
+            await topic.live.wait_written()
+        gap = topic.gap_after(after)
+        start = gap.last if gap is not None else after
+        start = max(start, topic.delete_floor - 1)
+        entries = await log.read(topic.epoch, first=start + 1, limit=limit, max_bytes=max_bytes)
+        if topic.epoch < 0:
+            raise NotFound("topic", topic.name)
+        end = min(upto, topic.end_of_run(start))
+        if topic.gap_after(after) != gap or max(start, topic.delete_floor - 1) >= end:
+            continue  # what was asked for went while the store was read
+        batches = [decode_batch(entry.payload, topic=topic.name) for entry in entries]
+        if not batches or batches[0].first_seq > max(start + 1, topic.floor):
+            raise Corrupt(f"records after {start} are missing", place=f"topic {topic.name}")
+        end = min(end, batches[-1].last_seq)
+        records, next_seq = select(topic, batches, start, end, limit, max_bytes, selection)
+        return Page(records, gap, next_seq)
+
+
+def select(
+    topic: Topic,
+    batches: Iterable[Batch],
+    after: int,
+    upto: int,
+    limit: int,
+    max_bytes: int,
+    selection: Selection,
+) -> tuple[list[Record], int]:
+    """Wanted live records in (after, upto], at most `limit` looked at; and how far it looked."""
+    nodes, match = selection
+    rules = topic.rules
+    first = max(after + 1, topic.floor)
+    found: list[Record] = []
+    looked = size = 0
+    for batch in batches:
+        seq = batch.first_seq
+        for record in batch.parse():
+            if seq >= first:
+                if seq > upto:
+                    return found, upto
+                if looked >= limit or (size >= max_bytes and found):
+                    return found, seq - 1
+                looked += 1
+                node = record.node if record.node is not None else batch.node
+                if not (
+                    (rules is not None and rules.hides(seq, record.tag))
+                    or (nodes and node in nodes)
+                    or (match is not None and not match(record.tag))
+                ):
+                    meta = record.meta
+                    size += len(record.data) + len(meta)
+                    if size > max_bytes and found:
+                        return found, seq - 1
+                    found.append(
+                        Record(
+                            seq,
+                            batch.ts,
+                            bytes(record.data),
+                            record.tag,
+                            node,
+                            bytes(meta) if meta and meta != NULL else None,
+                            batch.trace,
+                            batch.hops,
+                        )
+                    )
+            seq += 1
+    return found, upto

@@ -1,0 +1,475 @@
+"""What makes a topic smaller: caps, TTL and deletes; and the upkeep that follows from them.
+
+Eviction happens at once while the front of a topic is in memory, else shortly after, from the
+store. Rows below the floors are removed in chunks that queue like any other write, so trimming a
+large topic is never a long write for the others. Snapshots are written with them, and for topics
+that were written to and then left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+from fairway.errors import FairwayError, NotFound, OutcomeUnknown
+from fairway.runtime.clock import sleep_ns
+from fairway.storage.wal import Operation
+from fairway.storage.writer import Durability
+from fairway.topics import names
+from fairway.topics.batch import decode_batch, size_of
+from fairway.topics.topic import Removal, encode_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+    from fairway.runtime.clock import Clock
+    from fairway.storage.log import Log
+    from fairway.topics.batch import Batch
+    from fairway.topics.idempotency import KeyMemory
+    from fairway.topics.match import TagMatch
+    from fairway.topics.topic import LivePart, Topic
+
+logger = logging.getLogger("fairway.topics")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionConfig:
+    period_ns: int = 250_000_000
+    """How often upkeep looks for work. Raising it costs less and trims later."""
+    chunk: int = 500
+    """Entries removed by one write. Raising it trims faster, in longer writes for everybody."""
+    page_bytes: int = 256 * 1024
+    """Bytes read at a time when old records must be looked at."""
+    snapshot_records: int = 2000
+    """Records after which a topic is snapshotted. Raising it writes less and recovers slower."""
+    snapshot_idle_ms: int = 5_000
+    """A topic left alone this long is snapshotted whatever it got."""
+
+
+class Retention:
+    """Evicts, deletes, trims and snapshots. A service of the topics engine."""
+
+    name = "retention"
+
+    def __init__(
+        self,
+        log: Log,
+        clock: Clock,
+        *,
+        live: Callable[[Topic], LivePart],
+        keys: KeyMemory,
+        topic_at: Callable[[int], Topic | None],
+        published: Callable[[Topic], None],
+        config: RetentionConfig | None = None,
+    ) -> None:
+        self.config = config or RetentionConfig()
+        self._log = log
+        self._clock = clock
+        self._live = live
+        self._keys = keys
+        self._topic_at = topic_at
+        self._published = published
+        self._trim: dict[Topic, None] = {}
+        self._doubtful: deque[Topic] = deque()
+        self._unsaved: deque[tuple[int, Topic]] = deque()
+        self._expiring: dict[Topic, None] = {}
+        self._cold_keys: list[tuple[int, int, Topic]] = []  # when to look at it
+        self._numbers = count()
+        self._wake = asyncio.Event()
+
+    # On the way in
+
+    def wrote(self, topic: Topic) -> None:
+        """Records were published: evict what must go, as far as memory reaches."""
+        unsaved = topic.head - topic.snapshot_head
+        if unsaved >= self.config.snapshot_records:
+            self._trim[topic] = None
+        elif unsaved:
+            self._note_unsaved(topic)
+        if topic.config.ttl_ms:
+            self._expiring[topic] = None
+        if topic.over_cap:
+            self.evict_hot(topic)
+
+    def doubt(self, topic: Topic) -> None:
+        """A write's outcome is unknown: look at the store before the next one."""
+        self._doubtful.append(topic)
+        self._wake.set()
+
+    def recovered(self, topics: Iterable[Topic]) -> None:
+        """Topics as they were found: what a crash left undone is done by and by."""
+        for topic in topics:
+            self._look_at_keys(topic, 0)
+            self.reconsider(topic)
+
+    def reconsider(self, topic: Topic) -> None:
+        """Its state or its configuration is another: what follows from that is done by and by."""
+        if topic.config.ttl_ms and topic.count:
+            self._expiring[topic] = None
+        if topic.over_cap or topic.floor > 1 or topic.head != topic.snapshot_head:
+            self._trim[topic] = None
+
+    def evict_hot(self, topic: Topic) -> None:
+        live = self._live(topic)
+        if live.lock.locked():
+            self._trim[topic] = None
+            return
+        now_ms = self._now_ms()
+        while topic.over_cap or self._front_expired(topic, now_ms):
+            front = hot_front(topic, live)
+            if front is None:
+                self._trim[topic] = None
+                return
+            gone = topic.evict(front, now_ms)
+            if gone and live.tail.oldest is front:
+                live.tail.pop_oldest()
+            if not gone:
+                break
+        if topic.floor > self._log.floor(topic.epoch) + self.config.chunk:
+            self._trim[topic] = None
+
+    def _front_expired(self, topic: Topic, now_ms: int) -> bool:
+        front = hot_front(topic, self._live(topic)) if topic.config.ttl_ms else None
+        expires_ms = topic.expires_ms(front) if front is not None else None
+        return expires_ms is not None and expires_ms <= now_ms
+
+    async def expire(self, topic: Topic) -> None:
+        """Lose what is too old now; called before a topic with a TTL is read."""
+        if topic.count:
+            await self._evict(topic)
+
+    async def _evict(self, topic: Topic) -> None:
+        async with self._live(topic).lock:
+            now_ms = self._now_ms()
+            while topic.count and (topic.over_cap or topic.config.ttl_ms):
+                front = await self._front(topic)
+                if front is None or not topic.evict(front, now_ms):
+                    return
+
+    async def _front(self, topic: Topic) -> Batch | None:
+        """The oldest batch that is not wholly below the floor."""
+        front = hot_front(topic, self._live(topic))
+        if front is not None:
+            return front
+        async for batch in self._batches(topic, topic.floor, topic.head, limit=1):
+            return batch
+        return None
+
+    async def _batches(
+        self, topic: Topic, first: int, last: int, *, limit: int = 1000
+    ) -> AsyncIterator[Batch]:
+        """Batches that hold seqs in [first, last], from memory or from the store."""
+        while first <= last:
+            if topic.epoch < 0:
+                raise NotFound("topic", topic.name)
+            live = topic.live
+            if live is not None and live.tail.first_seq > first:
+                await live.wait_written()
+            if live is not None and live.tail.first_seq <= first:
+                for batch in list(live.tail.after(first - 1)):
+                    if batch.first_seq > last:
+                        return
+                    yield batch
+                return
+            entries = await self._log.read(
+                topic.epoch, first=first, limit=limit, max_bytes=self.config.page_bytes
+            )
+            if not entries:
+                return
+            for entry in entries:
+                batch = decode_batch(entry.payload, topic=topic.name)
+                if batch.first_seq > last:
+                    return
+                yield batch
+            first = entries[-1].key + 1
+
+    # On request
+
+    async def delete(self, topic: Topic, before_seq: int | None, match: TagMatch | None) -> int:
+        """Delete what is there now, for good; returns how many records that were."""
+        live = self._live(topic)
+        async with live.lock:
+            while True:
+                failures = live.failures
+                removal, last = await self._find(topic, before_seq, match)
+                if live.failures == failures:
+                    break  # else some of what was counted may be lost
+            if not removal.records and removal.delete_floor == topic.delete_floor:
+                return 0
+            await self._remove(topic, live, removal, match, last)
+        self._trim[topic] = None
+        self.evict_hot(topic)
+        return removal.records
+
+    async def _find(
+        self, topic: Topic, before_seq: int | None, match: TagMatch | None
+    ) -> tuple[Removal, int]:
+        """What a deletion would change, and the last seq that a tag took with it."""
+        upto = topic.head if before_seq is None else min(before_seq - 1, topic.head)
+        records = size = last = 0
+        first_live: int | None = None
+        async for batch in self._batches(topic, topic.floor, upto):
+            if match is None:
+                found, found_bytes = topic.live_in(batch, upto)
+                records += found
+                size += found_bytes
+                continue
+            for seq, record in enumerate(batch.parse(), batch.first_seq):
+                if seq > upto or not topic.is_live(seq, record.tag):
+                    continue
+                if match(record.tag):
+                    records += 1
+                    size += size_of(record, batch.node)
+                    last = seq
+                elif first_live is None:
+                    first_live = seq
+        floor, earliest = topic.delete_floor, max(topic.earliest, upto + 1)
+        if match is None:
+            floor = max(floor, upto + 1) if upto >= topic.floor else floor
+        elif first_live is not None:
+            earliest = max(topic.earliest, first_live)
+        return Removal(floor, earliest, records, size, match is not None), last
+
+    async def _remove(
+        self, topic: Topic, live: LivePart, removal: Removal, match: TagMatch | None, last: int
+    ) -> None:
+        """Write a deletion, then apply it: readers are not spared what may still be there."""
+        if topic.config.durability == "ephemeral":
+            _apply(topic, removal, match, last)  # there is nothing in the store to delete
+            return
+        if topic.epoch < 0:
+            raise NotFound("topic", topic.name)
+        # Snapshots that are written from now on come after it and must know of it.
+        live.removal = removal
+        try:
+            snapshot = encode_snapshot(topic.snapshot())
+            meta: dict[str, bytes | None] = {names.SNAPSHOT: snapshot}
+            if match is not None:
+                meta[names.RULE + match.name] = names.encode_number(last)
+            try:
+                await self._log.submit(topic.epoch, Operation(meta=meta))
+            except OutcomeUnknown:
+                if await self._log.meta(topic.epoch, names.SNAPSHOT) == snapshot:
+                    _apply(topic, removal, match, last)
+                raise
+            _apply(topic, removal, match, last)
+        finally:
+            live.removal = None
+
+    # Upkeep
+
+    async def run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(self.config.period_ns / 1e9):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            for chore in (
+                self._settle_doubts,
+                self._expire_all,
+                self._trim_all,
+                self._forget_keys,
+            ):
+                try:
+                    await chore()
+                except FairwayError as error:  # the store is ill: its writers are told; try again
+                    logger.warning("upkeep of topics failed, will try again: %s", error)
+                    await sleep_ns(self.config.period_ns)
+
+    async def _each(
+        self, topics: Iterable[Topic], upkeep: Callable[[Topic], Awaitable[None]]
+    ) -> None:
+        """Look after each topic; one that cannot be now is tried again and holds up no other."""
+        failure: FairwayError | None = None
+        for topic in topics:
+            if topic.epoch < 0:
+                continue
+            try:
+                await upkeep(topic)
+            except NotFound:
+                continue  # deleted meanwhile
+            except FairwayError as error:
+                self._trim[topic] = None
+                failure = error
+        if failure is not None:
+            raise failure
+
+    async def _settle_doubts(self) -> None:
+        topics, self._doubtful = list(self._doubtful), deque()
+        await self._each(topics, self._settle_doubt)
+
+    async def _settle_doubt(self, topic: Topic) -> None:
+        try:
+            await self._look_again(topic)
+        except FairwayError:
+            self._doubtful.append(topic)
+            raise
+
+    async def _look_again(self, topic: Topic) -> None:
+        """Publish what a write of unknown outcome left in the store after all."""
+        live = self._live(topic)
+        first, last = topic.head + 1, self._log.last_key(topic.epoch)
+        found: list[Batch] = []
+        while first <= last:
+            entries = await self._log.read(topic.epoch, first=first, last=last)
+            if not entries:
+                break
+            found += (decode_batch(entry.payload, topic=topic.name) for entry in entries)
+            first = entries[-1].key + 1
+        gap = live.gap_in_doubt
+        if gap is not None and await self._log.meta(topic.epoch, names.SNAPSHOT) != gap[0]:
+            gap = None
+        # It is there; readers may see it once it is certain to stay. Nobody is numbered meanwhile.
+        if found or gap is not None:
+            meta: dict[str, bytes | None] = {names.CONFIRMED: names.encode_number(last)}
+            await self._log.submit(topic.epoch, Operation(meta=meta))
+        for batch in found:
+            topic.assigned = batch.last_seq
+            topic.publish(batch)
+        if gap is not None:
+            topic.assigned = gap[1].last
+            topic.publish_gap(*gap[1])
+        live.tail = type(live.tail)(topic.head + 1)
+        topic.assigned = max(topic.head, last)
+        live.gap_in_doubt = None
+        live.doubt = False
+        self.wrote(topic)
+        self._published(topic)
+
+    async def _expire_all(self) -> None:
+        self._expiring = {topic: None for topic in self._expiring if topic.epoch >= 0}
+        await self._each(list(self._expiring), self._expire_one)
+
+    async def _expire_one(self, topic: Topic) -> None:
+        if not topic.count or not topic.config.ttl_ms:
+            self._expiring.pop(topic, None)
+            return
+        await self._evict(topic)
+        if topic.floor > self._log.floor(topic.epoch):
+            self._trim[topic] = None
+
+    async def _trim_all(self) -> None:
+        now_ms = self._now_ms()
+        while self._unsaved and self._unsaved[0][0] <= now_ms:
+            _, topic = self._unsaved.popleft()
+            if topic.live is not None:
+                topic.live.unsaved = False
+            self._trim[topic] = None
+        topics, self._trim = list(self._trim), {}
+        await self._each(topics, self._trim_one)
+
+    async def _trim_one(self, topic: Topic) -> None:
+        if topic.over_cap:
+            await self._evict(topic)
+        if await self.save(topic):
+            self._trim[topic] = None  # the others first, then the next chunk, without a pause
+            self._wake.set()
+
+    def snapshot_meta(self, topic: Topic) -> dict[str, bytes | None]:
+        """A snapshot as metadata, to be written in an operation of the topic."""
+        snapshot = topic.snapshot()
+        topic.snapshot_head = snapshot.head
+        return {names.SNAPSHOT: encode_snapshot(snapshot)}
+
+    async def save(self, topic: Topic) -> bool:
+        """Write a snapshot, and remove a chunk of rows below the floor; True if more can go."""
+        floor = self._log.floor(topic.epoch)
+        target = min(topic.floor, self._log.last_key(topic.epoch) + 1)
+        if topic.pin:
+            target = min(target, topic.pin)
+        step = min(target, floor + self.config.chunk)
+        meta: dict[str, bytes | None] = {}
+        if topic.rules is not None:
+            for match in topic.rules.prune(topic.floor):
+                meta[names.RULE + match.name] = None
+        snapshot = topic.snapshot()
+        meta[names.SNAPSHOT] = encode_snapshot(snapshot)
+        compact = step if step > floor else None
+        if compact is None and snapshot.head == topic.snapshot_head and len(meta) == 1:
+            return False
+        operation = Operation(meta=meta, compact_before=compact)
+        await asyncio.shield(self._log.submit(topic.epoch, operation, durability=Durability.DISK))
+        topic.snapshot_head = snapshot.head
+        return step < target
+
+    async def _forget_keys(self) -> None:
+        """Remove the rows of keys whose window has passed, a page at a time."""
+        now_ms = self._now_ms()
+        while gone := self._keys.expire(now_ms):
+            by_topic: dict[int, list[str]] = {}
+            for epoch, key in gone:
+                by_topic.setdefault(epoch, []).append(names.KEY + key)
+            for epoch, rows in by_topic.items():
+                await self._drop_keys(epoch, rows)
+        for epoch, due_ms in list(self._keys.forgotten.items()):
+            if due_ms <= now_ms:
+                del self._keys.forgotten[epoch]
+                topic = self._topic_at(epoch)
+                if topic is not None:
+                    self._look_at_keys(topic, 0)
+        for _ in range(64):
+            if not self._cold_keys or self._cold_keys[0][0] > now_ms:
+                return
+            topic = heappop(self._cold_keys)[2]
+            left_ms = await self._forget_cold(topic, now_ms) if topic.epoch >= 0 else None
+            if left_ms is not None:
+                self._look_at_keys(topic, left_ms)
+
+    def _look_at_keys(self, topic: Topic, due_ms: int) -> None:
+        heappush(self._cold_keys, (due_ms, next(self._numbers), topic))
+
+    async def _forget_cold(self, topic: Topic, now_ms: int) -> int | None:
+        """Remove stored keys whose window has passed; returns when to look at what is left."""
+        window_ms = topic.config.idempotency_window_ms
+        epoch, after, due_ms = topic.epoch, "", None
+        while page := await self._log.meta_scan(epoch, prefix=names.KEY, after=after):
+            after = page[-1][0]
+            expiries = {name: names.decode_key(value).ts + window_ms for name, value in page}
+            if topic.epoch < 0:
+                return None
+            await self._drop_keys(epoch, [name for name in expiries if expiries[name] <= now_ms])
+            # Once for all that is left: they went in one after the other and may go together.
+            due_ms = max((due_ms or 0, *expiries.values()))
+        return due_ms if due_ms is not None and due_ms > now_ms else None
+
+    async def _drop_keys(self, epoch: int, rows: list[str]) -> None:
+        """Remove rows, but not of a key that is in use again."""
+        if self._topic_at(epoch) is None:
+            return
+        meta: dict[str, bytes | None] = {
+            row: None for row in rows if not self._keys.holds(epoch, row.removeprefix(names.KEY))
+        }
+        if meta:
+            await self._log.submit(epoch, Operation(meta=meta), durability=Durability.DISK)
+
+    def _note_unsaved(self, topic: Topic) -> None:
+        live = self._live(topic)
+        if not live.unsaved:
+            live.unsaved = True
+            self._unsaved.append((self._now_ms() + self.config.snapshot_idle_ms, topic))
+
+    def _now_ms(self) -> int:
+        return self._clock.wall_ns() // 1_000_000
+
+
+def _apply(topic: Topic, removal: Removal, match: TagMatch | None, last: int) -> None:
+    if match is None:
+        topic.delete_before(removal.delete_floor, removal.records, removal.size)
+    else:
+        topic.delete_tagged(match, last, removal.records, removal.size)
+    topic.start_at(removal.earliest)
+
+
+def hot_front(topic: Topic, live: LivePart) -> Batch | None:
+    """The oldest batch that is not wholly below the floor, if memory reaches back to it."""
+    tail = live.tail
+    if tail.first_seq > topic.floor:
+        return None
+    return next(tail.after(topic.floor - 1), None)

@@ -1,0 +1,274 @@
+"""Routers: rules that copy what is appended to one topic into another, exactly once.
+
+A router is a reader of its source whose frames become appends to its destination. Each carries the
+router's position (the source's epoch and the last seq looked at), which the destination keeps in
+the same operation as the records: that is the router's durable cursor, so a replay after a crash
+finds out what was forwarded and forwards nothing twice. Routers form no cycle unless told that they
+may; then a record stops after `HOPS_MAX` of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from fairway.core.backoff import BackoffConfig
+from fairway.errors import FairwayError
+from fairway.topics.batch import Record, encode_new
+from fairway.topics.match import TagMatch
+from fairway.topics.reading import Selection
+from fairway.topics.topic import Gap, Topic
+from fairway.topics.watching import View, Watcher
+from fairway.topics.writing import Appended, NewBatch, Position
+from fairway.wire.topics import NewRecord, RouterConfig, RouterState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+    from fairway.topics.writing import Writing
+
+logger = logging.getLogger("fairway.topics")
+
+HOPS_MAX: Final = 8
+IN_FLIGHT_MAX: Final = 64
+RETRY: Final = BackoffConfig(base_ns=10_000_000, cap_ns=1_000_000_000, jitter=0.0)
+_RECORDS = msgspec.json.Decoder(list[NewRecord])
+_hops = attrgetter("hops")
+
+
+class Destinations(Protocol):
+    """What a router needs of the engine."""
+
+    writing: Writing
+
+    async def topic_for_router(self, config: RouterConfig) -> Topic: ...
+    def start(self, chore: Coroutine[Any, Any, None]) -> None: ...
+
+
+class Router:
+    """One rule: an encoder and a sink at once, since its frames are its own affair."""
+
+    def __init__(self, name: str, config: RouterConfig, start_seq: int) -> None:
+        self.name = name
+        self.config = config
+        self.start_seq = start_seq
+        self.watcher: Watcher | None = None
+        self.forwarded = 0
+        self.error: str | None = None
+        self._engine: Destinations
+        self._dest: Topic | None = None
+        self._in_flight = 0
+        self._confirmed = start_seq
+        self._failures = 0
+        self._preparing = False
+
+    @property
+    def producer(self) -> str:
+        # The source belongs to it: epochs of different topics cannot be compared.
+        return f"router/{self.name}/{self.config.source}"
+
+    def view(self) -> View:
+        match = TagMatch.of(self.config.filter) if self.config.filter is not None else None
+        return View(self, Selection(match=match), limit=1000, max_bytes=256 * 1024)
+
+    def follow(self, engine: Destinations, source: Topic, cursor: int) -> Watcher:
+        """Start reading `source` after `cursor`."""
+        self._engine = engine
+        self._confirmed = cursor
+        self.watcher = Watcher(source, self.view(), self, cursor)
+        return self.watcher
+
+    @property
+    def cursor(self) -> int:
+        """The last seq of the source that was examined, and its copy, if it has one, is safe."""
+        watcher = self.watcher
+        if watcher is None or self._in_flight:
+            return self._confirmed
+        return max(self._confirmed, watcher.cursor)
+
+    def progress(self) -> Position | None:
+        """How far it is, if that is further than its last copy says: much may be filtered out."""
+        watcher, cursor = self.watcher, self.cursor
+        if watcher is None or watcher.topic.epoch < 0 or cursor <= self._confirmed:
+            return None
+        self._confirmed = cursor
+        return Position(self.producer, watcher.topic.epoch, cursor)
+
+    def state(self) -> RouterState:
+        watcher, cursor = self.watcher, self.cursor
+        return RouterState(
+            router=self.name,
+            **msgspec.structs.asdict(self.config),
+            cursor=cursor,
+            lag=watcher.topic.head - cursor if watcher is not None else 0,
+            forwarded_total=self.forwarded,
+            error=self.error,
+        )
+
+    # As an encoder: frames are what is to be appended.
+
+    def records(
+        self, topic: Topic, records: Sequence[Record], from_seq: int, to_seq: int, view: View
+    ) -> Sequence[Record]:
+        return records
+
+    def gap(self, topic: Topic, gap: Gap) -> Gap:
+        return gap
+
+    def caught_up(self, topic: Topic) -> None:
+        return None
+
+    def deleted(self, topic: Topic) -> None:
+        return None
+
+    # As a sink
+
+    def write(self, watcher: Watcher, frame: Any, to_seq: int) -> bool:
+        """Queue the copies, or refuse until there is room, the destination is ready or works."""
+        if frame is None:
+            return True
+        dest = self._dest
+        if dest is None or dest.epoch < 0 or self._preparing:
+            self._prepare(1)
+            return False
+        if self._in_flight >= IN_FLIGHT_MAX:
+            return False  # `_settled` resumes
+        writing = self._engine.writing
+        if isinstance(frame, Gap):
+            position = Position(self.producer, watcher.topic.epoch, to_seq)
+            count = frame.last - frame.first + 1
+            return self._queue(
+                partial(writing.enqueue_gap, dest, count, "source_trim", position), to_seq, 0
+            )
+        for hops, group in groupby(frame, _hops):
+            if hops >= HOPS_MAX:
+                continue
+            records = list(group)
+            if dest.weak and dest.assigned + len(records) > dest.reserved:
+                self._prepare(len(records))
+                return False
+            last = records[-1].seq
+            batch = self._batch(records, Position(self.producer, watcher.topic.epoch, last))
+            if not self._queue(partial(writing.enqueue, dest, batch), last, len(records)):
+                return False
+            watcher.cursor = last  # should the next group be refused, it begins there
+        return True
+
+    def _queue(
+        self, enqueue: Callable[[], asyncio.Future[Appended]], to_seq: int, copied: int
+    ) -> bool:
+        try:
+            waiting = enqueue()
+        except FairwayError as error:
+            self._failed(error)
+            return False
+        self._in_flight += 1
+
+        def settle(done: asyncio.Future[Appended]) -> None:
+            self._settled(done, to_seq, copied)
+
+        waiting.add_done_callback(settle)
+        return True
+
+    def _batch(self, records: Sequence[Record], position: Position) -> NewBatch:
+        config = self.config
+        raw = b"[%b]" % b",".join(
+            encode_new(record, keep_tag=config.preserve_tag, keep_node=config.preserve_node)
+            for record in records
+        )
+        return NewBatch(
+            raw=raw,
+            records=_RECORDS.decode(raw),
+            position=position,
+            trace=records[-1].trace,
+            hops=records[-1].hops + 1,
+        )
+
+    def _settled(self, done: asyncio.Future[Appended], to_seq: int, copied: int) -> None:
+        self._in_flight -= 1
+        error = done.exception()
+        watcher = self.watcher
+        assert watcher is not None
+        if error is None:
+            if not done.result().deduped:
+                self.forwarded += copied
+            self._confirmed = max(self._confirmed, to_seq)
+            self._failures = 0
+            self.error = None
+            watcher.resume()
+            return
+        # What was queued behind it failed as well: begin again after what is known to be there,
+        # and ask the destination first, since some of it may be.
+        watcher.cursor = self._confirmed
+        watcher.live = False
+        self._dest = None
+        watcher.stalled = True
+        if not self._in_flight:
+            assert isinstance(error, FairwayError)
+            self._failed(error)
+
+    def _failed(self, error: FairwayError) -> None:
+        self._failures += 1
+        self.error = str(error)
+        if self._failures in (1, 10, 100):
+            logger.warning("router %s stands still: %s", self.name, error)
+        watcher = self.watcher
+        assert watcher is not None
+        delay_ns = getattr(error, "retry_after_ns", 0) or RETRY.ceiling_ns(min(self._failures, 20))
+        asyncio.get_running_loop().call_later(delay_ns / 1e9, watcher.resume)
+
+    def _prepare(self, count: int) -> None:
+        if not self._preparing:
+            self._preparing = True
+            self._engine.start(self._ready_dest(count))
+
+    async def _ready_dest(self, count: int) -> None:
+        """Find or make the destination, and fetch what an append to it must know."""
+        watcher = self.watcher
+        assert watcher is not None
+        try:
+            dest = await self._engine.topic_for_router(self.config)
+            batch = NewBatch(
+                raw=b"",
+                records=[None] * count,  # type: ignore[list-item]
+                position=Position(self.producer, watcher.topic.epoch, 0),
+            )
+            known = await self._engine.writing.position_of(dest, self.producer)
+            await self._engine.writing.prepare(dest, batch)
+        except FairwayError as error:
+            self._preparing = False
+            self._failed(error)
+            return
+        self._preparing = False
+        if self._dest is not dest and known is not None and known[0] == watcher.topic.epoch:
+            self._confirmed = max(self._confirmed, known[1])
+            watcher.cursor = max(watcher.cursor, self._confirmed)
+        self._dest = dest
+        watcher.resume()
+
+
+def find_cycle(edges: Iterable[tuple[str, str]], source: str, dest: str) -> list[str] | None:
+    """The way from `source` through `dest` and back, if an edge between them closes one."""
+    following: dict[str, list[str]] = {}
+    for start, end in edges:
+        following.setdefault(start, []).append(end)
+    came_from: dict[str, str] = {dest: source}
+    waiting = [dest]
+    while waiting:
+        here = waiting.pop()
+        if here == source:
+            path = [source]
+            while path[-1] != dest:
+                path.append(came_from[path[-1]])
+            return [source, *reversed(path)]
+        for end in following.get(here, ()):
+            if end not in came_from:
+                came_from[end] = here
+                waiting.append(end)
+    return None

@@ -1,0 +1,96 @@
+"""The newest batches of a topic, kept in memory: what live readers are served from.
+
+A `Tail` is contiguous up to the head. All tails together stay within one byte budget: `HotBytes`
+drops the batch that was published longest ago, whichever topic it belongs to; from then on it is
+read from the store.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from fairway.topics.batch import Batch
+    from fairway.topics.topic import Topic
+
+BATCH_OVERHEAD = 256
+"""Bytes a batch in memory costs beside its records."""
+
+
+class Tail:
+    """Batches in order of their seqs. Everything from `first_seq` up to the head is in it."""
+
+    __slots__ = ("_batches", "_start", "first_seq")
+
+    def __init__(self, first_seq: int) -> None:
+        self._batches: list[Batch] = []
+        self._start = 0
+        self.first_seq = first_seq
+
+    def __len__(self) -> int:
+        return len(self._batches) - self._start
+
+    @property
+    def oldest(self) -> Batch | None:
+        return self._batches[self._start] if len(self) else None
+
+    def push(self, batch: Batch) -> None:
+        self._batches.append(batch)
+
+    def pop_oldest(self) -> Batch:
+        batch = self._batches[self._start]
+        self._start += 1
+        self.first_seq = batch.last_seq + 1
+        if self._start > 64 and self._start * 2 > len(self._batches):
+            del self._batches[: self._start]
+            self._start = 0
+        return batch
+
+    def after(self, seq: int) -> Iterator[Batch]:
+        """Batches that hold anything above `seq`, in order. They must be in here."""
+        batches = self._batches
+        at = len(batches) - 1
+        if at < self._start or batches[at].last_seq <= seq:
+            return
+        if batches[at].first_seq > seq + 1:  # the newest alone is by far the most common answer
+            at = bisect_left(batches, seq + 1, lo=self._start, key=_last_seq)
+        while at < len(batches):
+            yield batches[at]
+            at += 1
+
+
+def _last_seq(batch: Batch) -> int:
+    return batch.last_seq
+
+
+class HotBytes:
+    """One budget for all tails, spent first in, first out."""
+
+    def __init__(self, budget: int, dropped: Callable[[Topic, Batch], None]) -> None:
+        """`dropped` is told of each batch that left memory for the budget's sake."""
+        self.budget = budget
+        self.used = 0
+        self._dropped = dropped
+        self._order: deque[tuple[Topic, Tail, Batch]] = deque()
+
+    def push(self, topic: Topic, tail: Tail, batch: Batch) -> None:
+        tail.push(batch)
+        self._order.append((topic, tail, batch))
+        self.used += cost(batch)
+        while self.used > self.budget and len(self._order) > 1:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        topic, tail, batch = self._order.popleft()
+        self.used -= cost(batch)
+        if tail.oldest is batch:  # else it was evicted from its topic, or the topic is gone
+            tail.pop_oldest()
+            self._dropped(topic, batch)
+
+
+def cost(batch: Batch) -> int:
+    return len(batch.records) + BATCH_OVERHEAD

@@ -1,0 +1,522 @@
+"""One topic, as a pure machine: seqs, the two floors, what is lost, what is deleted, what is live.
+
+`head` is the last seq that readers may see; `assigned` the last one given to a write under way. Two
+floors say where reading begins. `evict_floor` moves only when records are lost against anybody's
+will (cap, TTL, crash) and alone makes tombstones; `earliest` is the first live record and moves on
+deletes too. Always `evict_floor <= earliest`.
+
+    1 ........ evict_floor ........ earliest ................ head ... assigned
+      lost: a tombstone   deleted:     live, less what a tag rule     being
+                          silence      hides and crashes took         written
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from fairway.topics.batch import size_of
+from fairway.topics.match import TagMatch, TagRules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairway.topics.batch import Batch
+    from fairway.topics.tail import Tail
+    from fairway.topics.watching import View, Watcher
+    from fairway.wire.topics import LossReason, TopicConfig
+
+RESERVE_SEQS: Final = 4096
+"""Seqs a topic of a weaker class reserves durably at a time, and may skip after a crash."""
+
+
+class Hole(NamedTuple):
+    """Seqs that are lost, with live records before them."""
+
+    first: int
+    last: int
+    reason: LossReason
+
+
+class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What a topic is after the entries up to `head`; stored as metadata beside them."""
+
+    version: int
+    head: int
+    ts: int
+    count: int
+    bytes: int
+    evict_floor: int
+    floor_reason: str
+    delete_floor: int
+    earliest: int
+    holes: list[tuple[int, int, str]]
+    rules: bool = False
+    """Whether there are deletions by tag to be read as well."""
+    pin: int = 0
+
+
+_SNAPSHOT = msgspec.msgpack.Decoder(Snapshot)
+encode_snapshot = msgspec.msgpack.Encoder().encode
+decode_snapshot = _SNAPSHOT.decode
+
+
+class Gap(NamedTuple):
+    """Seqs `first..last` are lost, from a reader's cursor on."""
+
+    first: int
+    last: int
+    reason: LossReason
+
+
+class Removal(NamedTuple):
+    """A deletion on request that is being written: what it will change."""
+
+    delete_floor: int
+    earliest: int
+    records: int
+    size: int
+    tagged: bool
+
+
+NO_HOLES: Final[tuple[Hole, ...]] = ()
+
+
+class Topic:
+    """The state of one incarnation of a topic. There may be very many: idle ones stay small."""
+
+    __slots__ = (
+        "assigned",
+        "bytes",
+        "config",
+        "count",
+        "delete_floor",
+        "drained",
+        "earliest",
+        "epoch",
+        "evict_floor",
+        "floor_reason",
+        "head",
+        "holes",
+        "last_read_ns",
+        "last_ts",
+        "live",
+        "name",
+        "owner",
+        "pin",
+        "reserved",
+        "rules",
+        "snapshot_head",
+    )
+
+    def __init__(self, name: str, epoch: int, config: TopicConfig, owner: str = "") -> None:
+        self.name = name
+        self.owner = owner
+        self.epoch = epoch
+        self.config = config
+        self.head = 0
+        self.assigned = 0
+        self.drained = 0
+        self.evict_floor = 1
+        self.floor_reason: LossReason | None = None
+        self.delete_floor = 1
+        self.earliest = 1
+        self.holes = NO_HOLES
+        self.count = 0
+        self.bytes = 0
+        self.last_ts = 0
+        self.reserved = 0
+        self.pin = (
+            0  # rows from this seq on stay stored, whatever the floors say; 0 if none need to
+        )
+        self.rules: TagRules | None = None
+        self.last_read_ns: int | None = None
+        self.snapshot_head = 0
+        self.live: LivePart | None = None
+
+    # Writing
+
+    def place(self, count: int, now_ms: int) -> tuple[int, int]:
+        """The first seq and the time of an append that is about to be written."""
+        first = self.assigned + 1
+        self.assigned += count
+        # Time never runs backwards inside a topic, so what has expired is always a prefix.
+        self.last_ts = max(self.last_ts, now_ms)
+        return first, self.last_ts
+
+    def publish(self, batch: Batch) -> None:
+        """An append met its class: readers may see it."""
+        assert batch.first_seq > self.head, "published out of order"
+        if self.earliest > self.head:
+            self.earliest = batch.first_seq
+        self.head = batch.last_seq
+        self.count += batch.count
+        self.bytes += batch.size
+
+    def publish_gap(self, first: int, last: int, reason: LossReason) -> None:
+        """Seqs that stand for records which were lost before they came here."""
+        if self.earliest > self.head:
+            self.earliest = last + 1
+        self.head = last
+        if not self.count:
+            self.raise_evict_floor(last + 1, reason)
+        else:
+            self.holes = (*self.holes, Hole(first, last, reason))
+
+    def unassign(self) -> None:
+        """Everything under way failed: their seqs were never seen and are given out again."""
+        self.assigned = self.head
+
+    @property
+    def weak(self) -> bool:
+        """Whether acknowledged records may be lost by a crash, so that seqs must be reserved."""
+        return self.config.durability != "fsync"
+
+    # What is lost, and what is live
+
+    def gap_after(self, seq: int) -> Gap | None:
+        """The loss that a reader standing at `seq` meets next, if the very next seq is lost."""
+        following = seq + 1
+        if following < self.evict_floor:
+            return Gap(following, self.evict_floor - 1, self.floor_reason or "cap")
+        for hole in self.holes:
+            if hole.first <= following <= hole.last:
+                return Gap(following, hole.last, hole.reason)
+        return None
+
+    def end_of_run(self, seq: int) -> int:
+        """The last seq after `seq`, up to the head, before the next hole."""
+        for hole in self.holes:
+            if hole.first > seq:
+                return hole.first - 1
+        return self.head
+
+    def is_live(self, seq: int, tag: str | None) -> bool:
+        return seq >= self.floor and not (self.rules is not None and self.rules.hides(seq, tag))
+
+    @property
+    def floor(self) -> int:
+        """Nothing below it is live."""
+        return max(self.evict_floor, self.delete_floor)
+
+    def live_in(self, batch: Batch, upto: int | None = None) -> tuple[int, int]:
+        """(records, bytes) of a batch that are live, of those up to seq `upto`."""
+        floor = self.floor
+        last = batch.last_seq if upto is None else min(upto, batch.last_seq)
+        if last < floor or last < batch.first_seq:
+            return 0, 0
+        if floor <= batch.first_seq and last == batch.last_seq and not self.rules:
+            return batch.count, batch.size
+        count = size = 0
+        for seq, record in enumerate(batch.parse(), batch.first_seq):
+            if seq <= last and self.is_live(seq, record.tag):
+                count += 1
+                size += size_of(record, batch.node)
+        return count, size
+
+    def first_live_in(self, batch: Batch) -> int | None:
+        """The first live seq of a batch."""
+        if not self.rules:
+            first = max(self.floor, batch.first_seq)
+            return first if first <= batch.last_seq else None
+        for seq, record in enumerate(batch.parse(), batch.first_seq):
+            if self.is_live(seq, record.tag):
+                return seq
+        return None
+
+    # Retention
+
+    @property
+    def over_cap(self) -> bool:
+        config = self.config
+        return bool(
+            (config.cap_records and self.count > config.cap_records)
+            or (config.cap_bytes and self.bytes > config.cap_bytes)
+        )
+
+    def would_overflow(self, count: int, size: int) -> bool:
+        """Whether an append of so much would pass a cap, counting what is under way."""
+        config = self.config
+        pending, pending_bytes = self.live.pending if self.live is not None else (0, 0)
+        return bool(
+            (config.cap_records and self.count + pending + count > config.cap_records)
+            or (config.cap_bytes and self.bytes + pending_bytes + size > config.cap_bytes)
+        )
+
+    def expires_ms(self, batch: Batch) -> int | None:
+        """When a batch is too old, or None if never."""
+        return batch.ts + self.config.ttl_ms if self.config.ttl_ms else None
+
+    def evict(self, front: Batch, now_ms: int) -> bool:
+        """Lose what must go of the oldest batch with live records; True if all of it went."""
+        expires_ms = self.expires_ms(front)
+        if expires_ms is not None and expires_ms <= now_ms:
+            self._lose(front, front.last_seq, "ttl")
+            return True
+        if self.over_cap:
+            self._lose(front, self._overflow_in(front), "cap")
+        return self.floor > front.last_seq
+
+    def _overflow_in(self, front: Batch) -> int:
+        """The seq up to which the oldest batch must go for the caps to hold, or its last."""
+        config = self.config
+        records = self.count - config.cap_records if config.cap_records else 0
+        size = self.bytes - config.cap_bytes if config.cap_bytes else 0
+        seq = max(self.floor, front.first_seq)
+        if size <= 0 and not self.rules:
+            return min(seq + records - 1, front.last_seq)
+        # One pass, whatever must go: a cap may take thousands of records out of one batch.
+        for seq, record in enumerate(front.parse(), front.first_seq):
+            if self.is_live(seq, record.tag):
+                records -= 1
+                size -= size_of(record, front.node)
+                if records <= 0 and size <= 0:
+                    return seq
+        return front.last_seq
+
+    def _lose(self, front: Batch, upto: int, reason: LossReason) -> None:
+        count, size = self.live_in(front, upto)
+        self.count -= count
+        self.bytes -= size
+        self.raise_evict_floor(upto + 1, reason)
+        if self.rules:
+            first = self.first_live_in(front)
+            self.earliest = max(self.earliest, front.last_seq + 1 if first is None else first)
+
+    def lose_batch(self, batch: Batch, reason: LossReason) -> None:
+        """The oldest batch is lost as a whole."""
+        self._lose(batch, batch.last_seq, reason)
+
+    def raise_evict_floor(self, floor: int, reason: LossReason) -> None:
+        """Everything below `floor` is lost."""
+        if floor <= self.evict_floor:
+            return
+        if self.holes and self.holes[0].first <= floor:
+            # A hole that the floor reaches is part of the lost prefix from now on.
+            reached = [hole for hole in self.holes if hole.first <= floor]
+            self.holes = tuple(hole for hole in self.holes if hole.first > floor)
+            floor = max(floor, *(hole.last + 1 for hole in reached))
+            reason = "mixed" if reason != "crash" else reason
+        if self.floor_reason not in (None, reason):
+            reason = "mixed"
+        self.evict_floor = floor
+        self.floor_reason = reason
+        self.earliest = max(self.earliest, min(floor, self.head + 1))
+
+    def note_crash(self, last_known: int, upto: int) -> None:
+        """Seqs above `last_known` up to `upto` were reserved and may have been acknowledged."""
+        if upto <= last_known:
+            return
+        self.head = self.assigned = self.drained = upto
+        if not self.count:
+            self.evict_floor = upto + 1
+            self.floor_reason = "crash" if self.floor_reason in (None, "crash") else "mixed"
+            self.holes = NO_HOLES
+        else:
+            self.holes = (*self.holes, Hole(last_known + 1, upto, "crash"))
+        if self.earliest > last_known or not self.count:
+            self.earliest = upto + 1
+
+    def lose_range(self, first: int, last: int, count: int, size: int) -> None:
+        """Published seqs of a class that promises nothing could not be written after all."""
+        self.count -= count
+        self.bytes -= size
+        if first <= self.evict_floor:
+            self.raise_evict_floor(last + 1, "crash")
+            return
+        self.holes = tuple(sorted((*self.holes, Hole(first, last, "crash"))))
+        self.start_at(self.earliest)
+
+    def lose_all(self, reason: LossReason) -> None:
+        """Nothing of what could be read is left."""
+        self.count = self.bytes = 0
+        self.rules = None
+        self.raise_evict_floor(self.head + 1, reason)
+
+    def start_at(self, seq: int) -> None:
+        """No record below `seq` is live, nor is one that was lost."""
+        for hole in self.holes:
+            if hole.first <= seq <= hole.last:
+                seq = hole.last + 1
+        self.earliest = max(self.earliest, seq)
+
+    # Deleting on request
+
+    def delete_before(self, seq: int, count: int, size: int) -> None:
+        """Records below `seq` are deleted; `count` of them, of `size` bytes, were live."""
+        self.delete_floor = max(self.delete_floor, seq)
+        self.start_at(min(seq, self.head + 1))
+        self.count -= count
+        self.bytes -= size
+
+    def delete_tagged(self, match: TagMatch, upto: int, count: int, size: int) -> None:
+        """Records up to `upto` whose tag matches are deleted."""
+        if self.rules is None:
+            self.rules = TagRules()
+        self.rules.add(match, upto)
+        self.count -= count
+        self.bytes -= size
+
+    # Snapshots
+
+    def snapshot(self) -> Snapshot:
+        """The state once everything under way is written: it is queued behind that."""
+        live = self.live
+        removal = None
+        if live is not None:
+            live.settle()  # what failed a moment ago is not under way any more
+            removal = live.removal
+        if removal is None:
+            removal = Removal(self.delete_floor, self.earliest, 0, 0, False)
+        pending, pending_bytes = live.pending if live is not None else (0, 0)
+        return Snapshot(
+            1,
+            self.assigned,
+            self.last_ts,
+            self.count + pending - removal.records,
+            self.bytes + pending_bytes - removal.size,
+            self.evict_floor,
+            self.floor_reason or "",
+            max(self.delete_floor, removal.delete_floor),
+            max(self.earliest, removal.earliest),
+            list(self.holes),
+            bool(self.rules) or removal.tagged,
+            self.pin,
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        self.head = self.assigned = self.drained = snapshot.head
+        self.snapshot_head = snapshot.head
+        self.last_ts = snapshot.ts
+        self.count = snapshot.count
+        self.bytes = snapshot.bytes
+        self.evict_floor = snapshot.evict_floor
+        self.floor_reason = snapshot.floor_reason or None  # type: ignore[assignment]
+        self.delete_floor = snapshot.delete_floor
+        self.earliest = snapshot.earliest
+        self.holes = tuple(Hole(*hole) for hole in snapshot.holes)  # type: ignore[arg-type]
+        self.pin = snapshot.pin
+
+    def replay(self, batch: Batch) -> None:
+        """An entry that was written after the snapshot."""
+        # Seqs are given out one after the other: what is missing was acknowledged and then lost.
+        self.note_crash(self.head, batch.first_seq - 1)
+        self.assigned = batch.last_seq
+        self.last_ts = max(self.last_ts, batch.ts)
+        self.publish(batch)
+        self.drained = self.head
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        assert 0 <= self.drained <= self.head <= self.assigned
+        assert 1 <= self.evict_floor <= self.earliest <= self.head + 1 or self.head == 0
+        assert self.count >= 0
+        assert self.bytes >= 0
+        assert (self.count == 0) == (self.bytes == 0)
+        previous = self.evict_floor
+        for hole in self.holes:
+            assert previous <= hole.first <= hole.last <= self.head
+            previous = hole.last + 1
+
+
+class Write(NamedTuple):
+    """A write under way, and who is told when it is decided."""
+
+    written: asyncio.Future[int]
+    settle: Callable[[asyncio.Future[int]], None]
+
+
+class LivePart:
+    """What only a topic in use has: its hot tail, what is under way, and who reads it."""
+
+    __slots__ = (
+        "changing",
+        "dirty_ns",
+        "doubt",
+        "failures",
+        "gap_in_doubt",
+        "lock",
+        "pending_bytes",
+        "pending_count",
+        "producers",
+        "quick",
+        "readers",
+        "removal",
+        "reserving",
+        "routers",
+        "tail",
+        "under_way",
+        "unsaved",
+        "waiters",
+    )
+
+    def __init__(self, tail: Tail) -> None:
+        self.tail = tail
+        self.pending_count = 0
+        self.pending_bytes = 0
+        self.producers: dict[str, tuple[int, int]] = {}
+        self.readers: dict[View, list[Watcher]] = {}
+        self.routers: list[Watcher] = []
+        self.waiters: list[asyncio.Future[None]] = []
+        self.dirty_ns = 0  # since when it has waited for delivery; 0 if it does not
+        self.changing = False  # its class is being changed, and nothing may be numbered meanwhile
+        self.doubt = False  # a write's outcome is unknown: the store must be asked before the next
+        self.unsaved = False  # it is on the list of topics to be snapshotted
+        self.lock = asyncio.Lock()  # held while it is worked out what to evict or delete
+        self.removal: Removal | None = None
+        self.reserving = 0  # the highest seq whose reservation is written or being written
+        self.quick = 0  # batches that readers may see and that are not written yet
+        self.failures = 0  # writes that failed so far: what was read before one proves nothing
+        self.under_way: deque[Write] = deque()
+        self.gap_in_doubt: tuple[bytes, Gap] | None = None  # and the snapshot that tells of it
+
+    def follow(
+        self, written: asyncio.Future[int], settle: Callable[[asyncio.Future[int]], None]
+    ) -> None:
+        """Call `settle` once `written` is decided, in the order of the log."""
+        self.under_way.append(Write(written, settle))
+        written.add_done_callback(self.settle)
+
+    @property
+    def all_shown(self) -> bool:
+        """Whether readers may see everything that was numbered."""
+        return len(self.under_way) == self.quick
+
+    def settle(self, _: object = None) -> None:
+        """Take in every write that is decided.
+
+        Done before anything is numbered or summed up, too: between the moment a write failed and
+        the callback that says so, somebody else may have a turn.
+        """
+        while self.under_way and self.under_way[0].written.done():
+            write = self.under_way.popleft()
+            write.settle(write.written)
+
+    async def wait_written(self) -> None:
+        """Return when everything that readers may see by now can be read from the store."""
+        if self.quick and self.under_way:
+            await asyncio.wait([self.under_way[-1].written])
+            self.settle()
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """(records, bytes) of appends under way."""
+        return self.pending_count, self.pending_bytes
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is lost by forgetting this."""
+        return not (
+            len(self.tail)
+            or self.pending_count
+            or self.readers
+            or self.routers
+            or self.waiters
+            or self.dirty_ns
+            or self.doubt
+            or self.under_way
+            or self.lock.locked()
+        )

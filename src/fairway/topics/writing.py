@@ -1,0 +1,511 @@
+"""The way in: an append is checked, numbered, queued, and seen by readers once its class is met.
+
+Numbering and queueing are one step of the event loop, so seqs rise in the order of the log.
+Whatever must be known first and is not in memory (an old idempotency key, a producer's position, a
+reservation of seqs) is fetched before that step and checked again in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairway.errors import (
+    Backpressure,
+    FairwayError,
+    NotFound,
+    OutcomeUnknown,
+    TopicFull,
+    Unavailable,
+    WriteFailed,
+)
+from fairway.runtime.clock import sleep_ns
+from fairway.storage.wal import NO_META, Entry, Operation
+from fairway.storage.writer import Durability
+from fairway.topics import names
+from fairway.topics.batch import VERSION, Batch, batch_size, encode_batch
+from fairway.topics.names import SeenKey
+from fairway.topics.topic import RESERVE_SEQS, Gap, encode_snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from fairway.runtime.clock import Clock
+    from fairway.storage.log import Log
+    from fairway.topics.idempotency import KeyMemory
+    from fairway.topics.tail import HotBytes
+    from fairway.topics.topic import LivePart, Topic
+    from fairway.topics.writability import Writability
+    from fairway.wire.topics import LossReason, NewRecord
+
+logger = logging.getLogger("fairway.topics")
+
+DURABILITY = {
+    "memory": Durability.DISK,  # nobody waits for it, yet a failure must be noticed
+    "disk": Durability.DISK,
+    "fsync": Durability.FSYNC,
+}
+PATIENCE_NS = 5_000_000_000
+"""How long a write that may not be throttled waits for room."""
+PATIENT_BYTES_MAX = 64 * 1024 * 1024
+"""How much of such writes may wait at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Who writes, and how far it is: never taken twice, however late it comes again."""
+
+    producer: str
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBatch:
+    """An append that is to be made. `raw` is the JSON array that `records` was parsed from."""
+
+    raw: bytes
+    records: Sequence[NewRecord]
+    node: str | None = None
+    key: str | None = None
+    position: Position | None = None
+    trace: str | None = None
+    hops: int = 0
+    patient: bool = False
+    """Wait for room instead of being refused, up to a deadline."""
+    extra: Mapping[str, bytes | None] = field(default_factory=dict)
+    """Metadata of other parts, written in the same operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an append was given. `deduped`: it had been made before, nothing was written."""
+
+    first_seq: int
+    last_seq: int
+    deduped: bool = False
+
+
+class Writing:
+    """Appends to topics."""
+
+    def __init__(
+        self,
+        log: Log,
+        clock: Clock,
+        *,
+        hot: HotBytes,
+        keys: KeyMemory,
+        live: Callable[[Topic], LivePart],
+        published: Callable[[Topic], None],
+        doubtful: Callable[[Topic], None],
+        writability: Writability,
+    ) -> None:
+        self._log = log
+        self._clock = clock
+        self._hot = hot
+        self._keys = keys
+        self._live = live
+        self._published = published
+        self._doubtful = doubtful
+        self._writability = writability
+        self._repeats: dict[tuple[int, str], asyncio.Future[Appended]] = keys.under_way
+        self._patient_bytes = 0
+        self._create_future = asyncio.get_running_loop().create_future
+
+    async def append(self, topic: Topic, new: NewBatch) -> Appended:
+        """Append all records or none. Raises as `Log.submit` does, or `TopicFull`, `NotFound`."""
+        if new.key is not None:
+            return await self._append_once(topic, new, new.key)
+        if topic.weak or new.position is not None:
+            await self.prepare(topic, new)
+        if new.patient:
+            return await (await self._enqueue_patiently(topic, new))
+        return await self.enqueue(topic, new)
+
+    async def prepare(self, topic: Topic, new: NewBatch) -> None:
+        """Fetch what `enqueue` needs to know."""
+        if new.position is not None:
+            await self.position_of(topic, new.position.producer)
+        if topic.weak and not new.patient:
+            await self._reserve(topic, len(new.records))
+
+    async def position_of(self, topic: Topic, producer: str) -> tuple[int, int] | None:
+        """The (epoch, number) of a producer's last append, or None if it never made one."""
+        live = self._live(topic)
+        while producer not in live.producers:
+            failures = live.failures
+            stored = await self._log.meta(topic.epoch, names.PRODUCER + producer)
+            if live.failures != failures:
+                continue  # it may have been read before a write that was made and not confirmed
+            if stored is None:
+                break
+            live.producers.setdefault(producer, names.decode_position(stored))
+        return live.producers.get(producer)
+
+    def _check_open(self, topic: Topic, live: LivePart) -> None:
+        if live.doubt:
+            raise Unavailable(f"the end of topic {topic.name!r} is being looked up after a failure")
+        if live.changing:
+            raise Unavailable(f"the durability of topic {topic.name!r} is being changed")
+
+    def enqueue(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
+        """Number and queue an append that is prepared. The future tells when its class is met."""
+        if topic.epoch < 0:
+            raise NotFound("topic", topic.name)
+        live = self._live(topic)
+        live.settle()
+        self._check_open(topic, live)
+        position = new.position
+        if position is not None:
+            known = live.producers.get(position.producer)
+            if known is not None and (position.epoch, position.number) <= known:
+                return self._done(Appended(topic.head, topic.head, deduped=True))
+        count = len(new.records)
+        size = batch_size(new.records, new.node)
+        config = topic.config
+        if config.discard == "reject" and topic.would_overflow(count, size):
+            raise TopicFull(
+                f"topic {topic.name!r} is full: {topic.count:,} records, {topic.bytes:,} bytes"
+            )
+        assert not topic.weak or topic.assigned + count <= topic.reserved, "seqs are not reserved"
+        before = topic.assigned
+        first, ts = topic.place(count, self._clock.wall_ns() // 1_000_000)
+        batch = Batch(VERSION, first, count, ts, size, new.raw, new.node, new.trace, new.hops)
+        answer = Appended(first, batch.last_seq)
+        # Nothing is seen before what was numbered before it, whatever the class was then.
+        quick = config.durability in ("memory", "ephemeral") and live.all_shown
+        if config.durability == "ephemeral" and quick and not (new.extra or position or new.key):
+            self._publish(topic, live, batch)
+            return self._done(answer)
+        meta: Mapping[str, bytes | None] = NO_META
+        if new.extra or position is not None or new.key is not None:
+            meta = self._meta(new, answer, ts)
+        entries: tuple[Entry, ...] = ()
+        if config.durability != "ephemeral":
+            entries = (Entry(batch.last_seq, encode_batch(batch)),)
+        try:
+            written = self._log.submit(
+                topic.epoch,
+                Operation(entries, meta),
+                durability=DURABILITY.get(config.durability, Durability.DISK),
+            )
+        except FairwayError:
+            topic.assigned = before  # nothing was accepted, and nobody else was numbered meanwhile
+            raise
+        producer = None
+        if position is not None:
+            producer = position.producer
+            live.producers[producer] = (position.epoch, position.number)
+        reply = self._create_future()
+        if quick:
+            live.quick += 1
+            live.follow(written, partial(self._settle_quick, topic, live, batch, producer))
+            self._publish(topic, live, batch)
+            reply.set_result(answer)
+        else:
+            live.pending_count += count
+            live.pending_bytes += size
+            live.follow(written, partial(self._settle, topic, live, batch, answer, reply, producer))
+        return reply
+
+    def enqueue_meta(
+        self,
+        topic: Topic,
+        extra: Mapping[str, bytes | None],
+        position: Position | None = None,
+        *,
+        durability: Durability = Durability.FSYNC,
+    ) -> asyncio.Future[None]:
+        """Write metadata of another part without records, in its place among the appends."""
+        if topic.epoch < 0:
+            raise NotFound("topic", topic.name)
+        live = self._live(topic)
+        live.settle()
+        self._check_open(topic, live)
+        meta, producer = dict(extra), None
+        if position is not None:
+            meta[names.PRODUCER + position.producer] = names.encode_position(
+                position.epoch, position.number
+            )
+        written = self._log.submit(topic.epoch, Operation(meta=meta), durability=durability)
+        if position is not None:
+            producer = position.producer
+            live.producers[producer] = (position.epoch, position.number)
+        live.quick += 1  # there is nothing in it to show
+        reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def settle(done: asyncio.Future[int]) -> None:
+            live.quick -= 1
+            error = done.exception()
+            if error is not None:
+                self._failed(topic, live, error, producer)
+                _fail(reply, error)
+            elif not reply.done():
+                reply.set_result(None)
+
+        live.follow(written, settle)
+        return reply
+
+    def enqueue_gap(
+        self, topic: Topic, count: int, reason: LossReason, position: Position
+    ) -> asyncio.Future[Appended]:
+        """Give `count` seqs to records that were lost before they could be appended."""
+        if topic.epoch < 0:
+            raise NotFound("topic", topic.name)
+        live = self._live(topic)
+        live.settle()
+        self._check_open(topic, live)
+        before = topic.assigned
+        first, _ = topic.place(count, self._clock.wall_ns() // 1_000_000)
+        last = topic.assigned
+        snapshot = topic.snapshot()
+        if not snapshot.count:
+            snapshot = msgspec.structs.replace(
+                snapshot, evict_floor=last + 1, floor_reason=reason, earliest=last + 1, holes=[]
+            )
+        else:
+            snapshot = msgspec.structs.replace(
+                snapshot, holes=[*snapshot.holes, (first, last, reason)]
+            )
+        meta = {
+            names.PRODUCER + position.producer: names.encode_position(
+                position.epoch, position.number
+            ),
+            names.SNAPSHOT: encode_snapshot(snapshot),
+        }
+        try:
+            written = self._log.submit(topic.epoch, Operation(meta=meta))
+        except FairwayError:
+            topic.assigned = before
+            raise
+        producer = position.producer
+        live.producers[producer] = (position.epoch, position.number)
+        reply = self._create_future()
+        # As with records: a class that does not wait for the disk shows it at once.
+        quick = topic.config.durability in ("memory", "ephemeral") and live.all_shown
+        if quick:
+            live.quick += 1
+            topic.publish_gap(first, last, reason)
+            self._published(topic)
+
+        def settle(done: asyncio.Future[int]) -> None:
+            live.quick -= quick
+            error = done.exception()
+            if error is not None:
+                if isinstance(error, OutcomeUnknown) and not quick:
+                    live.gap_in_doubt = (meta[names.SNAPSHOT], Gap(first, last, reason))
+                self._failed(topic, live, error, producer)
+                _fail(reply, error)
+                return
+            if not quick and topic.epoch >= 0:
+                topic.publish_gap(first, last, reason)
+                self._published(topic)
+            if not reply.done():
+                reply.set_result(Appended(first, last))
+
+        live.follow(written, settle)
+        return reply
+
+    def _meta(self, new: NewBatch, answer: Appended, ts: int) -> Mapping[str, bytes | None]:
+        meta = dict(new.extra)
+        if new.position is not None:
+            position = new.position
+            meta[names.PRODUCER + position.producer] = names.encode_position(
+                position.epoch, position.number
+            )
+        if new.key is not None:
+            seen = SeenKey(answer.first_seq, answer.last_seq, ts)
+            meta[names.KEY + new.key] = names.encode_key(seen)
+        return meta
+
+    # Once it is written
+
+    def _settle(
+        self,
+        topic: Topic,
+        live: LivePart,
+        batch: Batch,
+        answer: Appended,
+        reply: asyncio.Future[Appended],
+        producer: str | None,
+        written: asyncio.Future[int],
+    ) -> None:
+        live.pending_count -= batch.count
+        live.pending_bytes -= batch.size
+        error = written.exception()
+        if error is None:
+            self._publish(topic, live, batch)
+            if not reply.done():
+                reply.set_result(answer)
+            return
+        self._failed(topic, live, error, producer)
+        _fail(reply, error)
+
+    def _settle_quick(
+        self,
+        topic: Topic,
+        live: LivePart,
+        batch: Batch,
+        producer: str | None,
+        written: asyncio.Future[int],
+    ) -> None:
+        live.quick -= 1
+        error = written.exception()
+        if error is None or topic.config.durability == "ephemeral":
+            return
+        self._failed(topic, live, error, producer)
+        if topic.epoch < 0 or (isinstance(error, OutcomeUnknown) and self._holds(topic, batch)):
+            return
+        # Readers may have seen it: it is lost as by a crash, and told the same way.
+        topic.lose_range(batch.first_seq, batch.last_seq, *topic.live_in(batch))
+        live.tail = type(live.tail)(topic.head + 1)
+        logger.warning("topic %s lost %d records: %s", topic.name, batch.count, error)
+
+    def _holds(self, topic: Topic, batch: Batch) -> bool:
+        """Whether the store has it after all: nothing was numbered since, so its end tells."""
+        try:
+            return self._log.last_key(topic.epoch) >= batch.last_seq
+        except FairwayError:  # it is closed
+            return False
+
+    def _failed(
+        self, topic: Topic, live: LivePart, error: BaseException, producer: str | None
+    ) -> None:
+        live.failures += 1
+        self._writability.note(error)
+        if producer is not None:
+            live.producers.pop(producer, None)  # ask the store next time
+        if isinstance(error, OutcomeUnknown) and not live.doubt and topic.assigned > topic.head:
+            live.doubt = True
+            self._doubtful(topic)
+        if live.all_shown:
+            topic.unassign()
+
+    def _publish(self, topic: Topic, live: LivePart, batch: Batch) -> None:
+        if topic.epoch < 0:
+            return  # deleted while it was being written
+        topic.publish(batch)
+        self._hot.push(topic, live.tail, batch)
+        self._published(topic)
+
+    def _done(self, answer: Appended) -> asyncio.Future[Appended]:
+        reply: asyncio.Future[Appended] = self._create_future()
+        reply.set_result(answer)
+        return reply
+
+    # What must be known first
+
+    async def _append_once(self, topic: Topic, new: NewBatch, key: str) -> Appended:
+        place = (topic.epoch, key)
+        while (other := self._repeats.get(place)) is not None:
+            try:
+                first = await asyncio.shield(other)
+            except FairwayError:
+                continue  # that one failed: this one is the first now
+            return Appended(first.first_seq, first.last_seq, deduped=True)
+        reply = self._repeats[place] = self._create_future()
+        try:
+            answer = await self._seen(topic, key)
+            if answer is None:
+                await self.prepare(topic, new)
+                if new.patient:
+                    waiting = await self._enqueue_patiently(topic, new)
+                else:
+                    waiting = self.enqueue(topic, new)
+        except BaseException as error:
+            # Nothing was accepted; whoever waits with the same key may try.
+            del self._repeats[place]
+            known = isinstance(error, FairwayError)
+            _fail(reply, error if known else Unavailable("the first of these requests went away"))
+            raise
+        if answer is not None:
+            del self._repeats[place]
+            reply.set_result(answer)
+            return answer
+        # From here on it will happen, whether or not this caller stays to see it.
+        waiting.add_done_callback(partial(self._settle_key, topic, place, reply))
+        return await asyncio.shield(reply)
+
+    async def _seen(self, topic: Topic, key: str) -> Appended | None:
+        now_ms = self._clock.wall_ns() // 1_000_000
+        seen = self._keys.get(topic.epoch, key)
+        if seen is None and now_ms < self._keys.cold_until_ms:
+            stored = await self._log.meta(topic.epoch, names.KEY + key)
+            seen = names.decode_key(stored) if stored is not None else None
+        if seen is None or now_ms - seen.ts >= topic.config.idempotency_window_ms:
+            return None
+        return Appended(seen.first_seq, seen.last_seq, deduped=True)
+
+    def _settle_key(
+        self,
+        topic: Topic,
+        place: tuple[int, str],
+        reply: asyncio.Future[Appended],
+        done: asyncio.Future[Appended],
+    ) -> None:
+        del self._repeats[place]
+        error = done.exception()
+        if error is not None:
+            if isinstance(error, OutcomeUnknown):
+                # The key may be in the store, with its records: until its window has passed, ask.
+                self._keys.doubt(topic.last_ts + topic.config.idempotency_window_ms)
+            _fail(reply, error)
+            return
+        answer = done.result()
+        seen = SeenKey(answer.first_seq, answer.last_seq, topic.last_ts)
+        window_ms = topic.config.idempotency_window_ms
+        self._keys.remember(*place, seen, topic.last_ts + window_ms)
+        reply.set_result(answer)
+
+    async def _enqueue_patiently(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
+        """Wait for room up to a deadline; how much may wait is bounded too."""
+        size = len(new.raw)
+        if self._patient_bytes + size > PATIENT_BYTES_MAX:
+            raise Unavailable("too many writes wait for room already")
+        self._patient_bytes += size
+        deadline_ns = self._clock.now_ns() + PATIENCE_NS
+        try:
+            while True:
+                try:
+                    if topic.weak:
+                        await self._reserve(topic, len(new.records))
+                    return self.enqueue(topic, new)
+                except Backpressure as refusal:
+                    if self._clock.now_ns() + refusal.retry_after_ns > deadline_ns:
+                        raise Unavailable(
+                            f"no room for a write to {topic.name!r} within"
+                            f" {PATIENCE_NS // 10**9} s: {refusal}"
+                        ) from None
+                    await sleep_ns(refusal.retry_after_ns)
+        finally:
+            self._patient_bytes -= size
+
+    async def _reserve(self, topic: Topic, count: int) -> None:
+        """Make sure that the next `count` seqs will not be given out again after a crash."""
+        live = self._live(topic)
+        while topic.weak and topic.assigned + count > topic.reserved:
+            if topic.epoch < 0:
+                raise NotFound("topic", topic.name)
+            # Never less than another one asked for: the last of them is what the store keeps.
+            upto = max(topic.assigned + count + RESERVE_SEQS, live.reserving)
+            meta = {names.RESERVED: names.encode_number(upto)}
+            written = self._log.submit(topic.epoch, Operation(meta=meta))
+            live.reserving = upto
+            try:
+                await asyncio.shield(written)
+            except OutcomeUnknown as error:
+                raise WriteFailed(f"no seqs could be reserved: {error}") from error
+            if live.reserving >= upto:  # else the class changed meanwhile, and took it back
+                topic.reserved = max(topic.reserved, upto)
+
+
+def _fail(reply: asyncio.Future[Any], error: BaseException) -> None:
+    if not reply.done():
+        reply.set_exception(error)
+        reply.exception()  # whoever waited may be gone: that is no reason for a warning

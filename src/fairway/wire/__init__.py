@@ -1,0 +1,1 @@
+"""What clients and servers exchange: typed messages, nothing else."""

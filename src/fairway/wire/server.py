@@ -1,0 +1,30 @@
+"""The messages about the server itself."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+
+class Health(Struct, frozen=True, kw_only=True):
+    status: str
+
+
+class Readiness(Struct, frozen=True, kw_only=True):
+    """Whether requests are served, and writes taken. `reason` says why not."""
+
+    ready: bool
+    writable: bool
+    reason: str | None = None
+    topics: int = 0
+    pressure: float = 0.0
+    pressure_cause: str | None = None
+
+
+class TicketRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    path: str | None = None
+    """The only path the ticket is good for; any if not given."""
+
+
+class TicketReply(Struct, frozen=True, kw_only=True):
+    ticket: str
+    expires_in_ms: int

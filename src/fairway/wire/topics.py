@@ -1,0 +1,427 @@
+"""The messages of topics: what is asked, what is answered, and the limits of both.
+
+Validation that needs only the message itself lives here, so that the server, the client and the
+embedded API refuse the same things with the same words. What needs a topic's state is the engine's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from fairway.errors import InvalidRequest
+
+RECORDS_MAX: Final = 10_000
+RECORD_BYTES_MAX: Final = 1024 * 1024
+BODY_BYTES_MAX: Final = 64 * 1024 * 1024
+META_BYTES_MAX: Final = 16 * 1024
+META_KEYS_MAX: Final = 64
+TAG_BYTES_MAX: Final = 256
+NODE_BYTES_MAX: Final = 128
+KEY_BYTES_MAX: Final = 256
+LIMIT_MAX: Final = 1000
+LIMIT_DEFAULT: Final = 256
+WAIT_MS_MAX: Final = 30_000
+READ_BYTES_DEFAULT: Final = 1024 * 1024
+READ_BYTES_MAX: Final = 8 * 1024 * 1024
+WATCH_BYTES_DEFAULT: Final = 256 * 1024
+WATCH_TOPICS_MAX: Final = 256
+PAGE_MAX: Final = 1000
+INT_MAX: Final = 2**63 - 1
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
+ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
+
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=INT_MAX)]
+Milliseconds: TypeAlias = Annotated[int, Meta(ge=0, le=10**15)]
+Discard: TypeAlias = Literal["old", "reject"]
+DurabilityName: TypeAlias = Literal["ephemeral", "memory", "disk", "fsync"]
+LossReason: TypeAlias = Literal["cap", "ttl", "mixed", "crash", "recreated", "source_trim"]
+
+
+class TopicConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a topic keeps, bounds and schedules its records. Every field has a default."""
+
+    ttl_ms: Milliseconds = 0
+    """Records older than this are gone; 0 keeps them."""
+    cap_records: Count = 0
+    """Live records kept at most; 0 is no bound."""
+    cap_bytes: Count = 0
+    """Bytes of live records kept at most; 0 is no bound (ephemeral topics get 64 MiB)."""
+    discard: Discard = "old"
+    """What a full topic does: drop its oldest records, or refuse the write."""
+    durability: DurabilityName = "fsync"
+    """What an acknowledgement promises: nothing, acceptance, survival of kill -9, of power loss."""
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
+    """Set by hand, it overrides recency."""
+    auto_priority: bool = True
+    """Without a manual priority, topics that were read lately are served first."""
+    auto_create: bool = True
+    """Whether a write may bring the topic into being. A write's own `create` overrides it."""
+    idempotency_window_ms: Milliseconds = 120_000
+    """How long an idempotency key is remembered."""
+    dedupe_node: bool = True
+    """Whether a reader that names its node is spared its own records."""
+
+
+class TopicPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Some fields of a `TopicConfig`: the others keep their value, or take the default."""
+
+    ttl_ms: Milliseconds | UnsetType = UNSET
+    cap_records: Count | UnsetType = UNSET
+    cap_bytes: Count | UnsetType = UNSET
+    discard: Discard | UnsetType = UNSET
+    durability: DurabilityName | UnsetType = UNSET
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] | UnsetType | None = UNSET
+    auto_priority: bool | UnsetType = UNSET
+    auto_create: bool | UnsetType = UNSET
+    idempotency_window_ms: Milliseconds | UnsetType = UNSET
+    dedupe_node: bool | UnsetType = UNSET
+
+    def over(self, config: TopicConfig) -> TopicConfig:
+        """`config` with the fields set here."""
+        changes = {
+            name: value
+            for name in self.__struct_fields__
+            if (value := getattr(self, name)) is not UNSET
+        }
+        return msgspec.structs.replace(config, **changes) if changes else config
+
+
+class NewRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One record as its writer gives it. `data` and `meta` stay as they were spelled."""
+
+    data: Raw
+    tag: str | None = None
+    node: str | None = None
+    meta: Raw = Raw()
+    """An object, or empty or null if there is none (msgspec has no optional `Raw`)."""
+
+
+class AppendRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v0/topics/{t}`. The records are decoded apart: see `parse_records`."""
+
+    records: Raw
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: TopicPatch | None = None
+    disable_backpressure: bool = False
+
+
+class AppendReply(Struct, frozen=True, kw_only=True):
+    topic: str
+    epoch: int
+    first_seq: int
+    last_seq: int
+    seqs: list[int] | UnsetType = UNSET
+    head_seq: int
+    count: int
+    created: bool
+    deduped: bool
+
+
+MatchTuple: TypeAlias = tuple[Literal["tag"], Literal["Eq", "Glob"], str]
+Match: TypeAlias = str | MatchTuple
+"""A tag predicate: `"x"` and `["tag","Eq","x"]` are exact, `["tag","Glob","x*"]` is a prefix."""
+
+
+class DiffRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v0/topics/{t}/diff`. Over-range limits are clamped, not refused."""
+
+    from_seq: Count = 0
+    epoch: Count | None = None
+    """The incarnation `from_seq` belongs to; a different one is told as `recreated`."""
+    limit: Count = LIMIT_DEFAULT
+    node: str | list[str] | None = None
+    match: Match | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: Count = 0
+    max_batch_bytes: Count = READ_BYTES_DEFAULT
+
+
+class Tombstone(Struct, frozen=True, kw_only=True):
+    """Records `gap_from..gap_to` (inclusive) are gone, and nobody asked for it."""
+
+    reason: LossReason
+    gap_from: int
+    gap_to: int
+    missed_estimate: int
+    earliest_seq: int
+    head_seq: int
+
+
+class DiffReply(Struct, frozen=True, kw_only=True):
+    topic: str
+    epoch: int
+    records: Raw
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    caught_up: bool
+    tombstone: Tombstone | None
+    lag: int
+
+
+class DeleteRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v0/topics/{t}/delete`: at least one of the two, both are ANDed."""
+
+    before_seq: Count | None = None
+    match: Match | None = None
+
+
+class DeleteReply(Struct, frozen=True, kw_only=True):
+    topic: str
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+
+
+class TopicState(Struct, frozen=True, kw_only=True):
+    topic: str
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+    evict_floor: int
+    next_seq: int
+    count: int
+    bytes: int
+    config: TopicConfig
+    effective_priority: int
+    last_write_ts: int | None
+    last_read_ts: int | None
+    watchers: int
+
+
+class TopicSummary(Struct, frozen=True, kw_only=True):
+    topic: str
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    durability: DurabilityName
+    effective_priority: int
+
+
+class TopicList(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topics: list[TopicSummary]
+    next_cursor: str | UnsetType = UNSET
+
+
+class PutTopicReply(Struct, frozen=True, kw_only=True):
+    topic: str
+    created: bool
+    epoch: int
+    config: TopicConfig
+
+
+class DeleteTopicReply(Struct, frozen=True, kw_only=True):
+    topic: str
+    deleted: bool
+    routers_removed: list[str]
+
+
+class RouterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule that copies what is appended to `source` into `dest`."""
+
+    source: str
+    dest: str
+    filter: Match | None = None
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    allow_cycle: bool = False
+
+
+class RouterState(Struct, frozen=True, kw_only=True):
+    router: str
+    source: str
+    dest: str
+    filter: Match | None
+    preserve_node: bool
+    preserve_tag: bool
+    create_dest: bool
+    allow_cycle: bool
+    cursor: int
+    """The last seq of the source that was examined."""
+    lag: int
+    forwarded_total: int
+    """Records forwarded since this process started."""
+    error: str | None
+    """Why it stands still, if it does."""
+
+
+class PutRouterReply(Struct, frozen=True, kw_only=True):
+    router: str
+    created: bool
+    source: str
+    dest: str
+    filter: Match | None
+    preserve_node: bool
+    preserve_tag: bool
+    create_dest: bool
+    allow_cycle: bool
+
+
+class RouterList(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    routers: list[RouterState]
+    next_cursor: str | UnsetType = UNSET
+
+
+class DeleteRouterReply(Struct, frozen=True, kw_only=True):
+    router: str
+    deleted: bool
+
+
+class WatchTopic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    from_seq: Count = 0
+    epoch: Count | None = None
+    tail: bool = False
+
+
+class WatchRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /v0/watch`: named topics, a prefix such as `orders.*`, or both."""
+
+    topics: dict[str, WatchTopic] = {}
+    prefix: str | None = None
+    node: str | list[str] | None = None
+    match: Match | None = None
+    limit: Count = LIMIT_DEFAULT
+    max_batch_bytes: Count = WATCH_BYTES_DEFAULT
+    heartbeat_ms: Count = 15_000
+    include_meta: bool = True
+    include_tags: bool = False
+    include_data: bool = True
+    include_deleted: bool = False
+    """Also tell of records that were deleted on request, as `deleted` events."""
+
+
+class WatchPosition(Struct, frozen=True, kw_only=True):
+    from_seq: int
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+
+
+class WatchReply(Struct, frozen=True, kw_only=True):
+    wid: str
+    stream_url: str
+    session_ttl_ms: int
+    topics: dict[str, WatchPosition]
+
+
+class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    code: str
+    message: str
+    detail: dict[str, Any] = {}
+
+
+class ErrorReply(Struct, frozen=True, kw_only=True):
+    """Every error, whatever its status: `{"error": {"code", "message", "detail"}}`."""
+
+    error: Problem
+
+
+NULL: Final = Raw(b"null")
+_RECORDS = msgspec.json.Decoder(list[NewRecord])
+
+
+def check_name(name: str, *, what: str = "topic") -> str:
+    """`name`, or `InvalidRequest` if it cannot name a topic or a router."""
+    pattern = ROUTER_NAME if what == "router" else NAME
+    if not pattern.fullmatch(name):
+        raise InvalidRequest(
+            f"{name[:80]!r} cannot name a {what}: 1 to 255 characters of A-Z a-z 0-9 . _ : -,"
+            " the first a letter or a digit"
+        )
+    return name
+
+
+def parse_records(raw: bytes) -> tuple[bytes, list[NewRecord]]:
+    """Check a JSON array of records; returns it without line breaks, and its records.
+
+    Raises `InvalidRequest`, whose `code` says which limit was passed.
+    """
+    if not raw.isascii():
+        try:
+            raw.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"records are not UTF-8: {error}") from None
+    if b"\n" in raw or b"\r" in raw:
+        # A stored record goes out in one line of an event stream.
+        raw = reformat(raw)
+    try:
+        records = _RECORDS.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"records: {error}") from None
+    if not records:
+        raise InvalidRequest("records is empty: an append has 1 to 10,000 records")
+    if len(records) > RECORDS_MAX:
+        raise InvalidRequest(
+            f"{len(records):,} records in one append, at most {RECORDS_MAX:,}",
+            code="batch_too_large",
+        )
+    if len(raw) > RECORD_BYTES_MAX or not _plain(records):
+        # Checked one by one only if something in there could pass a limit.
+        for at, record in enumerate(records):
+            _check_record(at, record)
+    return raw, records
+
+
+def _plain(records: list[NewRecord]) -> bool:
+    """Whether no record has anything but data."""
+    return not any(record.meta or record.tag or record.node for record in records)
+
+
+def _check_record(at: int, record: NewRecord) -> None:
+    size = len(record.data)
+    if record.meta and record.meta != NULL:
+        _check_meta(at, record.meta)
+        size += len(record.meta)
+    if size > RECORD_BYTES_MAX:
+        raise InvalidRequest(
+            f"records[{at}] has {size:,} bytes, at most {RECORD_BYTES_MAX:,}",
+            code="record_too_large",
+        )
+    for name, text, most in (
+        ("tag", record.tag, TAG_BYTES_MAX),
+        ("node", record.node, NODE_BYTES_MAX),
+    ):
+        if text is not None and len(text.encode()) > most:
+            raise InvalidRequest(
+                f"records[{at}].{name} has more than {most} bytes", code="record_too_large"
+            )
+
+
+def _check_meta(at: int, meta: Raw) -> None:
+    if len(meta) > META_BYTES_MAX:
+        raise InvalidRequest(
+            f"records[{at}].meta has more than {META_BYTES_MAX} bytes", code="record_too_large"
+        )
+    try:
+        keys = msgspec.json.decode(meta, type=dict[str, Raw])
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidRequest(f"records[{at}].meta is an object with string keys") from None
+    if len(keys) > META_KEYS_MAX:
+        raise InvalidRequest(
+            f"records[{at}].meta has {len(keys)} keys, at most {META_KEYS_MAX}",
+            code="record_too_large",
+        )
+
+
+def reformat(raw: bytes) -> bytes:
+    """The same JSON on one line; `InvalidRequest` if it is not JSON."""
+    try:
+        compact = msgspec.json.format(raw, indent=-1)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"not JSON: {error}") from None
+    if b"\n" in compact or b"\r" in compact:
+        raise InvalidRequest("not JSON: a line break inside a string")
+    return compact
