@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import uvloop
 
+from benchmarks.harness import ROOT
 from benchmarks.load import redis
 from benchmarks.load.child import Child, child, wait_until
 from benchmarks.load.http import (
@@ -217,7 +218,7 @@ def _overload(report: Report, server: Child, quick: bool) -> None:
     growth: list[float] = []
     for number in range(3):
         report.progress(f"overload {number + 1}/3")
-        outcome = _run(_overloaded(server, seconds if not quick or number == 0 else 5))
+        outcome = _overloaded(server, seconds if not quick or number == 0 else 5)
         ratios["goodput"].append(outcome["goodput"])
         ratios["peak"].append(outcome["peak"])
         ratios["quiet"].append(outcome["quiet_p99"])
@@ -235,33 +236,37 @@ def _overload(report: Report, server: Child, quick: bool) -> None:
     report.ratio("b4_p99_at_2x", ratios["loaded"], ratios["quiet"], "<= 3")
 
 
-async def _overloaded(server: Child, seconds: float) -> dict[str, Any]:
+def _overloaded(server: Child, seconds: float) -> dict[str, Any]:
     request = post(PATH, b'{"records":[{"data":{"text":"%064d"}}]}' % 0)
-    peak, _ = await closed_loop(server.port, 64, 3, lambda number: request)
-    delays: list[int] = []
-    stream = (await watchers(server.port, "/v0/topics/urgent/watch?tail=true", 1, delays))[0]
-    urgent = await posters(server.port, 4)
-    await paced(urgent, 50, 2, _urgent)
-    await _settled(delays, 100)
-    quiet = percentile(delays, 0.99)
-    delays.clear()
-    rss = server.rss_bytes
-    head = _head(server.port)
-    flood = await _flood(server.port, 2 * peak, seconds, request, urgent)
-    await _settled(delays, 1)
-    outcome = {
+    peak, _ = _run(closed_loop(server.port, 64, 3, lambda number: request))
+    quiet = _urgent_delays(_probe(server.port, 3))
+    head, rss = _head(server.port), server.rss_bytes
+    probe = _probe(server.port, seconds)
+    flood = _run(_flood(server.port, 2 * peak, seconds, request))
+    loaded = _urgent_delays(probe)
+    return {
         "peak": peak,
         "goodput": flood.statuses[200] / flood.seconds,
         "slowest_ms": flood.slowest_ns / 1e6,
         "others": {code: n for code, n in flood.statuses.items() if code not in (200, 429)},
-        "quiet_p99": quiet,
-        "loaded_p99": percentile(delays, 0.99),
+        "quiet_p99": percentile(quiet, 0.99),
+        "loaded_p99": percentile(loaded, 0.99),
         "rss_growth": server.rss_bytes - rss,
         "lost": flood.statuses[200] - _readable(server.port, head),
     }
-    for one in (stream, *urgent):
-        one.transport.abort()
-    return outcome
+
+
+def _probe(port: int, seconds: float) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.load.probe", str(port), "50", str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def _urgent_delays(probe: subprocess.Popen[str]) -> list[int]:
+    told = json.loads(probe.communicate()[0])
+    if len(told["delays"]) < told["sent"]:
+        raise RuntimeError(f"{told['sent'] - len(told['delays'])} urgent deliveries did not come")
+    delays: list[int] = told["delays"]
+    return delays
 
 
 class _Flood:
@@ -271,10 +276,8 @@ class _Flood:
         self.seconds = 0.0
 
 
-async def _flood(
-    port: int, rate: float, seconds: float, request: bytes, urgent: list[Poster]
-) -> _Flood:
-    """Open loop at `rate` over many connections; an urgent write fifty times a second beside it."""
+async def _flood(port: int, rate: float, seconds: float, request: bytes) -> _Flood:
+    """Open loop at `rate` over as many connections as that takes, up to 512."""
     flood = _Flood()
     clients = await posters(port, 512)
     free = list(clients)
@@ -287,18 +290,13 @@ async def _flood(
     for client in clients:
         client.answered = answered
     begin = time.monotonic_ns()
-    sent = urgent_sent = 0
+    sent = 0
     while (now := time.monotonic_ns()) - begin < seconds * 1e9:
         due = int((now - begin) / 1e9 * rate)
         while sent < due and free:
             sent += 1
             free.pop().send(request)
         sent = max(sent, due)  # what found no connection was not offered: a client has only so many
-        if urgent_sent < (now - begin) / 1e9 * 50:
-            one = next((client for client in urgent if not client.busy), None)
-            if one is not None:
-                one.send(_urgent(urgent_sent))
-                urgent_sent += 1
         await asyncio.sleep(0.001)
     flood.seconds = (time.monotonic_ns() - begin) / 1e9
     while any(client.busy for client in clients):
@@ -306,18 +304,6 @@ async def _flood(
     for client in clients:
         client.transport.close()
     return flood
-
-
-def _urgent(number: int) -> bytes:
-    body = b'{"records":[{"data":{"t":%d}}]}' % time.monotonic_ns()
-    return post("/v0/topics/urgent", body)
-
-
-async def _settled(delays: list[int], least: int) -> None:
-    before = -1
-    while len(delays) < least or len(delays) != before:
-        before = len(delays)
-        await asyncio.sleep(0.3)
 
 
 def _head(port: int) -> int:

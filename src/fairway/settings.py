@@ -16,6 +16,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -184,7 +185,11 @@ class ClientSettings:
     key: str | None = None
 
     def __post_init__(self) -> None:
-        if not _URL.fullmatch(self.url):
+        try:
+            fits = _URL.fullmatch(self.url) is not None and urlsplit(self.url).port != 0
+        except ValueError:  # a port out of range, brackets that do not close
+            fits = False
+        if not fits:
             raise InvalidConfig(
                 "the server's URL is http:// or https://, a host and perhaps a port and a path,"
                 " such as http://127.0.0.1:4000"

@@ -18,6 +18,7 @@ from fairway.runtime.service import StopSwitch, stop_on_signals
 from fairway.server.serving import Server
 from fairway.settings import ServerSettings, read_settings
 
+FILE: Final = click.Path(path_type=Path)
 INTERRUPTED: Final = 130
 """What a shell reports of a command that Ctrl-C ended."""
 
@@ -27,10 +28,10 @@ INTERRUPTED: Final = 130
 @click.option("--data", metavar="DIR", help="Where the data lives. [default: ./fairway-data]")
 @click.option("--host", help="The address to listen on. [default: 127.0.0.1]")
 @click.option("--port", type=int, help="The port; 0 takes any free one. [default: 4000]")
-@click.option("--keys", "keys_file", metavar="FILE", help="API keys (TOML), reloaded live.")
+@click.option("--keys", "keys_file", type=FILE, metavar="FILE", help="API keys, reloaded live.")
 @click.option("--cors-origin", "cors_origins", multiple=True, help="A web origin to admit.")
-@click.option("--tls-cert", metavar="FILE", help="Certificate chain (PEM), for HTTPS.")
-@click.option("--tls-key", metavar="FILE", help="Its private key (PEM).")
+@click.option("--tls-cert", type=FILE, metavar="FILE", help="Certificate chain (PEM), for HTTPS.")
+@click.option("--tls-key", type=FILE, metavar="FILE", help="Its private key (PEM).")
 @click.option(
     "--allow-insecure", is_flag=True, default=None, help="Listen beyond loopback without keys."
 )

@@ -10,7 +10,6 @@ import httpx
 from fairway.client.clock import SYSTEM_CLOCK, ClientClock
 from fairway.client.problems import NoReply, Reply, no_reply_error, refusal_of
 from fairway.client.retry import Attempts, RetryConfig
-from fairway.errors import InvalidConfig
 from fairway.settings import read_client_settings
 
 if TYPE_CHECKING:
@@ -50,10 +49,6 @@ class Exchange:
         source: random.Random | None,
     ) -> None:
         settings = read_client_settings(url, key)
-        try:
-            httpx.URL(settings.url)
-        except httpx.InvalidURL as error:
-            raise InvalidConfig(f"the server's URL cannot be used: {error}") from None
         self.url = settings.url
         self.retry = retry if retry is not None else RetryConfig()
         self.clock: ClientClock = clock if clock is not None else SYSTEM_CLOCK

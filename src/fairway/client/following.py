@@ -281,7 +281,9 @@ class Follower(Generic[T]):
     def open(self) -> None:
         """A new response begins."""
         self.opened = True
+        retry_ms = self.retry_ms  # a server's wish outlives the connection it came by
         self._parser = EventParser(self._resume_id)
+        self._parser.retry_ms = retry_ms
 
     def missing(self, error: NotFound) -> None:
         """The server does not know the topic or the session. Raises if it never did."""

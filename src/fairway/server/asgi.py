@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from fairway.server.auth import Identity
-    from fairway.server.exchange import Receive, Scope, Send
+    from fairway.server.exchange import Message, Receive, Scope, Send
     from fairway.server.host import Host
 
     Handler = Callable[..., Awaitable[Reply | None]]
@@ -190,7 +190,17 @@ class HttpApp:
         receive: Receive,
         send: Send,
     ) -> None:
+        origin = [
+            pair
+            for pair in host.cors_headers(request)
+            if pair[0] in (b"access-control-allow-origin", b"vary")
+        ]
+        if origin:
+            send = _adding(send, origin)
         if request.method != "OPTIONS":
+            waiter = host.enter(request.path)
+            if waiter is not None:
+                await waiter
             identity = identify(host, request)
             identity.require(_scope_of(request.method))
             scope["fairway.identity"] = identity
@@ -201,6 +211,17 @@ class HttpApp:
                 finally:
                     allowance.end()
         await mount(scope, receive, send)
+
+
+def _adding(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
+    """`send` with these headers on whatever response goes through it."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], *headers]}
+        await send(message)
+
+    return sending
 
 
 def _scope_of(method: str) -> Any:

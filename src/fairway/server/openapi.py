@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from fairway.wire.topics import (
+    INT_MAX,
+    RECORDS_MAX,
     AppendRequest,
     DiffReply,
     ErrorReply,
@@ -35,7 +37,7 @@ class RecordIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Records to append, and what goes for all of them."""
 
-    records: list[RecordIn]
+    records: Annotated[list[RecordIn], msgspec.Meta(min_length=1, max_length=RECORDS_MAX)]
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
@@ -113,7 +115,7 @@ def _operation(route: Route, by_kind: dict[Any, Any]) -> dict[str, Any]:
                 for name in _arguments(route.path)
             ),
             *(
-                {"name": name, "in": "query", "schema": {"type": kind}, "description": meaning}
+                {"name": name, "in": "query", "schema": _query(name, kind), "description": meaning}
                 for name, kind, meaning in route.query
             ),
         ],
@@ -135,6 +137,12 @@ _COMMON: Final = {
     429: "too much; `Retry-After` says when",
     503: "not ready, or shutting down",
 }
+
+
+def _query(name: str, kind: str) -> dict[str, Any]:
+    if kind != "integer":
+        return {"type": kind}
+    return {"type": kind, "minimum": 1 if name == "page_size" else 0, "maximum": INT_MAX}
 
 
 def _arguments(path: str) -> list[str]:

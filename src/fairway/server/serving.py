@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from fairway.errors import FairwayError, InvalidConfig, NotFound, Unavailable
 from fairway.runtime.blocking import BlockingPool
@@ -24,6 +25,8 @@ from fairway.server.host import Host
 from fairway.server.http_protocol import HttpLimits, HttpProtocol
 from fairway.server.problems import problem
 from fairway.server.routes import ROUTES
+from fairway.server.streams.app import StreamsApp
+from fairway.server.streams.protocol import PREFIX
 from fairway.server.websocket import serve_socket
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from fairway.runtime.service import StopSwitch
     from fairway.server.auth import Access
     from fairway.server.exchange import Receive, Scope, Send
+    from fairway.server.streams.live import StreamsConfig
     from fairway.settings import ServerSettings
 
 logger = logging.getLogger("fairway.server")
@@ -46,7 +50,12 @@ class Server:
     """One app on one address."""
 
     def __init__(
-        self, app: Fairway, settings: ServerSettings, *, limits: HttpLimits | None = None
+        self,
+        app: Fairway,
+        settings: ServerSettings,
+        *,
+        limits: HttpLimits | None = None,
+        streams: StreamsConfig | None = None,
     ) -> None:
         check_bind(settings.host, keyed=settings.keyed, allow_insecure=settings.allow_insecure)
         self.app = app
@@ -56,6 +65,7 @@ class Server:
         self.port = settings.port
         self._http = HttpApp(ROUTES, lambda: app.progress)
         self._limits = limits or HttpLimits()
+        self._streams = streams
         self._host: Host | None = None
 
     @property
@@ -135,6 +145,7 @@ class Server:
             keys.access.listen(lambda gone: host.quotas.retain(keys.access.keyring.names))
             keys.access.listen(lambda gone: host.review())
         yield group.create_task(host.run(), name="host")
+        self._http.mounts[PREFIX] = StreamsApp(self.app.topics, config=self._streams, meter=host)
         self._http.host = self._host = host
 
     def _config(self) -> uvicorn.Config:
@@ -144,7 +155,7 @@ class Server:
             host=settings.host,
             port=settings.port,
             http=HttpProtocol.limited_to(self._limits),
-            ws="websockets-sansio",
+            ws=_SocketProtocol,
             ws_max_size=self._limits.body_bytes_max,
             lifespan="off",
             interface="asgi3",
@@ -193,6 +204,14 @@ class Server:
                 }
             )
             await send({"type": "websocket.http.response.body", "body": reply.body})
+
+
+class _SocketProtocol(WebSocketsSansIOProtocol):
+    """uvicorn's, without the debug log of the handshake: it would hold keys and tickets."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.conn.debug = False
 
 
 class _Uvicorn(uvicorn.Server):

@@ -484,10 +484,12 @@ class Topics:
                 )
             # What the old configuration made of the topic is durable before the new one is: a cap
             # that is raised does not bring back what was told to be lost.
-            meta = self.retention.snapshot_meta(topic)
             live = self.live(topic)
             # What comes before the change would be in memory alone, and after it nobody knew that.
             live.changing = before.durability == "ephemeral" != config.durability
+            if live.changing and topic.floor <= topic.head:
+                topic.lose_all("crash")  # nothing is live, yet nobody must look for it in the store
+            meta = self.retention.snapshot_meta(topic)
             try:
                 if config.durability == "fsync" and topic.weak:
                     topic.config = config  # from here on nothing needs a reservation

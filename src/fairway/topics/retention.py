@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
@@ -246,20 +247,31 @@ class Retention:
             raise NotFound("topic", topic.name)
         # Snapshots that are written from now on come after it and must know of it.
         live.removal = removal
+        apply = partial(_apply, topic, removal, match, last)
         try:
             snapshot = encode_snapshot(topic.snapshot())
             meta: dict[str, bytes | None] = {names.SNAPSHOT: snapshot}
             if match is not None:
                 meta[names.RULE + match.name] = names.encode_number(last)
-            try:
-                await self._log.submit(topic.epoch, Operation(meta=meta))
-            except OutcomeUnknown:
-                if await self._log.meta(topic.epoch, names.SNAPSHOT) == snapshot:
-                    _apply(topic, removal, match, last)
-                raise
-            _apply(topic, removal, match, last)
-        finally:
+            written = self._log.submit(topic.epoch, Operation(meta=meta))
+        except FairwayError:
             live.removal = None
+            raise
+
+        def settle(done: asyncio.Future[int]) -> None:
+            live.quick -= 1
+            live.removal = None
+            error = done.exception()
+            if error is None:
+                apply()
+            elif isinstance(error, OutcomeUnknown):
+                live.removal_in_doubt = (snapshot, apply)
+                live.doubt = True
+                self.doubt(topic)
+
+        live.quick += 1  # it shows nothing new
+        live.follow(written, settle)
+        await written
 
     # Upkeep
 
@@ -323,11 +335,13 @@ class Retention:
                 break
             found += (decode_batch(entry.payload, topic=topic.name) for entry in entries)
             first = entries[-1].key + 1
-        gap = live.gap_in_doubt
-        if gap is not None and await self._log.meta(topic.epoch, names.SNAPSHOT) != gap[0]:
-            gap = None
+        gap, removal = live.gap_in_doubt, live.removal_in_doubt
+        if gap is not None or removal is not None:
+            stored = await self._log.meta(topic.epoch, names.SNAPSHOT)
+            gap = gap if gap is not None and stored == gap[0] else None
+            removal = removal if removal is not None and stored == removal[0] else None
         # It is there; readers may see it once it is certain to stay. Nobody is numbered meanwhile.
-        if found or gap is not None:
+        if found or gap is not None or removal is not None:
             meta: dict[str, bytes | None] = {names.CONFIRMED: names.encode_number(last)}
             await self._log.submit(topic.epoch, Operation(meta=meta))
         for batch in found:
@@ -338,7 +352,9 @@ class Retention:
             topic.publish_gap(*gap[1])
         live.tail = type(live.tail)(topic.head + 1)
         topic.assigned = max(topic.head, last)
-        live.gap_in_doubt = None
+        if removal is not None:
+            removal[1]()
+        live.gap_in_doubt = live.removal_in_doubt = None
         live.doubt = False
         self.wrote(topic)
         self._published(topic)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from fairway.errors import Unavailable
 from fairway.topics.batch import size_of
 from fairway.topics.match import TagMatch, TagRules
 
@@ -129,9 +130,7 @@ class Topic:
         self.bytes = 0
         self.last_ts = 0
         self.reserved = 0
-        self.pin = (
-            0  # rows from this seq on stay stored, whatever the floors say; 0 if none need to
-        )
+        self.pin = 0  # rows from this seq on stay stored whatever the floors say; 0: none need to
         self.rules: TagRules | None = None
         self.last_read_ns: int | None = None
         self.snapshot_head = 0
@@ -368,6 +367,9 @@ class Topic:
         removal = None
         if live is not None:
             live.settle()  # what failed a moment ago is not under way any more
+            if live.gap_in_doubt is not None or live.removal_in_doubt is not None:
+                # One that was written now would hide from us what the one in doubt did.
+                raise Unavailable(f"it is not known yet what topic {self.name!r} holds")
             removal = live.removal
         if removal is None:
             removal = Removal(self.delete_floor, self.earliest, 0, 0, False)
@@ -445,6 +447,7 @@ class LivePart:
         "quick",
         "readers",
         "removal",
+        "removal_in_doubt",
         "reserving",
         "routers",
         "tail",
@@ -467,6 +470,7 @@ class LivePart:
         self.unsaved = False  # it is on the list of topics to be snapshotted
         self.lock = asyncio.Lock()  # held while it is worked out what to evict or delete
         self.removal: Removal | None = None
+        self.removal_in_doubt: tuple[bytes, Callable[[], None]] | None = None
         self.reserving = 0  # the highest seq whose reservation is written or being written
         self.quick = 0  # batches that readers may see and that are not written yet
         self.failures = 0  # writes that failed so far: what was read before one proves nothing

@@ -261,6 +261,7 @@ class Writing:
         live = self._live(topic)
         live.settle()
         self._check_open(topic, live)
+        topic.snapshot()  # if it cannot be summed up now, nothing is numbered
         before = topic.assigned
         first, _ = topic.place(count, self._clock.wall_ns() // 1_000_000)
         last = topic.assigned
@@ -436,6 +437,7 @@ class Writing:
         now_ms = self._clock.wall_ns() // 1_000_000
         seen = self._keys.get(topic.epoch, key)
         if seen is None and now_ms < self._keys.cold_until_ms:
+            await self._live(topic).wait_written()  # a class that does not wait may still be at it
             stored = await self._log.meta(topic.epoch, names.KEY + key)
             seen = names.decode_key(stored) if stored is not None else None
         if seen is None or now_ms - seen.ts >= topic.config.idempotency_window_ms:

@@ -1,0 +1,177 @@
+"""Durable Streams on real sockets and a real disk, through restarts and kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from tests.support.streams import ServerProcess, server_process
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from tests.conftest import Campaign
+
+TEXT = {"content-type": "text/plain"}
+CLOSE = {"stream-closed": "true"}
+DEADLINE_S = 60.0
+
+
+def run(scenario: Any) -> None:
+    asyncio.run(asyncio.wait_for(scenario, DEADLINE_S))
+
+
+def client_of(process: ServerProcess) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"{process.url}/v1/stream/", timeout=10, trust_env=False)
+
+
+async def read_all(client: httpx.AsyncClient, path: str) -> str:
+    found, offset = "", "-1"
+    while True:
+        answer = await client.get(path, params={"offset": offset})
+        assert answer.status_code == 200, answer.text
+        found += answer.text
+        offset = answer.headers["stream-next-offset"]
+        if "stream-up-to-date" in answer.headers:
+            return found
+
+
+async def events(answer: httpx.Response) -> AsyncIterator[tuple[str, str]]:
+    """(event, data) as they come."""
+    name, lines = "", []
+    async for line in answer.aiter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data:"):
+            lines.append(line.removeprefix("data:"))
+        elif not line and lines:
+            yield name, "\n".join(lines)
+            lines = []
+
+
+class Follower:
+    """A reader that comes back with its last offset, whatever happens to the server."""
+
+    def __init__(self) -> None:
+        self.found = ""
+        self.offset = "-1"
+        self.closed = False
+
+    async def follow(self, client: httpx.AsyncClient, path: str) -> None:
+        """Read until the stream is closed or the connection breaks."""
+        pending = ""
+        params = {"offset": self.offset, "live": "sse"}
+        try:
+            async with client.stream("GET", path, params=params) as answer:
+                assert answer.status_code == 200
+                async for name, data in events(answer):
+                    if name == "data":
+                        pending = data
+                        continue
+                    # Taken together with where it ends, or not at all.
+                    control = json.loads(data)
+                    self.found, pending = self.found + pending, ""
+                    self.offset = control["streamNextOffset"]
+                    self.closed = control.get("streamClosed", False)
+        except httpx.TransportError:
+            return
+
+
+async def produce(client: httpx.AsyncClient, path: str, done: int, upto: int) -> int:
+    """Append the numbers from `done` on; returns how many are acknowledged when it has to stop."""
+    while done < upto:
+        headers = {"producer-id": "p", "producer-epoch": "0", "producer-seq": str(done), **TEXT}
+        try:
+            answer = await client.post(path, content=f"{done} ", headers=headers)
+        except httpx.TransportError:
+            return done
+        assert answer.status_code in (200, 204), (answer.status_code, answer.text)
+        done += 1
+    return done
+
+
+def test_each_append_is_there_once_after_every_kill(tmp_path: Path, campaign: Campaign) -> None:
+    """An append in flight when the server dies is sent again and found once; a reader misses
+    and repeats nothing."""
+    rounds = campaign.rounds(share=4, full=30)
+    random = campaign.random()
+
+    async def one_life(done: int, reader: Follower) -> int:
+        process = ServerProcess(tmp_path)
+        try:
+            async with client_of(process) as client, asyncio.TaskGroup() as group:
+                answer = await client.put("numbers", headers=TEXT)
+                assert answer.status_code in (200, 201)
+                group.create_task(reader.follow(client, "numbers"))
+                producing = group.create_task(produce(client, "numbers", done, 10**9))
+                await asyncio.sleep(random.uniform(0.05, 0.4))
+                process.end(signal.SIGKILL)
+            campaign.tally["killed"] += 1
+            campaign.tally["acknowledged"] += producing.result() - done
+            return producing.result()
+        finally:
+            process.end()
+
+    async def scenario() -> None:
+        done, reader = 0, Follower()
+        for _ in range(rounds):
+            done = await one_life(done, reader)
+        with server_process(tmp_path) as process:
+            async with client_of(process) as client:
+                total = await produce(client, "numbers", done, done + 3)
+                expected = "".join(f"{number} " for number in range(total))
+                assert await read_all(client, "numbers") == expected
+                await client.post("numbers", headers=CLOSE)
+                while not reader.closed:
+                    await reader.follow(client, "numbers")
+                assert reader.found == expected
+
+    asyncio.run(asyncio.wait_for(scenario(), 10 * DEADLINE_S))
+
+
+def test_closed_forked_and_deleted_survive_a_restart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        with server_process(tmp_path) as process:
+            async with client_of(process) as client:
+                await client.put("chat/a", content="one ", headers=TEXT)
+                await client.put("chat/f", headers={"stream-forked-from": "/v1/stream/chat/a"})
+                await client.post("chat/f", content="two ", headers=TEXT)
+                await client.post("chat/f", content="three", headers={**TEXT, **CLOSE})
+                await client.delete("chat/a")
+            process.end(signal.SIGKILL)
+        with server_process(tmp_path) as process:
+            async with client_of(process) as client:
+                assert (await client.head("chat/a")).status_code == 410
+                assert await read_all(client, "chat/f") == "one two three"
+                late = await client.post("chat/f", content="four", headers=TEXT)
+                assert (late.status_code, late.headers["stream-closed"]) == (409, "true")
+
+    run(scenario())
+
+
+def test_a_large_binary_body_comes_back_byte_for_byte(tmp_path: Path) -> None:
+    body = bytes(range(256)) * 12_000
+
+    async def scenario() -> None:
+        with server_process(tmp_path) as process:
+            async with client_of(process) as client:
+                kind = {"content-type": "application/octet-stream"}
+                await client.put("blob", headers=kind)
+                assert (await client.post("blob", content=body, headers=kind)).status_code == 204
+                found, offset = b"", "-1"
+                while True:
+                    answer = await client.get("blob", params={"offset": offset})
+                    found += answer.content
+                    offset = answer.headers["stream-next-offset"]
+                    if "stream-up-to-date" in answer.headers:
+                        break
+                assert found == body
+                huge = await client.post("blob", content=b"x" * (33 * 2**20), headers=kind)
+                assert huge.status_code == 413
+
+    run(scenario())
