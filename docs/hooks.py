@@ -3,7 +3,7 @@
 `README.md` is the front page, where people look first. Its links are relative to the root, so they
 are turned to what the same thing is called here; a link to a file that is not part of the
 documentation keeps its text. A page that names a test in `code` is warned of if there is no such
-test, which fails a strict build.
+test, which fails a strict build. `<!-- help: topic append -->` becomes what that command prints.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ PAGES = {
 ADDRESSES = {name: page for page, name in PAGES.items()}
 LINK = re.compile(r"\[([^\]]+)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 TEST = re.compile(r"`(?:[\w/.]+::)?(test_\w+)`")
+HELP = re.compile(r"<!-- help:(?P<words>[\w ]*) -->")
 
 logger = logging.getLogger("mkdocs.hooks.fairway")
 
@@ -33,7 +34,25 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         markdown = LINK.sub(_turned, (ROOT / kept_at_root).read_text(encoding="utf-8"))
     for name in sorted(set(TEST.findall(markdown)) - _tests()):
         logger.warning("%s names %s, and there is no such test", page.file.src_uri, name)
-    return markdown
+    return HELP.sub(_help, markdown)
+
+
+def _help(marker: re.Match[str]) -> str:
+    """What a command says of itself, as a terminal of 80 columns shows it."""
+    import click
+
+    from fairway.cli import main
+
+    command: click.Command = main
+    context = click.Context(command, info_name="fairway", max_content_width=80)
+    context.terminal_width = 80
+    for word in marker["words"].split():
+        assert isinstance(command, click.Group)
+        found = command.get_command(context, word)
+        assert found is not None, f"there is no command {marker['words']!r}"
+        command = found
+        context = click.Context(command, info_name=word, parent=context, terminal_width=80)
+    return f"```text\n{command.get_help(context)}\n```"
 
 
 def _turned(link: re.Match[str]) -> str:

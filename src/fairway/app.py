@@ -74,11 +74,13 @@ class Lost(NamedTuple):
 class Fairway:
     """A durable runtime in this process.
 
-    app = Fairway()                       # ./fairway-data on SQLite
-    orders = app.topic("orders", Order)
+        app = Fairway()                       # ./fairway-data on SQLite
+        orders = app.topic("orders", Order)
 
-    async with app:
-        await orders.append(Order(id=1))
+        async with app:
+            await orders.append(Order(id=1))
+
+    A directory has one owner: `AlreadyOwned` names the process that has it.
     """
 
     def __init__(

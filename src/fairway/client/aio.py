@@ -548,16 +548,20 @@ class AsyncWatch(Generic[T]):
 async def _calls(
     bulk: Bulk, values: Iterable[Any] | AsyncIterable[Any]
 ) -> AsyncIterator[Call[AppendReply]]:
-    if isinstance(values, AsyncIterable):
-        async for value in values:
-            if (call := bulk.add(value)) is not None:
-                yield call
-    else:
-        for value in values:
-            if (call := bulk.add(value)) is not None:
-                yield call
-    if (call := bulk.finish()) is not None:
+    async for value in values if isinstance(values, AsyncIterable) else _each(values):
+        call = bulk.add(value)
+        while call is not None:
+            yield call
+            call = bulk.rest()
+    call = bulk.finish()
+    while call is not None:
         yield call
+        call = bulk.rest()
+
+
+async def _each(values: Iterable[Any]) -> AsyncIterator[Any]:
+    for value in values:
+        yield value
 
 
 async def _tell(callback: Callable[[Any], object], news: object) -> None:

@@ -86,6 +86,7 @@ class Bulk:
         self._start = start
         self._options: dict[str, Any] = {"node": node, "create": create, "config": config}
         self._batcher = Batcher(records=batch, size=BATCH_BYTES)
+        self._under_way: list[bytes] = []
 
     def add(self, value: Any) -> Call[AppendReply] | None:
         """Take a value; the append that is due before more values, if one is."""
@@ -98,21 +99,30 @@ class Bulk:
         return self._call(batch) if batch else None
 
     def acknowledged(self, reply: AppendReply) -> Progress:
+        """The append under way was answered. Its batch may not be all: see `rest`."""
+        # An earlier run that ended here had fewer records under this key; those are what is stored.
+        count = min(reply.count, len(self._under_way))
+        self._under_way = self._under_way[count:]
         records, batches, first_seq, _, deduped = self.progress
         self.progress = Progress(
-            records + reply.count,
+            records + count,
             batches + 1,
             first_seq or reply.first_seq,
             reply.last_seq,
-            deduped + (reply.count if reply.deduped else 0),
+            deduped + (count if reply.deduped else 0),
         )
         return self.progress
+
+    def rest(self) -> Call[AppendReply] | None:
+        """The append of what the last one did not store, if it did not store all."""
+        return self._call(self._under_way) if self._under_way else None
 
     def failed(self, error: BaseException) -> None:
         """Say in a note of the error how far it came."""
         error.add_note(f"{self.progress.records:,} records were acknowledged before this")
 
     def _call(self, batch: list[bytes]) -> Call[AppendReply]:
+        self._under_way = batch
         before = self._start + self.progress.records
         key = f"{self._key}:{before}" if self._key is not None else None
         return protocol.append_encoded(self._topic, batch, key=key, **self._options)

@@ -86,7 +86,7 @@ class RecordDecoder(Generic[T]):
             data: T = self._decode(record.data)
         except msgspec.ValidationError as error:
             raise msgspec.ValidationError(f"{topic} {record.seq}: {error}") from None
-        meta = msgspec.json.decode(record.meta) if record.meta is not None else None
+        meta = msgspec.json.decode(record.meta) if record.meta else None
         return Record(
             record.seq, record.ts, data, record.tag, record.node, meta, topic, epoch, record.trace
         )

@@ -538,7 +538,11 @@ class Watch(Generic[T]):
 
 def _calls(bulk: Bulk, values: Iterable[Any]) -> Iterator[Call[AppendReply]]:
     for value in values:
-        if (call := bulk.add(value)) is not None:
+        call = bulk.add(value)
+        while call is not None:
             yield call
-    if (call := bulk.finish()) is not None:
+            call = bulk.rest()
+    call = bulk.finish()
+    while call is not None:
         yield call
+        call = bulk.rest()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 JSON: Final = (b"content-type", b"application/json")
+TRUE: Final = ("true", "True", "TRUE", "1", "")
+FALSE: Final = ("false", "False", "FALSE", "0")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -140,9 +142,9 @@ def flag(text: str | None, name: str, *, default: bool) -> bool:
     """A query parameter that is true or false."""
     if text is None:
         return default
-    if text.lower() in ("true", "1", ""):
+    if text in TRUE:
         return True
-    if text.lower() in ("false", "0"):
+    if text in FALSE:
         return False
     raise InvalidRequest(f"{name} is true or false, not {text[:40]!r}")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
+from fairway.server.exchange import FALSE, TRUE
 from fairway.wire.topics import (
     INT_MAX,
     RECORDS_MAX,
@@ -140,6 +141,8 @@ _COMMON: Final = {
 
 
 def _query(name: str, kind: str) -> dict[str, Any]:
+    if kind == "boolean":
+        return {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": [*TRUE, *FALSE]}]}
     if kind != "integer":
         return {"type": kind}
     return {"type": kind, "minimum": 1 if name == "page_size" else 0, "maximum": INT_MAX}

@@ -111,13 +111,13 @@ async def watch_topic(host: Host, request: Request, topic: str) -> Reply | None:
 
 def _start(request: Request, query: dict[str, str], topic: Topic) -> tuple[int | None, int]:
     """(epoch, seq) to begin after. What the browser remembers wins over what the page says."""
+    epoch = number(query["epoch"], "epoch", default=0) if "epoch" in query else None
+    from_seq = number(query.get("from_seq"), "from_seq", default=0, most=INT_MAX)
+    tail = flag(query.get("tail"), "tail", default=False)
     last_id = request.header(b"last-event-id") or query.get("last_event_id")
     if last_id:
         return parse_id(last_id)
-    if flag(query.get("tail"), "tail", default=False):
-        return None, topic.head
-    epoch = number(query["epoch"], "epoch", default=0) if "epoch" in query else None
-    return epoch, number(query.get("from_seq"), "from_seq", default=0, most=INT_MAX)
+    return (None, topic.head) if tail else (epoch, from_seq)
 
 
 def _match(text: str) -> Match:

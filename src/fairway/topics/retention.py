@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 from fairway.errors import FairwayError, NotFound, OutcomeUnknown
 from fairway.runtime.clock import sleep_ns
-from fairway.storage.wal import Operation
+from fairway.storage.wal import INT_MAX, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
 from fairway.topics.batch import decode_batch, size_of
-from fairway.topics.topic import Removal, encode_snapshot
+from fairway.topics.topic import Doubt, Removal, encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -117,7 +117,7 @@ class Retention:
 
     def evict_hot(self, topic: Topic) -> None:
         live = self._live(topic)
-        if live.lock.locked():
+        if live.lock.locked() or live.in_doubt:
             self._trim[topic] = None
             return
         now_ms = self._now_ms()
@@ -145,9 +145,10 @@ class Retention:
             await self._evict(topic)
 
     async def _evict(self, topic: Topic) -> None:
-        async with self._live(topic).lock:
+        live = self._live(topic)
+        async with live.lock:
             now_ms = self._now_ms()
-            while topic.count and (topic.over_cap or topic.config.ttl_ms):
+            while not live.in_doubt and topic.count and (topic.over_cap or topic.config.ttl_ms):
                 front = await self._front(topic)
                 if front is None or not topic.evict(front, now_ms):
                     return
@@ -265,13 +266,13 @@ class Retention:
             if error is None:
                 apply()
             elif isinstance(error, OutcomeUnknown):
-                live.removal_in_doubt = (snapshot, apply)
+                live.in_doubt.append(Doubt(snapshot, INT_MAX, apply))
                 live.doubt = True
                 self.doubt(topic)
 
         live.quick += 1  # it shows nothing new
         live.follow(written, settle)
-        await written
+        await asyncio.shield(written)
 
     # Upkeep
 
@@ -335,26 +336,27 @@ class Retention:
                 break
             found += (decode_batch(entry.payload, topic=topic.name) for entry in entries)
             first = entries[-1].key + 1
-        gap, removal = live.gap_in_doubt, live.removal_in_doubt
-        if gap is not None or removal is not None:
+        true: list[Doubt] = []
+        if live.in_doubt:
             stored = await self._log.meta(topic.epoch, names.SNAPSHOT)
-            gap = gap if gap is not None and stored == gap[0] else None
-            removal = removal if removal is not None and stored == removal[0] else None
+            # Each tells of those before it, too.
+            while live.in_doubt and live.in_doubt[-1].snapshot != stored:
+                live.in_doubt.pop()
+            true = live.in_doubt
         # It is there; readers may see it once it is certain to stay. Nobody is numbered meanwhile.
-        if found or gap is not None or removal is not None:
+        if found or true:
             meta: dict[str, bytes | None] = {names.CONFIRMED: names.encode_number(last)}
             await self._log.submit(topic.epoch, Operation(meta=meta))
+        live.in_doubt = []
         for batch in found:
+            while true and true[0].seq <= batch.first_seq:
+                true.pop(0).apply()
             topic.assigned = batch.last_seq
             topic.publish(batch)
-        if gap is not None:
-            topic.assigned = gap[1].last
-            topic.publish_gap(*gap[1])
+        for doubt in true:
+            doubt.apply()
         live.tail = type(live.tail)(topic.head + 1)
         topic.assigned = max(topic.head, last)
-        if removal is not None:
-            removal[1]()
-        live.gap_in_doubt = live.removal_in_doubt = None
         live.doubt = False
         self.wrote(topic)
         self._published(topic)

@@ -20,7 +20,7 @@ import msgspec
 
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import FairwayError
-from fairway.topics.batch import Record, encode_new
+from fairway.topics.batch import RECORD_OVERHEAD, Record, encode_new
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import Selection
 from fairway.topics.topic import Gap, Topic
@@ -150,14 +150,23 @@ class Router:
             if hops >= HOPS_MAX:
                 continue
             records = list(group)
-            if dest.weak and dest.assigned + len(records) > dest.reserved:
-                self._prepare(len(records))
-                return False
-            last = records[-1].seq
-            batch = self._batch(records, Position(self.producer, watcher.topic.epoch, last))
-            if not self._queue(partial(writing.enqueue, dest, batch), last, len(records)):
-                return False
-            watcher.cursor = last  # should the next group be refused, it begins there
+            while records:
+                some = records[: _room(dest, records)]
+                del records[: len(some)]
+                if not self._copy(watcher, dest, some):
+                    return False
+        return True
+
+    def _copy(self, watcher: Watcher, dest: Topic, records: Sequence[Record]) -> bool:
+        if dest.weak and dest.assigned + len(records) > dest.reserved:
+            self._prepare(len(records))
+            return False
+        last = records[-1].seq
+        batch = self._batch(records, Position(self.producer, watcher.topic.epoch, last))
+        enqueue = partial(self._engine.writing.enqueue, dest, batch)
+        if not self._queue(enqueue, last, len(records)):
+            return False
+        watcher.cursor = last  # should the next ones be refused, it begins there
         return True
 
     def _queue(
@@ -251,6 +260,20 @@ class Router:
             watcher.cursor = max(watcher.cursor, self._confirmed)
         self._dest = dest
         watcher.resume()
+
+
+def _room(dest: Topic, records: Sequence[Record]) -> int:
+    """How many of the first records a destination takes that refuses when full; at least one."""
+    count = len(records)
+    if dest.config.discard != "reject":
+        return count
+    size = 0
+    for at, record in enumerate(records):
+        size += RECORD_OVERHEAD + len(record.data) + len(record.meta or b"")
+        size += len(record.tag or "") + len(record.node or "")
+        if dest.would_overflow(at + 1, size):
+            return max(at, 1)
+    return count
 
 
 def find_cycle(edges: Iterable[tuple[str, str]], source: str, dest: str) -> list[str] | None:

@@ -162,6 +162,8 @@ class Topic:
         self.head = last
         if not self.count:
             self.raise_evict_floor(last + 1, reason)
+        elif self.holes and self.holes[-1][1:] == (first - 1, reason):
+            self.holes = (*self.holes[:-1], Hole(self.holes[-1].first, last, reason))
         else:
             self.holes = (*self.holes, Hole(first, last, reason))
 
@@ -367,7 +369,7 @@ class Topic:
         removal = None
         if live is not None:
             live.settle()  # what failed a moment ago is not under way any more
-            if live.gap_in_doubt is not None or live.removal_in_doubt is not None:
+            if live.in_doubt:
                 # One that was written now would hide from us what the one in doubt did.
                 raise Unavailable(f"it is not known yet what topic {self.name!r} holds")
             removal = live.removal
@@ -384,7 +386,7 @@ class Topic:
             self.floor_reason or "",
             max(self.delete_floor, removal.delete_floor),
             max(self.earliest, removal.earliest),
-            list(self.holes),
+            [*self.holes, *(live.gaps if live is not None else ())],
             bool(self.rules) or removal.tagged,
             self.pin,
         )
@@ -400,6 +402,7 @@ class Topic:
         self.delete_floor = snapshot.delete_floor
         self.earliest = snapshot.earliest
         self.holes = tuple(Hole(*hole) for hole in snapshot.holes)  # type: ignore[arg-type]
+        self.start_at(self.earliest)
         self.pin = snapshot.pin
 
     def replay(self, batch: Batch) -> None:
@@ -431,6 +434,15 @@ class Write(NamedTuple):
     settle: Callable[[asyncio.Future[int]], None]
 
 
+class Doubt(NamedTuple):
+    """A change of unknown outcome: the snapshot it wrote tells, and then it is applied."""
+
+    snapshot: bytes
+    seq: int
+    """It comes after records below this seq."""
+    apply: Callable[[], None]
+
+
 class LivePart:
     """What only a topic in use has: its hot tail, what is under way, and who reads it."""
 
@@ -439,7 +451,8 @@ class LivePart:
         "dirty_ns",
         "doubt",
         "failures",
-        "gap_in_doubt",
+        "gaps",
+        "in_doubt",
         "lock",
         "pending_bytes",
         "pending_count",
@@ -447,7 +460,6 @@ class LivePart:
         "quick",
         "readers",
         "removal",
-        "removal_in_doubt",
         "reserving",
         "routers",
         "tail",
@@ -470,12 +482,12 @@ class LivePart:
         self.unsaved = False  # it is on the list of topics to be snapshotted
         self.lock = asyncio.Lock()  # held while it is worked out what to evict or delete
         self.removal: Removal | None = None
-        self.removal_in_doubt: tuple[bytes, Callable[[], None]] | None = None
         self.reserving = 0  # the highest seq whose reservation is written or being written
         self.quick = 0  # batches that readers may see and that are not written yet
         self.failures = 0  # writes that failed so far: what was read before one proves nothing
         self.under_way: deque[Write] = deque()
-        self.gap_in_doubt: tuple[bytes, Gap] | None = None  # and the snapshot that tells of it
+        self.gaps: list[Gap] = []  # numbered, and not shown yet
+        self.in_doubt: list[Doubt] = []
 
     def follow(
         self, written: asyncio.Future[int], settle: Callable[[asyncio.Future[int]], None]

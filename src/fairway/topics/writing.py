@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from fairway.errors import (
     Backpressure,
     FairwayError,
@@ -30,7 +28,7 @@ from fairway.storage.writer import Durability
 from fairway.topics import names
 from fairway.topics.batch import VERSION, Batch, batch_size, encode_batch
 from fairway.topics.names import SeenKey
-from fairway.topics.topic import RESERVE_SEQS, Gap, encode_snapshot
+from fairway.topics.topic import RESERVE_SEQS, Doubt, Gap, encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -261,56 +259,53 @@ class Writing:
         live = self._live(topic)
         live.settle()
         self._check_open(topic, live)
+        quick = topic.config.durability in ("memory", "ephemeral") and live.all_shown
         topic.snapshot()  # if it cannot be summed up now, nothing is numbered
         before = topic.assigned
         first, _ = topic.place(count, self._clock.wall_ns() // 1_000_000)
-        last = topic.assigned
-        snapshot = topic.snapshot()
-        if not snapshot.count:
-            snapshot = msgspec.structs.replace(
-                snapshot, evict_floor=last + 1, floor_reason=reason, earliest=last + 1, holes=[]
-            )
-        else:
-            snapshot = msgspec.structs.replace(
-                snapshot, holes=[*snapshot.holes, (first, last, reason)]
-            )
+        gap = Gap(first, topic.assigned, reason)
+        live.gaps.append(gap)
+        snapshot = encode_snapshot(topic.snapshot())
+        producer = position.producer
         meta = {
-            names.PRODUCER + position.producer: names.encode_position(
-                position.epoch, position.number
-            ),
-            names.SNAPSHOT: encode_snapshot(snapshot),
+            names.PRODUCER + producer: names.encode_position(position.epoch, position.number),
+            names.SNAPSHOT: snapshot,
         }
         try:
             written = self._log.submit(topic.epoch, Operation(meta=meta))
         except FairwayError:
+            live.gaps.remove(gap)
             topic.assigned = before
             raise
-        producer = position.producer
         live.producers[producer] = (position.epoch, position.number)
         reply = self._create_future()
-        # As with records: a class that does not wait for the disk shows it at once.
-        quick = topic.config.durability in ("memory", "ephemeral") and live.all_shown
-        if quick:
-            live.quick += 1
-            topic.publish_gap(first, last, reason)
+
+        def show() -> None:
+            topic.assigned = max(topic.assigned, gap.last)
+            topic.publish_gap(*gap)
             self._published(topic)
 
         def settle(done: asyncio.Future[int]) -> None:
             live.quick -= quick
+            if not quick:
+                live.gaps.remove(gap)
             error = done.exception()
             if error is not None:
                 if isinstance(error, OutcomeUnknown) and not quick:
-                    live.gap_in_doubt = (meta[names.SNAPSHOT], Gap(first, last, reason))
+                    live.in_doubt.append(Doubt(snapshot, gap.first, show))
                 self._failed(topic, live, error, producer)
                 _fail(reply, error)
                 return
             if not quick and topic.epoch >= 0:
-                topic.publish_gap(first, last, reason)
-                self._published(topic)
+                show()
             if not reply.done():
-                reply.set_result(Appended(first, last))
+                reply.set_result(Appended(gap.first, gap.last))
 
         live.follow(written, settle)
+        if quick:  # as with records: a class that does not wait for the disk shows it at once
+            live.quick += 1
+            live.gaps.remove(gap)
+            show()
         return reply
 
     def _meta(self, new: NewBatch, answer: Appended, ts: int) -> Mapping[str, bytes | None]:

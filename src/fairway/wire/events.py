@@ -25,7 +25,7 @@ class DeliveredRecord(Struct, frozen=True, kw_only=True, gc=False):
     node: str | None = field(name="$node", default=None)
     tag: str | None = field(name="$tag", default=None)
     data: Raw = Raw(b"null")
-    meta: Raw | None = None
+    meta: Raw = Raw()
     trace: str | None = field(name="$traceparent", default=None)
     """The `traceparent` of the request that wrote it."""
 
