@@ -3,7 +3,7 @@
 import asyncio
 import tempfile
 
-from fairway.app import Fairway
+from fairway import Fairway
 from fairway.core.priority import band_of
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fairway.app import Fairway
+    from fairway.client import AsyncClient, Client
     from fairway.core.lanes import LaneLimits
     from fairway.errors import (
         Backpressure,
@@ -26,11 +28,14 @@ if TYPE_CHECKING:
     from fairway.storage.writer import Durability, WriterConfig
 
 __all__ = [
+    "AsyncClient",
     "Backpressure",
+    "Client",
     "Closing",
     "Corrupt",
     "Durability",
     "Entry",
+    "Fairway",
     "FairwayError",
     "Fenced",
     "HardState",
@@ -46,6 +51,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "fairway.app": ("Fairway",),
+    "fairway.client": ("AsyncClient", "Client"),
     "fairway.core.lanes": ("LaneLimits",),
     "fairway.errors": (
         "Backpressure",

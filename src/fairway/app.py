@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, overload
 
 import msgspec
 
@@ -100,7 +100,11 @@ class Fairway:
         self._engine: Topics | None = None
         self._stack: AsyncExitStack | None = None
 
-    def topic(self, name: str, type: type[T] | Any = Any, **config: Any) -> TopicHandle[T]:
+    @overload
+    def topic(self, name: str, type: type[T], **config: Any) -> TopicHandle[T]: ...
+    @overload
+    def topic(self, name: str, **config: Any) -> TopicHandle[Any]: ...
+    def topic(self, name: str, type: Any = Any, **config: Any) -> TopicHandle[Any]:
         """Declare a topic: what its records are, and its configuration (see `TopicConfig`).
 
         It is created, or configured so, when the app starts; asked for later, at its first use.
@@ -112,10 +116,11 @@ class Fairway:
             raise InvalidConfig(f"topic {name!r}: {error}") from None
         known = self._declared.get(name)
         if known is not None:
-            if (known.type, known.patch) != (type, patch):
+            asked = type is not Any or bool(config)
+            if asked and (known.type, known.patch) != (type, patch):
                 raise InvalidConfig(f"topic {name!r} is declared twice, and differently")
             return known
-        handle: TopicHandle[T] = TopicHandle(self, name, type, patch)
+        handle: TopicHandle[Any] = TopicHandle(self, name, type, patch)
         self._declared[name] = handle
         return handle
 
@@ -235,6 +240,8 @@ class TopicHandle(Generic[T]):
         wait_s: float = 0.0,
     ) -> Read[T]:
         """What comes after `from_seq`; waits up to `wait_s` if nothing does."""
+        if self._app.topics.find(self.name) is None:
+            await self._app.topics.create(self.name, self.patch)
         answer = await self._app.topics.diff(
             self.name,
             from_seq,

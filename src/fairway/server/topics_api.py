@@ -72,6 +72,8 @@ async def append(host: Host, request: Request, topic: str) -> Reply:
     check_name(topic)
     identity = request.identity
     identity.require("write", topic)
+    if message.config is not None:
+        identity.require("admin", topic)  # as for PUT: a writer does not set its own priority
     raw, records = parse_records(bytes(message.records))
     node, key = message.node, message.idempotency_key
     if key is None:

@@ -466,6 +466,7 @@ class Topics:
             logger.warning("the rows of topic %s stay for now: %s", name, error)
         if doubt is not None:
             raise doubt
+        self.writability.note_deleted()
         return routers
 
     async def _configure(self, topic: Topic, patch: TopicPatch) -> None:
@@ -547,8 +548,10 @@ class Topics:
         topic = self.get(name)
         self.delivery.touch(topic)
         if (epoch is not None and epoch != topic.epoch) or from_seq > topic.head:
-            if epoch is None and from_seq <= topic.assigned:
+            if epoch in (None, topic.epoch) and from_seq <= topic.assigned:
                 from_seq = topic.head  # written and not yet to be seen: as far as one can be
+            elif epoch == topic.epoch:
+                raise InvalidRequest(f"from_seq {from_seq} lies beyond the head, {topic.head}")
             else:
                 page = await self.page(topic, 0, topic.head, limit, max_bytes, selection)
                 return Diff(topic, page, True)
@@ -614,7 +617,9 @@ class Topics:
         if before_seq is None and match is None:
             raise InvalidRequest("a delete names before_seq, match, or both")
         topic = self.get(name)
-        return topic, await self._to_its_end(self.retention.delete(topic, before_seq, match))
+        deleted = await self._to_its_end(self.retention.delete(topic, before_seq, match))
+        self.writability.note_deleted()
+        return topic, deleted
 
     # What other parts keep with a topic
 

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
-from fairway.errors import FairwayError, OutcomeUnknown, ReadOnly, WriteFailed
+from fairway.errors import FairwayError, InvalidOperation, OutcomeUnknown, ReadOnly, WriteFailed
 from fairway.runtime.clock import sleep_ns
 from fairway.storage.catalog import CATALOG
 from fairway.storage.wal import Operation
@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairway.topics")
 
 PROBE_NS: Final = 500_000_000
-PROBE: Final = Operation(meta={"probe": b"1"})
+PROBE: Final = Operation(meta={"probe": bytes(16 * 1024)})
+UNPROBE: Final = Operation(meta={"probe": None})
+PROBED_MAX: Final = 16
+"""Failed topics that are asked again; a store in several files may work for one and not another."""
 
 
 class Writability:
@@ -39,18 +42,29 @@ class Writability:
         self._pool = pool
         self._reserve = reserve
         self._failed = asyncio.Event()
+        self._partitions: set[int] = set()
+        self._made_room = False
 
     def check(self) -> None:
         """Raises `ReadOnly` while the store does not work."""
         if self.trouble is not None:
             raise ReadOnly(f"read-only until the store works again: {self.trouble}")
 
-    def note(self, error: BaseException) -> None:
+    def note(self, error: BaseException, partition: int) -> None:
         """A write failed."""
-        if isinstance(error, WriteFailed | OutcomeUnknown) and self.trouble is None:
+        if not isinstance(error, WriteFailed | OutcomeUnknown):
+            return
+        if len(self._partitions) < PROBED_MAX:
+            self._partitions.add(partition)
+        if self.trouble is None:
             self.trouble = str(error)
+            self._made_room = False
             logger.error("read-only: %s", error)
             self._failed.set()
+
+    def note_deleted(self) -> None:
+        """Records were deleted: the store may have room in its files, though the disk has none."""
+        self._made_room = True
 
     async def run(self) -> None:
         if self._reserve is not None:
@@ -66,13 +80,23 @@ class Writability:
             logger.warning("the store works again: writable")
 
     async def _works(self) -> bool:
-        if self._reserve is not None and not await self._pool.run(self._reserve.hold):
-            return False
+        held = self._reserve is None or await self._pool.run(self._reserve.hold)
+        if not held and not self._made_room:
+            return False  # the little there is belongs to deletes
         try:
-            await asyncio.shield(self._log.submit(CATALOG, PROBE))
+            for partition in (CATALOG, *self._partitions):
+                await self._probe(partition)
         except FairwayError as error:
             self.trouble = str(error)
             if self._reserve is not None:
                 await self._pool.run(self._reserve.release)
             return False
+        self._partitions.clear()
         return True
+
+    async def _probe(self, partition: int) -> None:
+        try:
+            await asyncio.shield(self._log.submit(partition, PROBE))
+            await asyncio.shield(self._log.submit(partition, UNPROBE))
+        except InvalidOperation:
+            pass  # deleted meanwhile

@@ -374,7 +374,7 @@ class Writing:
         self, topic: Topic, live: LivePart, error: BaseException, producer: str | None
     ) -> None:
         live.failures += 1
-        self._writability.note(error)
+        self._writability.note(error, abs(topic.epoch))
         if producer is not None:
             live.producers.pop(producer, None)  # ask the store next time
         if isinstance(error, OutcomeUnknown) and not live.doubt and topic.assigned > topic.head:

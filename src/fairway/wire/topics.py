@@ -299,8 +299,6 @@ class WatchRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     include_meta: bool = True
     include_tags: bool = False
     include_data: bool = True
-    include_deleted: bool = False
-    """Also tell of records that were deleted on request, as `deleted` events."""
 
 
 class WatchPosition(Struct, frozen=True, kw_only=True):
