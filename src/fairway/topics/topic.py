@@ -295,12 +295,12 @@ class Topic:
         """Everything below `floor` is lost."""
         if floor <= self.evict_floor:
             return
-        if self.holes and self.holes[0].first <= floor:
+        while self.holes and self.holes[0].first <= floor:
             # A hole that the floor reaches is part of the lost prefix from now on.
-            reached = [hole for hole in self.holes if hole.first <= floor]
-            self.holes = tuple(hole for hole in self.holes if hole.first > floor)
-            floor = max(floor, *(hole.last + 1 for hole in reached))
-            reason = "mixed" if reason != "crash" else reason
+            reached, *rest = self.holes
+            floor = max(floor, reached.last + 1)
+            reason = reason if reason == reached.reason else "mixed"
+            self.holes = tuple(rest)
         if self.floor_reason not in (None, reason):
             reason = "mixed"
         self.evict_floor = floor

@@ -1,0 +1,440 @@
+"""The commands against real servers: in this process, as processes, in pipes and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from fairway.cli import main
+from fairway.client import Client, NewRecord
+from tests.support.server import ServerProcess, free_port, server_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from click.testing import Result
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 60
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("served")) as process:
+        yield process
+
+
+@pytest.fixture
+def url(server: ServerProcess) -> str:
+    return f"http://127.0.0.1:{server.port}"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as made:
+        yield made
+
+
+def fairway(url: str, *words: str, input: str | bytes | None = None) -> Result:
+    """A command in this process. Its output is no terminal."""
+    return CliRunner().invoke(main, [*words], input=input, env={"FAIRWAY_URL": url})
+
+
+def good(url: str, *words: str, input: str | bytes | None = None) -> str:
+    result = fairway(url, *words, input=input)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def as_json(url: str, *words: str, input: str | None = None) -> list[Any]:
+    return [json.loads(line) for line in good(url, *words, "--json", input=input).splitlines()]
+
+
+@contextmanager
+def running(url: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A command as a process, ended when the block is left."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "fairway", *words],
+        cwd=ROOT,
+        env={**os.environ, "FAIRWAY_URL": url},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+def on_terminal(url: str, *words: str) -> str:
+    """What a command prints on a terminal, colours left out."""
+    ours, theirs = pty.openpty()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "fairway", *words],
+        cwd=ROOT,
+        env={**os.environ, "FAIRWAY_URL": url, "TERM": "xterm", "COLUMNS": "120"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    printed = b""
+    try:
+        while piece := os.read(ours, 4096):
+            printed += piece
+    except OSError:  # how Linux says that the other side is gone
+        pass
+    finally:
+        os.close(ours)
+    assert child.wait(WAIT_S) == 0, printed
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed.decode()).replace("\r", "")
+
+
+# --- topics
+
+
+def test_topics_are_created_listed_measured_and_deleted(url: str) -> None:
+    created = good(url, "topic", "create", "cli.a", "--ttl", "1h", "--cap-bytes", "10MB")
+    assert created == "created topic cli.a\n"
+    again = as_json(url, "topic", "create", "cli.a", "--cap-records", "7", "--durability", "disk")
+    assert again[0]["created"] is False
+    config = again[0]["config"]
+    assert (config["ttl_ms"], config["cap_bytes"], config["cap_records"]) == (3_600_000, 10**7, 7)
+    good(url, "topic", "append", "cli.a", "1")
+    assert good(url, "topic", "ls", "--prefix", "cli.").startswith("cli.a\t1\t")
+    assert [one["topic"] for one in as_json(url, "topic", "ls", "--prefix", "cli.")] == ["cli.a"]
+    stats = dict(line.split("\t") for line in good(url, "topic", "stats", "cli.a").splitlines())
+    assert (stats["count"], stats["config.durability"]) == ("1", "disk")
+    assert as_json(url, "topic", "stats", "cli.a")[0]["head_seq"] == 1
+    assert good(url, "topic", "delete", "cli.a", "--yes") == "deleted topic cli.a\n"
+    assert good(url, "topic", "delete", "cli.a", "--yes") == "there was no topic cli.a\n"
+
+
+def test_one_record_is_json_or_text(url: str, client: Client) -> None:
+    for words in (['{"id": 1}'], ["hello"], ["7"], ["7", "--text"], ['{"id"', "--text"]):
+        good(url, "topic", "append", "one", *words, "--tag", "t")
+    assert [(record.data, record.tag) for record in client.topic("one").read()] == [
+        (data, "t") for data in ({"id": 1}, "hello", 7, "7", '{"id"')
+    ]
+    assert good(url, "topic", "append", "one", "8", "--key", "k") == "one 6\n"
+    assert good(url, "topic", "append", "one", "8", "--key", "k").startswith("one 6 (it was there")
+    broken = fairway(url, "topic", "append", "one", '{"id"')
+    assert broken.exit_code == 2
+    assert "--text" in broken.stderr
+
+
+def test_lines_become_records(url: str, client: Client, tmp_path: Path) -> None:
+    lines = "".join(f'{{"n": {at}}}\n\n' for at in range(2500))
+    assert good(url, "topic", "append", "lines", input=lines) == (
+        "2,500 lines appended to lines: 1..2500\n"
+    )
+    file = tmp_path / "more.ndjson"
+    file.write_text("1\n2\r\n3")
+    done = as_json(url, "topic", "append", "lines", "--file", str(file), "--batch", "2")
+    assert (done[0]["records"], done[0]["batches"], done[0]["last_seq"]) == (3, 2, 2503)
+    good(url, "topic", "append", "lines", "-", "--text", input=" spaces stay \n")
+    data = [record.data for record in client.topic("lines").read()]
+    assert data == [*({"n": at} for at in range(2500)), 1, 2, 3, " spaces stay "]
+    assert good(url, "topic", "append", "lines", "-", input="") == "0 lines appended to lines\n"
+
+
+@pytest.mark.parametrize("line", ["{bad", '"\\ud800', "1 2", b'"\xff"'], ids=repr)
+def test_a_bad_line_is_named_and_the_rest_can_follow(
+    url: str, client: Client, tmp_path: Path, line: str | bytes
+) -> None:
+    topic = client.topic("mended")
+    topic.delete()
+    bad = line if isinstance(line, bytes) else line.encode()
+    file = tmp_path / "with space.ndjson"
+    good_lines = [b"%d" % at for at in range(30)]
+    file.write_bytes(b"\n".join([*good_lines[:25], bad, *good_lines[25:]]))
+    failed = fairway(
+        url, "topic", "append", "mended", "--file", str(file), "--batch", "10", "--tag", "x"
+    )
+    assert failed.exit_code == 1
+    assert failed.stdout == ""
+    assert len(failed.stderr.splitlines()) == 1
+    assert "line 26 is no JSON" in failed.stderr
+    assert "20 lines were acknowledged" in failed.stderr
+    file.write_bytes(b"\n".join(good_lines))
+    again = shlex.split(failed.stderr.partition("go on with: fairway ")[2])
+    good(url, *again)
+    assert [(one.data, one.tag) for one in topic.read()] == [(at, "x") for at in range(30)]
+
+
+def test_a_refused_bulk_says_how_to_go_on(url: str, client: Client) -> None:
+    topic = client.topic("refusing", int)
+    topic.put(cap_records=25, discard="reject")
+    lines = "".join(f"{at}\n" for at in range(40))
+    failed = fairway(url, "topic", "append", "refusing", "-", "--batch", "10", input=lines)
+    assert failed.exit_code == 1
+    assert "20 lines were acknowledged" in failed.stderr
+    topic.put(cap_records=0)
+    again = shlex.split(failed.stderr.partition("go on with: fairway ")[2])
+    good(url, *again, input=lines)
+    assert [one.data for one in topic.read()] == [*range(40)]
+
+
+def test_diff_reads_a_page_and_says_where_the_next_begins(url: str, client: Client) -> None:
+    client.topic("paged").append(NewRecord(1, tag="a.x"), NewRecord("\x1b[31mred", tag="\x1b]b"), 3)
+    result = fairway(url, "topic", "diff", "paged", "--limit", "2")
+    rows = [line.split("\t") for line in result.stdout.splitlines()]
+    assert [(row[0], row[2], row[3]) for row in rows] == [
+        ("1", "a.x", "1"),
+        ("2", "\\x1b]b", '"\\u001b[31mred"'),
+    ]
+    assert "1 more: --from-seq 2" in result.stderr
+    assert "caught up at 3" in fairway(url, "topic", "diff", "paged", "--from-seq", "2").stderr
+    page = as_json(url, "topic", "diff", "paged", "--match", "a.*")[0]
+    assert [record["$seq"] for record in page["records"]] == [1]
+    assert page["caught_up"] is True
+
+
+def test_tail_from_the_start_shows_what_is_lost(url: str, client: Client) -> None:
+    topic = client.topic("short")
+    topic.put(cap_records=2)
+    topic.append(1, 2, 3, 4, 5)
+    shown = good(url, "topic", "tail", "short", "--from-start", "--count", "2").splitlines()
+    assert shown[0] == "# records 1..3 are gone: cap"
+    assert [line.split("\t")[0] for line in shown[1:]] == ["4", "5"]
+    told = as_json(url, "topic", "tail", "short", "--from-start", "--count", "1")
+    assert (told[0]["tombstone"]["gap_from"], told[0]["tombstone"]["gap_to"]) == (1, 3)
+    assert (told[1]["$seq"], told[1]["data"]) == (4, 4)
+    one = as_json(url, "topic", "tail", "short", "--from-seq", "4", "--count", "1")
+    assert one[0]["$seq"] == 5
+
+
+def test_records_are_deleted_by_seq_and_by_tag(url: str, client: Client) -> None:
+    client.topic("some").append(*(NewRecord(at, tag=f"t{at % 2}") for at in range(6)))
+    assert good(url, "topic", "delete", "some", "--before-seq", "3", "--yes") == (
+        "deleted 2 records of some\n"
+    )
+    assert good(url, "topic", "delete", "some", "--match", "t0", "--yes") == (
+        "deleted 2 records of some\n"
+    )
+    assert [one.seq for one in client.topic("some").read()] == [4, 6]
+    unasked = fairway(url, "topic", "delete", "some")
+    assert unasked.exit_code == 2
+    assert "--yes" in unasked.stderr
+    assert client.topic("some").state().count == 2
+
+
+# --- routers
+
+
+def test_routers(url: str, client: Client) -> None:
+    client.topic("from").put()
+    made = good(url, "router", "put", "r1", "from", "to", "--filter", "eu.*")
+    assert made == "created router r1: from -> to\n"
+    client.topic("from").append(NewRecord(1, tag="eu.a"), NewRecord(2, tag="us.a"))
+    told = good(url, "topic", "tail", "to", "--from-start", "--count", "1")
+    assert told.rstrip().endswith("eu.a\t1")
+    assert good(url, "router", "ls").startswith("r1\tfrom\tto\teu.*\t")
+    assert as_json(url, "router", "ls", "--source", "from")[0]["filter"] == ["tag", "Glob", "eu.*"]
+    assert "dest\tto\n" in good(url, "router", "show", "r1")
+    cycle = fairway(url, "router", "put", "r2", "to", "from")
+    assert cycle.exit_code == 1
+    assert "cycle" in cycle.stderr
+    assert good(url, "router", "delete", "r1") == "deleted router r1\n"
+    assert fairway(url, "router", "show", "r1").exit_code == 1
+
+
+# --- what goes wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["topic", "stats", "nothing"], 1, "Error: there is no topic 'nothing'"),
+        (["topic", "tail", "nothing"], 1, "Error: there is no topic 'nothing'"),
+        (["topic", "append", "a/b", "1"], 1, "cannot name a topic"),
+        (["topic", "create", "x", "--ttl", "soon"], 2, "a duration is a number and a unit"),
+        (["topic", "create", "x", "--durability", "some"], 2, "fsync"),
+        (["topic", "append", "x", "1", "--skip", "2"], 2, "--skip is for lines"),
+        (["topic", "tail", "x", "--from-start", "--from-seq", "1"], 2, "not both"),
+        (["topic", "--url", "nowhere", "ls"], 1, "http://127.0.0.1:4000"),
+        (["topic", "nonsense"], 2, "No such command"),
+    ],
+)
+def test_errors_are_one_line_and_have_a_code(
+    url: str, words: list[str], code: int, said: str
+) -> None:
+    result = fairway(url, *words)
+    assert result.exit_code == code, result.output
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+    if code == 1:
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_without_a_server_it_says_how_to_start_one() -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    for words in (["ls"], ["append", "t", "1"], ["append", "t", "-"], ["tail", "t"]):
+        result = fairway(nobody, "topic", *words, input="1\n")
+        assert result.exit_code == 1
+        assert len(result.stderr.splitlines()) == 1
+        assert f"nothing answers at {nobody}" in result.stderr
+        assert "start one with: fairway serve" in result.stderr
+
+
+def test_a_key_comes_from_the_option_or_the_environment(tmp_path: Path) -> None:
+    with server_process(tmp_path, "--keys", str(keys_file(tmp_path))) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        refused = fairway(url, "topic", "ls")
+        assert refused.exit_code == 1
+        assert "FAIRWAY_API_KEY" in refused.stderr
+        good(url, "topic", "--key", "s3cret", "append", "t", "1", "--key", "idem")
+        by_environment = CliRunner().invoke(
+            main, ["topic", "ls"], env={"FAIRWAY_URL": url, "FAIRWAY_API_KEY": "s3cret"}
+        )
+        assert by_environment.stdout.startswith("t\t1\t")
+        wrong = fairway(url, "topic", "--key", "wr0ng", "ls")
+        assert wrong.exit_code == 1
+        assert "wr0ng" not in wrong.output
+
+
+def keys_file(folder: Path) -> Path:
+    path = folder / "keys.toml"
+    path.write_text('[[key]]\nname = "me"\nsecret = "s3cret"\nscopes = ["admin"]\n')
+    return path
+
+
+def test_help_teaches_by_example() -> None:
+    runner = CliRunner()
+    for words in (["topic"], ["topic", "append"], ["topic", "tail"], ["router", "put"]):
+        shown = runner.invoke(main, [*words, "--help"])
+        assert shown.exit_code == 0
+        assert f"fairway {words[0]} " in shown.stdout
+    top = runner.invoke(main, ["--help"]).stdout
+    assert "topic" in top
+    assert "router" in top
+
+
+# --- as processes
+
+
+def test_a_tail_in_a_pipe_shows_records_as_they_come_and_ends_on_ctrl_c(
+    url: str, client: Client
+) -> None:
+    topic = client.topic("piped")
+    topic.append(1)
+    with running(url, "topic", "tail", "piped", "--from-start", "--json") as tail:
+        assert tail.stdout is not None
+        assert json.loads(tail.stdout.readline())["data"] == 1
+        topic.append({"two": 2})
+        assert json.loads(tail.stdout.readline())["data"] == {"two": 2}
+        tail.send_signal(signal.SIGINT)
+        rest, errors = tail.communicate(timeout=WAIT_S)
+        assert (tail.returncode, rest, errors) == (130, "", "")
+
+
+def test_stats_are_shown_again_and_again(url: str, client: Client) -> None:
+    topic = client.topic("measured")
+    topic.append(1)
+    words = ("topic", "stats", "measured", "--watch", "--interval", "1ms", "--json")
+    with running(url, *words) as stats:
+        assert stats.stdout is not None
+        assert json.loads(stats.stdout.readline())["count"] == 1
+        topic.append(2)
+        while json.loads(stats.stdout.readline())["count"] != 2:
+            pass
+        stats.send_signal(signal.SIGINT)
+        _, errors = stats.communicate(timeout=WAIT_S)
+        assert (stats.returncode, errors) == (130, "")
+
+
+def test_a_tail_says_that_its_topic_was_deleted(url: str, client: Client) -> None:
+    topic = client.topic("doomed")
+    topic.append(1)
+    with running(url, "topic", "tail", "doomed", "--from-start") as tail:
+        assert tail.stdout is not None
+        assert tail.stdout.readline().startswith("1\t")
+        topic.delete()
+        _, errors = tail.communicate(timeout=WAIT_S)
+        assert (tail.returncode, errors) == (0, "doomed was deleted\n")
+
+
+def test_a_tail_lives_through_a_restart_of_the_server(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with Client(url) as client, ExitStack() as stack:
+        with server_process(tmp_path, port=port):
+            client.topic("t").append("before")
+            tail = stack.enter_context(running(url, "topic", "tail", "t", "--from-start"))
+            assert tail.stdout is not None
+            assert '"before"' in tail.stdout.readline()
+        stack.enter_context(server_process(tmp_path, port=port))
+        client.topic("t").append("after")
+        assert tail.stdout.readline().startswith("2\t")
+        tail.send_signal(signal.SIGINT)
+        _, errors = tail.communicate(timeout=WAIT_S)
+        assert tail.returncode == 130
+        assert "resuming" in errors
+
+
+def test_an_interrupted_bulk_says_how_to_go_on(url: str, client: Client) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-m", "fairway", "topic", "append", "cut", "-", "--batch", "5"],
+        cwd=ROOT,
+        env={**os.environ, "FAIRWAY_URL": url},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdin is not None
+    child.stdin.write(b"".join(b"%d\n" % at for at in range(8)))
+    child.stdin.flush()
+    topic = client.topic("cut", int)
+    topic.put()
+    assert topic.diff(wait_ms=30_000).records, "the first batch is stored"
+    # Its answer may still be on its way; the key makes going on safe in either case.
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=WAIT_S)
+    assert child.returncode == 130, errors
+    said = errors.decode()
+    assert "lines were acknowledged" in said
+    again = shlex.split(said.partition("go on with: fairway ")[2])
+    good(url, *again, input="".join(f"{at}\n" for at in range(12)))
+    assert [one.data for one in topic.read()] == [*range(12)]
+
+
+# --- on a terminal
+
+
+def test_on_a_terminal_there_are_headings_and_colours(url: str, client: Client) -> None:
+    topic = client.topic("seen")
+    topic.put(cap_records=1200)
+    topic.append_many(range(2500))
+    client.topic("seen").append("x\u202ey", tag="\x07bell")
+    listed = on_terminal(url, "topic", "ls", "--prefix", "seen")
+    assert "TOPIC" in listed
+    assert "1,200" in listed
+    tail = on_terminal(url, "topic", "tail", "seen", "--from-start", "--count", "1200")
+    assert "-- records 1..1301 are gone: cap --" in tail
+    assert "\\x07bell" in tail
+    assert "x\\u202ey" in tail
+    assert "head_seq" in on_terminal(url, "topic", "stats", "seen")
+
+
+def test_a_bulk_on_a_terminal_shows_progress(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "numbers"
+    file.write_text("".join(f"{at}\n" for at in range(5000)))
+    shown = on_terminal(url, "topic", "append", "progress", "--file", str(file))
+    assert re.search(r"progress.*%.*lines", shown)
+    assert "5,000 lines appended to progress: 1..5000" in shown
