@@ -18,7 +18,8 @@ import uvloop
 from uvicorn.server import ServerState
 
 from fairway.server.connection import EXTENSION, Connection
-from fairway.server.http_protocol import SECOND_NS, HttpLimits, HttpProtocol
+from fairway.server.http_limits import SECOND_NS, HttpLimits
+from fairway.server.http_protocol import HttpProtocol
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine

@@ -28,7 +28,7 @@ from fairway.settings import ServerSettings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
-    from fairway.server.http_protocol import HttpLimits
+    from fairway.server.http_limits import HttpLimits
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0

@@ -18,7 +18,8 @@ from uvicorn.server import ServerState
 
 from fairway.errors import InvalidConfig
 from fairway.server.connection import EXTENSION, Connection
-from fairway.server.http_protocol import CROWDED, SECOND_NS, HttpLimits, HttpProtocol
+from fairway.server.http_limits import CROWDED, SECOND_NS, HttpLimits
+from fairway.server.http_protocol import HttpProtocol
 from fairway.testing import run
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from fairway.server.asgi import HttpApp, identify
 from fairway.server.auth import Cors, LiveKeys, OpenAccess, check_bind
 from fairway.server.exchange import Request
 from fairway.server.host import Host
-from fairway.server.http_protocol import HttpLimits, HttpProtocol
+from fairway.server.http_limits import HttpLimits
+from fairway.server.http_protocol import HttpProtocol
 from fairway.server.problems import problem
 from fairway.server.routes import ROUTES
 from fairway.server.streams.app import StreamsApp
