@@ -90,7 +90,7 @@ async def echo_app(scope: Any, receive: Any, send: Any) -> None:
 async def echo() -> None:
     """On the server's own stack: uvicorn with our protocol class."""
     from fairway.server.http_limits import HttpLimits
-from fairway.server.http_protocol import HttpProtocol
+    from fairway.server.http_protocol import HttpProtocol
 
     config = uvicorn.Config(
         echo_app,
