@@ -76,9 +76,10 @@ class Catalog:
         await self._log.submit(CATALOG, Operation(meta=meta))
         return partition
 
-    async def holds(self, kind: str, name: str) -> bool:
-        """Whether the name is there: for whoever was told that the outcome is unknown."""
-        return await self._log.meta(CATALOG, f"{kind}/{name}") is not None
+    async def get(self, kind: str, name: str) -> Named | None:
+        """What is stored under a name: for whoever was told that the outcome is unknown."""
+        value = await self._log.meta(CATALOG, f"{kind}/{name}")
+        return _decode(name, value) if value is not None else None
 
     async def put(
         self,

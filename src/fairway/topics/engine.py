@@ -449,7 +449,7 @@ class Topics:
             await self.catalog.remove((TOPIC, name), *((ROUTER, router) for router in routers))
         except OutcomeUnknown as error:
             # Taking writes for a topic that is gone at the next start would lose them.
-            if await self.catalog.holds(TOPIC, name):
+            if await self.catalog.get(TOPIC, name) is not None:
                 raise
             doubt = error
         for router in routers:
@@ -499,8 +499,18 @@ class Topics:
                 await self._log.submit(topic.epoch, Operation(meta=meta))
                 stored = _encode(_StoredTopic(config, topic.owner))
                 await self.catalog.put(TOPIC, topic.name, stored, partition=topic.epoch)
-            except BaseException:
+            except BaseException as error:
                 topic.config = before
+                if isinstance(error, OutcomeUnknown):
+                    # What the next start will find decides, above all whether seqs are reserved;
+                    # while nobody can tell, the stronger class is right either way.
+                    now: bytes | None = stored if config.durability == "fsync" else None
+                    with suppress(FairwayError):
+                        found = await self.catalog.get(TOPIC, topic.name)
+                        now = found.value if found is not None else None
+                    if now == stored:
+                        topic.config = config
+                        self.retention.reconsider(topic)
                 raise
             finally:
                 live.changing = False
