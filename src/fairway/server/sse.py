@@ -171,7 +171,6 @@ class EventStream:
         self.quiet = True
         """Nothing was written since somebody last looked."""
         self._stalled: list[Watcher] = []
-        self._last_words: list[tuple[Watcher, Frame]] = []
         connection.on_writable = self._resume
         connection.on_closed = on_closed
 
@@ -180,16 +179,12 @@ class EventStream:
         self.send(Frame(RETRY))
 
     def write(self, watcher: Watcher, frame: Frame, to_seq: int) -> bool:
-        gone = watcher.topic.epoch < 0
-        if self._offer(watcher, frame, to_seq):
-            if gone and self.ends_with_topic:
-                self.connection.finish()
-            return True
-        if gone:
-            self._last_words.append((watcher, frame))  # nobody will offer it again
-        else:
+        if not self._offer(watcher, frame, to_seq):
             self._stalled.append(watcher)
-        return False
+            return False
+        if self.ends_with_topic and watcher.topic.epoch < 0:
+            self.connection.finish()
+        return True
 
     def _offer(self, watcher: Watcher, frame: Frame, to_seq: int) -> bool:
         return self.send(frame)
@@ -212,10 +207,7 @@ class EventStream:
         self.connection.finish()
 
     def _resume(self) -> None:
-        words, self._last_words = self._last_words, []
         stalled, self._stalled = self._stalled, []
-        for watcher, frame in words:
-            self.write(watcher, frame, watcher.cursor)
         for watcher in stalled:
             watcher.resume()
 

@@ -142,11 +142,10 @@ class Socket:
     # As a sink
 
     def write(self, watcher: Watcher, frame: bytes, to_seq: int) -> bool:
-        full = self._out_bytes and self._out_bytes + len(frame) > BUFFER_BYTES
-        if full and watcher.topic.epoch > 0:
+        if self._out_bytes and self._out_bytes + len(frame) > BUFFER_BYTES:
             self._stalled.append(watcher)
             return False
-        self._queue(frame)  # also when it is full, if it says that the topic is gone: once each
+        self._queue(frame)
         return True
 
     def _queue(self, message: bytes) -> None:

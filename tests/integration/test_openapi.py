@@ -1,0 +1,127 @@
+"""The API document against the server that it describes: what fits it, and much that does not.
+
+schemathesis makes the requests. No answer is a server error; every answer is one that the document
+names, in the shape that it gives; and what does not fit the document is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from fairway.server.openapi import document
+from fairway.server.routes import ROUTES
+from tests.support.server import server_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hypothesis.strategies import SearchStrategy
+    from schemathesis import Case
+
+    from fairway.server.asgi import Route
+    from tests.conftest import Campaign
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+SCHEMA = schemathesis.openapi.from_dict(document(ROUTES.all))
+NAMES = {"topic": "known", "router": "known", "wid": "wid_none"}
+"""Half of the requests name something that exists: the rest would end at a 404."""
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with server_process(tmp_path_factory.mktemp("data")) as process:
+        yield f"http://127.0.0.1:{process.port}"
+        assert not process.ended
+        assert "Traceback" not in process.errors
+
+
+@pytest.mark.parametrize("route", ROUTES.all, ids=lambda route: f"{route.method} {route.path}")
+def test_requests_that_fit_the_document_and_requests_that_do_not(
+    route: Route, url: str, campaign: Campaign
+) -> None:
+    operation = SCHEMA[route.path][route.method]
+    arguments = {part[1:-1] for part in route.path.split("/") if part.startswith("{")}
+    named = {name: NAMES[name] for name in arguments}
+    examples = campaign.rounds(share=8, full=250)
+    for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+        for fixed in [{}, {"path_parameters": named}] if named else [{}]:
+            free = arguments and not fixed
+            if mode is GenerationMode.POSITIVE or route.body or route.query or free:
+                cases = operation.as_strategy(generation_mode=mode, **fixed)
+                exchange_all(route, cases, url, examples, campaign, mode.value)
+
+
+def exchange_all(
+    route: Route,
+    cases: SearchStrategy[Case],
+    url: str,
+    examples: int,
+    campaign: Campaign,
+    label: str,
+) -> None:
+    @seed(campaign.seed)
+    @settings(
+        max_examples=examples,
+        phases=[Phase.generate, Phase.shrink],
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases)
+    def check(case: Case) -> None:
+        requests.put(f"{url}/v0/topics/known", timeout=30)
+        if route.stream:
+            status = stream_status(case, url)
+            assert status in (200, 400, 401, 404), (status, case)
+        else:
+            answer = case.call(base_url=url, timeout=30)
+            status = answer.status_code
+            case.validate_response(answer, checks=CHECKS)
+        campaign.tally[f"{label}_{status}"] += 1
+
+    check()
+
+
+def stream_status(case: Case, url: str) -> int:
+    """Open the stream and leave: it has no end to wait for."""
+    wanted: dict[str, Any] = case.as_transport_kwargs(base_url=url)
+    with requests.Session() as session:
+        answer = session.request(**wanted, stream=True, timeout=30)
+        answer.close()
+        return answer.status_code
+
+
+def test_every_route_is_in_the_document_with_its_body_reply_and_errors() -> None:
+    made = document(ROUTES.all)
+    assert sum(len(methods) for methods in made["paths"].values()) == len(ROUTES.all)
+    names = [one["operationId"] for methods in made["paths"].values() for one in methods.values()]
+    assert len(set(names)) == len(names)
+    for route in ROUTES.all:
+        operation = made["paths"][route.path][route.method.lower()]
+        assert ("requestBody" in operation) == (route.body is not None)
+        shown = [one["name"] for one in operation["parameters"] if one["in"] == "query"]
+        assert shown == [name for name, _, _ in route.query]
+        for status, answer in operation["responses"].items():
+            if int(status) >= 400 and (route.path, status) != ("/readyz", "503"):
+                schema = answer["content"]["application/json"]["schema"]
+                assert schema == {"$ref": "#/components/schemas/ErrorReply"}

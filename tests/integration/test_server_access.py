@@ -1,0 +1,492 @@
+"""Who may do what, end to end: keys, scopes, quotas, reload, tickets, hosts and origins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from tests.support.server import Api, Served, run, serving, shared_site, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from tests.support.server import Site
+
+KEYS = """
+[[key]]
+name = "root"
+secret = "root-secret"
+scopes = ["admin"]
+
+[[key]]
+name = "reader"
+secret = "reader-secret"
+scopes = ["read"]
+prefixes = ["orders."]
+
+[[key]]
+name = "writer"
+secret = "writer-secret"
+scopes = ["read", "write"]
+prefixes = ["orders.", "stock."]
+"""
+RECORD = {"records": [{"data": 1}]}
+
+
+@asynccontextmanager
+async def keyed(tmp_path: Path, keys: str = KEYS, **settings: Any) -> AsyncIterator[Served]:
+    file = tmp_path / "keys.toml"
+    file.write_text(keys)
+    async with serving(tmp_path / "data", keys_file=file, **settings) as served:
+        yield served
+
+
+def quota(name: str, **limits: int) -> str:
+    table = "\n".join(f"{limit} = {value}" for limit, value in limits.items())
+    return (
+        f'[[key]]\nname = "{name}"\nsecret = "{name}-secret"\nscopes = ["admin"]\n'
+        f"[key.quota]\n{table}\n"
+    )
+
+
+# --- keys
+
+
+def test_scopes_and_prefixes_hold_on_every_route(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path) as served:
+            anyone = served.api
+            root, reader, writer = (
+                anyone.using(f"{name}-secret") for name in ("root", "reader", "writer")
+            )
+            for name in ("orders.a", "stock.a", "hr.a"):
+                assert (await root.put(f"/v0/topics/{name}")).status == 201
+
+            for api in (
+                anyone,
+                anyone.using("wrong"),
+                Api(anyone.port, {"authorization": "Basic x"}),
+            ):
+                for call in (api.get("/v0/topics"), api.post("/v0/topics/orders.a", RECORD)):
+                    answer = await call
+                    assert (answer.status, answer.code) == (401, "unauthorized")
+                    assert answer.header("www-authenticate") == 'Bearer realm="fairway"'
+            for path in ("/healthz", "/readyz", "/openapi.json", "/docs"):
+                assert (await anyone.get(path)).status == 200
+            assert (await anyone.get("/metrics")).status == 401
+
+            refused = [
+                (reader, "POST", "/v0/topics/orders.a", RECORD, {"scope": "write"}),
+                (reader, "POST", "/v0/topics/hr.a/diff", {}, {"name": "hr.a"}),
+                (reader, "GET", "/v0/topics/hr.a/watch", None, {"name": "hr.a"}),
+                (reader, "POST", "/v0/watch", {"topics": {"hr.a": {}}}, {"name": "hr.a"}),
+                (reader, "POST", "/v0/watch", {"prefix": "o*"}, {"prefix": "o"}),
+                (reader, "POST", "/v0/watch", {"prefix": "*"}, {"prefix": ""}),
+                (writer, "POST", "/v0/topics/hr.a", RECORD, {"name": "hr.a"}),
+                (
+                    writer,
+                    "POST",
+                    "/v0/topics/orders.a/delete",
+                    {"before_seq": 9},
+                    {"scope": "delete"},
+                ),
+                (writer, "DELETE", "/v0/topics/orders.a", None, {"scope": "delete"}),
+                (writer, "PUT", "/v0/topics/orders.b", {}, {"scope": "admin"}),
+                (
+                    writer,
+                    "PUT",
+                    "/v0/routers/r",
+                    {"source": "orders.a", "dest": "stock.a"},
+                    {"scope": "admin"},
+                ),
+            ]
+            for api, method, path, body, detail in refused:
+                answer = await api.call(method, path, body)
+                assert (answer.status, answer.code) == (403, "forbidden"), path
+                assert answer.error["detail"] == detail
+            assert (await writer.post("/v0/topics/orders.a", RECORD)).status == 200
+            assert (await writer.post("/v0/topics/orders.made", RECORD)).status == 201
+            assert (await reader.diff("orders.a"))["head_seq"] == 1
+            shown = (await reader.get("/v0/topics")).json["topics"]
+            assert [one["topic"] for one in shown] == ["orders.a", "orders.made"]
+            await root.put("/v0/routers/out", {"source": "orders.a", "dest": "hr.a"})
+            assert (await writer.get("/v0/routers")).json == {"routers": []}
+            assert (await writer.get("/v0/routers/out")).status == 403
+
+    run(scenario())
+
+
+def test_pages_of_a_narrow_key_are_full_though_others_lie_between(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path) as served:
+            root, writer = (served.api.using(f"{name}-secret") for name in ("root", "writer"))
+            names = [f"{name}.{n}" for name in ("a", "orders", "p", "stock", "z") for n in range(3)]
+            for name in names:
+                await root.put(f"/v0/topics/{name}")
+            seen, cursor = [], ""
+            while True:
+                answer = (await writer.get(f"/v0/topics?page_size=2&cursor={cursor}")).json
+                seen.append([one["topic"] for one in answer["topics"]])
+                if "next_cursor" not in answer:
+                    break
+                cursor = answer["next_cursor"]
+            assert seen == [
+                ["orders.0", "orders.1"],
+                ["orders.2", "stock.0"],
+                ["stock.1", "stock.2"],
+            ]
+
+    run(scenario())
+
+
+def test_a_session_belongs_to_the_key_that_made_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path) as served:
+            root, reader, writer = (
+                served.api.using(f"{name}-secret") for name in ("root", "reader", "writer")
+            )
+            await root.put("/v0/topics/orders.a")
+            path = await reader.session(topics={"orders.a": {}})
+            for other in (root, writer):
+                answer = await other.get(path)
+                assert (answer.status, answer.code) == (403, "forbidden")
+            assert (await served.api.get(path)).status == 401
+            await (await reader.stream(path)).named("caught-up")
+
+    run(scenario())
+
+
+def test_a_change_of_the_keys_file_counts_at_once_and_ends_what_was_open(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path) as served:
+            root, reader, writer = (
+                served.api.using(f"{name}-secret") for name in ("root", "reader", "writer")
+            )
+            await root.put("/v0/topics/orders.a")
+            path = await reader.session(topics={"orders.a": {}})
+            streams = [await reader.watch("orders.a"), await reader.stream(path)]
+            kept = await writer.watch("orders.a")
+            for stream in (*streams, kept):
+                await stream.named("caught-up")
+            url = f"ws://127.0.0.1:{served.api.port}/v0/ws"
+            headers = {"authorization": "Bearer reader-secret"}
+            async with connect(url, proxy=None, additional_headers=headers) as socket:
+                without = KEYS.replace("reader-secret", "another-secret")
+                (tmp_path / "keys.toml").write_text(without)
+                for stream in streams:
+                    events = await stream.ended()
+                    assert [event.name for event in events] == ["error"]
+                    assert events[0].data["error"]["code"] == "unauthorized"
+                with pytest.raises(ConnectionClosed) as caught:
+                    await socket.recv()
+                assert caught.value.rcvd is not None
+                assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (1008, "unauthorized")
+            assert (await reader.get("/v0/topics")).status == 401
+            assert (await served.api.using("another-secret").get("/v0/topics")).status == 200
+            await root.append("orders.a", 1)
+            assert (await kept.named("record")).seqs == [1], "whoever may read reads on"
+
+            (tmp_path / "keys.toml").write_text(without.replace('["orders.", "stock."]', '["x"]'))
+            events = await kept.ended()
+            assert events[-1].data["error"]["code"] == "unauthorized", "it may read less now"
+            assert (await writer.get("/v0/topics/orders.a/watch")).status == 403
+
+            (tmp_path / "keys.toml").write_text("[[key]]\nname = ")
+            assert (await root.get("/v0/topics")).status == 200, "a slip of the editor"
+
+    run(scenario())
+
+
+def test_an_expired_key_ends_its_streams(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        keys = KEYS.replace('scopes = ["read"]', 'scopes = ["read"]\nexpires = 2100-01-01')
+        async with keyed(tmp_path, keys) as served:
+            root, reader = (served.api.using(f"{name}-secret") for name in ("root", "reader"))
+            await root.put("/v0/topics/orders.a")
+            stream = await reader.watch("orders.a")
+            await stream.named("caught-up")
+            host = served.server._http.host
+            assert host is not None
+            clock = host.clock
+
+            class Later:
+                def now_ns(self) -> int:
+                    return clock.now_ns()
+
+                def wall_ns(self) -> int:
+                    return 5 * 10**18  # the year 2128
+
+            host.clock = Later()  # type: ignore[assignment]
+            [event] = await stream.ended()
+            assert "expired" in event.data["error"]["message"]
+
+    run(scenario())
+
+
+# --- quotas
+
+
+def test_quotas_of_a_key_are_429_with_their_limit(tmp_path: Path) -> None:
+    keys = "".join(
+        [
+            quota("topics", topics=1),
+            quota("rate", records_per_second=2),
+            quota("bytes", bytes_per_second=100),
+            quota("stored", stored_bytes=200),
+            quota("requests", requests_per_second=3),
+            quota("streams", connections=1),
+            quota("flight", in_flight=1),
+        ]
+    )
+
+    async def scenario() -> None:
+        async with keyed(tmp_path, keys) as served:
+
+            def api(name: str) -> Api:
+                return served.api.using(f"{name}-secret")
+
+            def check(answer: Any, limit: str, most: int) -> None:
+                assert (answer.status, answer.code) == (429, "throttled"), limit
+                detail = answer.error["detail"]
+                assert (detail["limit"], detail["max"]) == (limit, most)
+                assert detail["retry_after_ms"] >= 1
+                assert int(answer.header("retry-after")) >= 1
+
+            assert (await api("topics").put("/v0/topics/q.1")).status == 201
+            check(await api("topics").put("/v0/topics/q.2"), "topics", 1)
+            check(await api("topics").post("/v0/topics/q.2", RECORD), "topics", 1)
+            await api("topics").delete("/v0/topics/q.1")
+
+            assert (await api("rate").append("q.rate", 1, 2))["count"] == 2
+            check(await api("rate").post("/v0/topics/q.rate", RECORD), "records_per_second", 2)
+            assert (await api("rate").state("q.rate"))["head_seq"] == 2
+
+            await api("bytes").append("q.bytes", "x" * 200)
+            check(await api("bytes").post("/v0/topics/q.bytes", RECORD), "bytes_per_second", 100)
+
+            await api("stored").append("q.stored", "x" * 150)
+            check(
+                await api("stored").post("/v0/topics/q.stored", {"records": [{"data": "x" * 60}]}),
+                "stored_bytes",
+                200,
+            )
+            assert (await api("stored").state("q.stored"))["head_seq"] == 1
+
+            answers = [await api("requests").get("/v0/topics") for _ in range(5)]
+            assert [answer.status for answer in answers[:3]] == [200] * 3
+            check(answers[-1], "requests_per_second", 3)
+
+            stream = await api("streams").watch("q.rate")
+            await stream.named("caught-up")
+            check(await api("streams").get("/v0/topics/q.rate/watch"), "connections", 1)
+            url = f"ws://127.0.0.1:{served.api.port}/v0/ws"
+            headers = {"authorization": "Bearer streams-secret"}
+            with pytest.raises(Exception, match="429"):
+                async with connect(url, proxy=None, additional_headers=headers):
+                    pass
+            await stream.close()
+            host = served.server._http.host
+            assert host is not None
+            await until(lambda: not host.quotas.statistics()["streams"].connections)
+            again = await api("streams").watch("q.rate")
+            await again.close()
+
+            async with asyncio.TaskGroup() as group:
+                poll = group.create_task(api("flight").diff("q.rate", 2, wait_ms=30_000))
+                allowances = host.quotas.statistics
+                await until(lambda: "flight" in allowances() and allowances()["flight"].in_flight)
+                check(await api("flight").get("/v0/topics"), "in_flight", 1)
+                await api("stored").append("q.rate", 1)
+                await poll
+            assert (await api("flight").get("/v0/topics")).status == 200
+
+    run(scenario())
+
+
+# --- tickets
+
+
+def test_a_ticket_is_good_once_for_its_path_and_as_its_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path) as served:
+            anyone = served.api
+            root, reader = (anyone.using(f"{name}-secret") for name in ("root", "reader"))
+            await root.append("orders.a", 1)
+            await root.append("hr.a", 1)
+            path = "/v0/topics/orders.a/watch"
+            assert (await anyone.post("/v0/tickets", {})).status == 401
+
+            async def ticket(path: str | None = None) -> str:
+                answer = await reader.post("/v0/tickets", {"path": path} if path else None)
+                assert answer.status == 201
+                assert answer.json.keys() == {"ticket", "expires_in_ms"}
+                return str(answer.json["ticket"])
+
+            secret = await ticket(path)
+            wrong = await anyone.get(f"{path}?ticket={secret}&from=1")
+            assert wrong.status == 400, "a request that is wrong uses no ticket up"
+            stream = await anyone.stream(f"{path}?ticket={secret}&from_seq=0")
+            assert await stream.seqs(1) == [1]
+            used = await anyone.get(f"{path}?ticket={secret}")
+            assert (used.status, used.code) == (401, "unauthorized")
+
+            bound = await ticket(path)
+            assert (await anyone.get(f"/v0/topics?ticket={bound}")).status == 401
+            assert (await anyone.get(f"{path}?ticket={bound}")).status == 401, "and is used up"
+
+            free = await ticket()
+            assert (await anyone.get(f"/v0/topics/hr.a/watch?ticket={free}")).status == 403
+            session = await reader.session(topics={"orders.a": {}})
+            stream = await anyone.stream(f"{session}?ticket={await ticket()}")
+            assert await stream.seqs(1) == [1], "a session opens by a ticket of its key"
+            foreign = (await root.post("/v0/tickets", {})).json["ticket"]
+            assert (await anyone.get(f"{session}?ticket={foreign}")).status == 403
+
+    run(scenario())
+
+
+def test_no_secret_reaches_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def scenario() -> None:
+        async with keyed(tmp_path) as served:
+            root = served.api.using("root-secret")
+            await root.append("orders.a", 1)
+            secret = (await root.post("/v0/tickets", {})).json["ticket"]
+            await (await served.api.watch("orders.a", f"?ticket={secret}")).named("caught-up")
+            await served.api.using("wrong-secret").get(f"/v0/topics?ticket={secret}")
+            assert caplog.records
+            said = "\n".join(record.getMessage() for record in caplog.records)
+            for kept in (secret, "root-secret", "wrong-secret"):
+                assert kept not in said
+
+    run(scenario())
+
+
+# --- without keys
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with shared_site(tmp_path_factory.mktemp("data")) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("headers", "detail"),
+    [
+        ({"host": "evil.example"}, {"host": "evil.example"}),
+        ({"host": "localhost.evil.example"}, {"host": "localhost.evil.example"}),
+        ({"host": "192.168.0.1:4000"}, {"host": "192.168.0.1:4000"}),
+        ({"origin": "https://evil.example"}, {"origin": "https://evil.example"}),
+        ({"origin": "null"}, {"origin": "null"}),
+    ],
+)
+def test_without_keys_a_page_from_elsewhere_can_do_nothing(
+    site: Site, headers: dict[str, str], detail: dict[str, str]
+) -> None:
+    async def scenario(api: Api) -> None:
+        await api.append("own", 1)
+        page = Api(api.port, headers)
+        for method, path, body in (
+            ("POST", "/v0/topics/own", RECORD),
+            ("PUT", "/v0/topics/own", {"ttl_ms": 1}),
+            ("POST", "/v0/topics/own/diff", {}),
+            ("POST", "/v0/topics/own/delete", {"before_seq": 9}),
+            ("DELETE", "/v0/topics/own", None),
+            ("GET", "/v0/topics/own/watch", None),
+            ("POST", "/v0/watch", {"topics": {"own": {}}}),
+            ("POST", "/v0/tickets", {}),
+            ("GET", "/metrics", None),
+        ):
+            answer = await page.call(method, path, body)
+            assert (answer.status, answer.code) == (403, "forbidden"), path
+            assert answer.error["detail"] == detail
+            assert "access-control-allow-origin" not in dict(answer.headers)
+        preflight = await page.call("OPTIONS", "/v0/topics/own")
+        assert not [name for name, _ in preflight.headers if name.startswith("access-control")]
+
+    site.run(scenario(site.api))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "127.0.0.1:4000"},
+        {"host": "[::1]:80"},
+        {"host": "app.localhost"},
+        {"origin": "http://localhost:3000"},
+    ],
+)
+def test_without_keys_the_machine_itself_is_served(site: Site, headers: dict[str, str]) -> None:
+    async def scenario(api: Api) -> None:
+        assert (await Api(api.port, headers).get("/v0/topics")).status == 200
+
+    site.run(scenario(site.api))
+
+
+# --- CORS
+
+
+def test_pages_of_an_allowed_origin_may_call_and_read_everything(tmp_path: Path) -> None:
+    origin = "https://shop.example"
+
+    async def scenario() -> None:
+        async with serving(tmp_path, cors_origins=(origin,)) as served:
+            page = Api(served.api.port, {"origin": origin})
+            preflight = await page.call(
+                "OPTIONS",
+                "/v0/topics/t",
+                headers={
+                    "access-control-request-method": "POST",
+                    "access-control-request-headers": "content-type, stream-future",
+                },
+            )
+            assert preflight.status == 204
+            assert preflight.header("access-control-allow-origin") == origin
+            assert "POST" in str(preflight.header("access-control-allow-methods"))
+            allowed = str(preflight.header("access-control-allow-headers")).lower()
+            for name in ("content-type", "authorization", "last-event-id", "idempotency-key"):
+                assert name in allowed
+            assert "stream-future" in allowed
+            answers = [
+                await page.post("/v0/topics/t", RECORD),
+                await page.get("/v0/topics/absent"),
+                await page.post("/v0/topics/t", {"wrong": 1}),
+            ]
+            assert [answer.status for answer in answers] == [201, 404, 400]
+            for answer in answers:
+                assert answer.header("access-control-allow-origin") == origin
+                assert answer.header("vary") == "Origin"
+                assert "retry-after" in str(answer.header("access-control-expose-headers"))
+            stream = await page.watch("t")
+            assert stream.headers["access-control-allow-origin"] == origin
+            foreign = Api(served.api.port, {"origin": "https://evil.example"})
+            refused = await foreign.post("/v0/topics/t", RECORD)
+            assert refused.status == 403
+            assert refused.header("access-control-allow-origin") is None
+
+    run(scenario())
+
+
+def test_a_key_decides_and_not_the_origin(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path, cors_origins=("*",)) as served:
+            page = Api(
+                served.api.port,
+                {"origin": "https://any.example", "host": "evil.example"},
+            ).using("root-secret")
+            answer = await page.get("/v0/topics")
+            assert answer.status == 200
+            assert answer.header("access-control-allow-origin") == "*"
+            assert json.loads(answer.body) == {"topics": []}
+
+    run(scenario())

@@ -1,0 +1,310 @@
+"""The WebSocket over a real socket: requests, what is pushed, what is refused, and slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from fairway.server import websocket
+from tests.support.server import Api, Site, Wire, run, serving, shared_site, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from websockets.asyncio.client import ClientConnection
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with shared_site(tmp_path_factory.mktemp("data")) as made:
+        yield made
+
+
+class Socket:
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+
+    async def send(self, **message: Any) -> None:
+        await self.connection.send(json.dumps(message))
+
+    async def next(self) -> Any:
+        async with asyncio.timeout(10):
+            return json.loads(await self.connection.recv())
+
+    async def ask(self, **message: Any) -> Any:
+        """Send a request and return the next message, which must be its answer."""
+        await self.send(**message)
+        answer = await self.next()
+        assert answer.get("id") == message.get("id"), answer
+        return answer
+
+
+@asynccontextmanager
+async def opened(api: Api, path: str = "/v0/ws", **options: Any) -> AsyncIterator[Socket]:
+    async with connect(f"ws://127.0.0.1:{api.port}{path}", proxy=None, **options) as connection:
+        yield Socket(connection)
+
+
+def test_subscribe_publish_unsubscribe_and_ping(site: Site) -> None:
+    async def scenario(api: Api) -> None:
+        epoch = (await api.append("ws.a", 1))["epoch"]
+        async with opened(api) as socket:
+            assert await socket.ask(op="ping", id=7) == {"op": "pong", "id": 7}
+            assert await socket.ask(op="ping") == {"op": "pong"}
+            assert await socket.ask(op="subscribe", topic="ws.a", id="s") == {
+                "op": "subscribed",
+                "id": "s",
+                "topic": "ws.a",
+                "epoch": epoch,
+                "head_seq": 1,
+                "earliest_seq": 1,
+            }
+            record = await socket.next()
+            del record["records"][0]["$ts"]
+            assert record == {
+                "op": "record",
+                "topic": "ws.a",
+                "epoch": epoch,
+                "records": [{"$seq": 1, "data": 1}],
+                "from_seq": 0,
+                "to_seq": 1,
+                "head_seq": 1,
+            }
+            caught_up = {"op": "caught-up", "topic": "ws.a", "epoch": epoch, "head_seq": 1}
+            assert await socket.next() == caught_up
+            await socket.send(
+                op="publish", topic="ws.a", records=[{"data": 2}], idempotency_key="k", id=1
+            )
+            got = [await socket.next(), await socket.next()]
+            answers = {message["op"]: message for message in got}
+            assert answers["published"] == {
+                "op": "published",
+                "id": 1,
+                "topic": "ws.a",
+                "epoch": epoch,
+                "first_seq": 2,
+                "last_seq": 2,
+                "created": False,
+                "deduped": False,
+            }
+            assert answers["record"]["records"][0]["$seq"] == 2
+            again = await socket.ask(
+                op="publish", topic="ws.a", records=[{"data": 2}], idempotency_key="k"
+            )
+            assert (again["deduped"], again["first_seq"]) == (True, 2)
+            assert (await socket.ask(op="unsubscribe", topic="ws.a"))["op"] == "unsubscribed"
+            await api.append("ws.a", 3)
+            assert await socket.ask(op="ping", id=9) == {"op": "pong", "id": 9}, "nothing came"
+        topic = site.served.app.topics.get("ws.a")
+        await until(lambda: topic.live is None or not topic.live.readers)
+
+    site.run(scenario(site.api))
+
+
+def test_errors_leave_the_socket_open_and_change_nothing(site: Site) -> None:
+    async def scenario(api: Api) -> None:
+        await api.append("ws.e", 1)
+        await api.put("/v0/topics/ws.full", {"cap_records": 1, "discard": "reject"})
+        wrong: list[tuple[Any, int, str]] = [
+            ("{", 400, "invalid_request"),
+            ("[]", 400, "invalid_request"),
+            (b"\xff", 400, "invalid_request"),
+            ({"op": "nonsense"}, 400, "invalid_request"),
+            ({"op": "subscribe"}, 400, "invalid_request"),
+            ({"op": "subscribe", "topic": "ws.none"}, 404, "topic_not_found"),
+            ({"op": "subscribe", "topic": "-"}, 400, "invalid_request"),
+            ({"op": "subscribe", "topic": "ws.e", "from_seq": -1}, 400, "invalid_request"),
+            ({"op": "subscribe", "topic": "ws.e", "nope": 1}, 400, "invalid_request"),
+            ({"op": "publish", "topic": "ws.e", "records": []}, 400, "invalid_request"),
+            ({"op": "publish", "topic": "ws.e", "records": [{}]}, 400, "invalid_request"),
+            (
+                {"op": "publish", "topic": "ws.new", "records": [{"data": 1}], "create": False},
+                404,
+                "topic_not_found",
+            ),
+            (
+                {"op": "publish", "topic": "ws.e", "records": [{"data": 1}], "node": "n" * 129},
+                400,
+                "record_too_large",
+            ),
+            (
+                {"op": "publish", "topic": "ws.e", "records": [{"data": 1}], "idempotency_key": ""},
+                400,
+                "invalid_request",
+            ),
+            (
+                {"op": "publish", "topic": "ws.full", "records": [{"data": 1}, {"data": 2}]},
+                422,
+                "topic_full",
+            ),
+        ]
+        async with opened(api) as socket:
+            for message, status, code in wrong:
+                raw = message if isinstance(message, str | bytes) else json.dumps(message)
+                await socket.connection.send(raw)
+                error = await socket.next()
+                assert error.keys() == {"op", "status", "code", "message"}, error
+                assert (error["op"], error["status"], error["code"]) == ("error", status, code)
+            assert (await socket.ask(op="ping"))["op"] == "pong"
+            assert (await socket.ask(op="subscribe", topic="ws.e", tail=True))["op"] == "subscribed"
+            assert (await socket.next())["op"] == "caught-up"
+            twice = await socket.ask(op="subscribe", topic="ws.e")
+            assert (twice["op"], twice["code"]) == ("error", "invalid_request")
+        assert (await api.state("ws.e"))["head_seq"] == 1
+        assert (await api.get("/v0/topics/ws.new")).status == 404
+
+    site.run(scenario(site.api))
+
+
+def test_a_deleted_topic_is_told_and_can_be_subscribed_to_again(site: Site) -> None:
+    async def scenario(api: Api) -> None:
+        old = (await api.append("ws.d", 1, 2))["epoch"]
+        async with opened(api) as socket:
+            await socket.ask(op="subscribe", topic="ws.d", tail=True)
+            assert (await socket.next())["op"] == "caught-up"
+            await api.delete("/v0/topics/ws.d")
+            told = await socket.next()
+            facts = {"topic": "ws.d", "epoch": old, "head_seq": 2, "reason": "deleted"}
+            assert told == {"op": "topic-deleted", **facts}
+            await api.append("ws.d", 1)
+            again = await socket.ask(op="subscribe", topic="ws.d", from_seq=2, epoch=old)
+            assert again["op"] == "subscribed"
+            tombstone = await socket.next()
+            assert (tombstone["op"], tombstone["reason"]) == ("tombstone", "recreated")
+            assert (await socket.next())["records"][0]["$seq"] == 1
+
+    site.run(scenario(site.api))
+
+
+def test_subscriptions_filter(site: Site) -> None:
+    async def scenario(api: Api) -> None:
+        records = [{"data": n, "tag": f"t{n % 2}", "node": f"n{n}"} for n in range(4)]
+        await api.post("/v0/topics/ws.f", {"records": records})
+        async with opened(api) as socket:
+            message = {"topic": "ws.f", "match": "t1", "node": "n3", "include_tags": True}
+            await socket.ask(op="subscribe", **message)
+            [record] = (await socket.next())["records"]
+            assert (record["$seq"], record["$tag"]) == (2, "t1")
+            assert (await socket.next())["head_seq"] == 4
+
+    site.run(scenario(site.api))
+
+
+def test_a_socket_that_does_not_read_falls_behind_and_catches_up_with_every_seq(site: Site) -> None:
+    async def scenario(api: Api) -> None:
+        await api.append("ws.slow", 0)
+        async with opened(api, max_queue=1) as socket:
+            await socket.ask(op="subscribe", topic="ws.slow")
+            topic = site.served.app.topics.get("ws.slow")
+            [group] = topic.live.readers.values()  # type: ignore[union-attr]
+            count = 1
+            while not group[0].stalled:
+                await api.append("ws.slow", *["x" * 50_000] * 20)
+                count += 20
+            seen: list[int] = []
+            while len(seen) < count:
+                message = await socket.next()
+                if message["op"] == "record":
+                    seen += [record["$seq"] for record in message["records"]]
+            assert seen == list(range(1, count + 1))
+
+    site.run(scenario(site.api))
+
+
+def test_who_asks_without_reading_answers_is_not_read_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers that nobody fetches are bounded like everything else that is buffered."""
+    held: list[websocket.Socket] = []
+
+    class Held(websocket.Socket):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            held.append(self)
+
+    monkeypatch.setattr(websocket, "Socket", Held)
+
+    async def scenario(api: Api) -> None:
+        key = "eA" * 11 + "=="
+        wire = await Wire.open(api.port, receive_buffer=4096)
+        upgrade = {"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-version": "13"}
+        wire.send("GET", "/v0/ws", headers={**upgrade, "sec-websocket-key": key})
+        assert (await wire.head())[0] == 101
+        text = json.dumps({"op": "ping", "id": "i" * 30_000}).encode()
+        # A masked text frame whose mask is zero: its payload is itself.
+        frame = b"\x81\xfe" + len(text).to_bytes(2) + bytes(4) + text
+        for _ in range(1000):
+            wire.writer.write(frame)
+        await until(lambda: held[0]._out_bytes > websocket.BUFFER_BYTES)
+        for _ in range(200):
+            await asyncio.sleep(0)
+            assert held[0]._out_bytes <= websocket.BUFFER_BYTES + 2 * len(text)
+        wire.abort()
+
+    site.run(scenario(site.api))
+
+
+def test_a_handshake_that_is_refused_is_answered_like_any_request(site: Site) -> None:
+    async def scenario(api: Api) -> None:
+        refused: list[tuple[str, dict[str, Any], int, str]] = [
+            ("/v0/wss", {}, 404, "socket_not_found"),
+            ("/v0/ws?x=1", {}, 400, "invalid_request"),
+            ("/v0/ws", {"origin": "https://evil.example"}, 403, "forbidden"),
+            ("/v0/ws", {"additional_headers": {"Origin": "null"}}, 403, "forbidden"),
+            ("/v0/ws?ticket=none", {}, 401, "unauthorized"),
+        ]
+        for path, options, status, code in refused:
+            with pytest.raises(InvalidStatus) as caught:
+                async with opened(api, path, **options):
+                    pass
+            response = caught.value.response
+            assert response.status_code == status, path
+            assert json.loads(response.body or b"")["error"]["code"] == code
+        plain = await api.get("/v0/ws")
+        assert plain.status == 404
+
+    site.run(scenario(site.api))
+
+
+def test_a_ticket_opens_one_socket_and_reaches_no_log(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+
+    async def scenario(api: Api) -> None:
+        issued = await api.post("/v0/tickets", {"path": "/v0/ws"})
+        assert issued.status == 201
+        assert 0 < issued.json["expires_in_ms"] <= 60_000
+        ticket = issued.json["ticket"]
+        async with opened(api, f"/v0/ws?ticket={ticket}") as socket:
+            assert (await socket.ask(op="ping"))["op"] == "pong"
+        with pytest.raises(InvalidStatus) as caught:
+            async with opened(api, f"/v0/ws?ticket={ticket}"):
+                pass
+        assert caught.value.response.status_code == 401
+        server = [one.getMessage() for one in caplog.records if one.name != "websockets.client"]
+        assert any("WebSocket" in line for line in server), "it logs something"
+        assert [line for line in server if ticket in line] == []
+
+    site.run(scenario(site.api))
+
+
+def test_sockets_close_when_the_server_stops(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as served, opened(served.api) as socket:
+            await socket.ask(op="ping")
+            served.stop.press()
+            with pytest.raises(ConnectionClosed) as caught:
+                await socket.next()
+            assert caught.value.rcvd is not None
+            assert caught.value.rcvd.code == 1012
+
+    run(scenario())
