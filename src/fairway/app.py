@@ -139,11 +139,11 @@ class Fairway:
     @property
     def progress(self) -> dict[str, object]:
         """How far recovery has come."""
-        engine = self._starting
-        if engine is None:
+        recovery = self._starting.recovery if self._starting is not None else None
+        if recovery is None or not recovery.total:
             return {"replay_progress": 0.0}
-        share = engine.recovered / engine.recovering if engine.recovering else 0.0
-        return {"replay_progress": round(share, 3), "topics": engine.recovering}
+        share = round(recovery.done / recovery.total, 3)
+        return {"replay_progress": share, "topics": recovery.total}
 
     _starting: Topics | None = None
 

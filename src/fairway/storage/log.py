@@ -280,6 +280,11 @@ class Log:
         """Frozen snapshots of the writer and the reader."""
         return self._open_writer().statistics(), self._open_reader().statistics()
 
+    async def past_the_lanes(self, call: Callable[[Wal], T]) -> T:
+        """One read-only call on the store itself, in one go: for recovery, when nobody waits."""
+        self._open_reader()
+        return await self._pool.run(call, self._wal)
+
     async def _read(self, partition: int, call: Callable[[], T]) -> T:
         return await self._open_reader().submit(partition, call)
 

@@ -38,12 +38,13 @@ from fairway.topics import names
 from fairway.topics.batch import batch_size, decode_batch
 from fairway.topics.delivery import Delivery, DeliveryConfig
 from fairway.topics.idempotency import KeyMemory
-from fairway.topics.match import TagMatch, TagRules
+from fairway.topics.match import TagMatch
 from fairway.topics.reading import EVERYTHING, Page, Selection, cold_page, hot_page
+from fairway.topics.recovery import Recovery, StoredTopic, encode_topic
 from fairway.topics.retention import Retention, RetentionConfig
 from fairway.topics.routing import Router, find_cycle
 from fairway.topics.tail import HotBytes, Tail
-from fairway.topics.topic import LivePart, Topic, decode_snapshot
+from fairway.topics.topic import LivePart, Topic
 from fairway.topics.watching import Watcher
 from fairway.topics.writability import Writability
 from fairway.topics.writing import Appended, NewBatch, Writing
@@ -95,11 +96,6 @@ class Diff(NamedTuple):
     recreated: bool
 
 
-class _StoredTopic(msgspec.Struct, array_like=True):
-    config: TopicConfig
-    owner: str = ""
-
-
 class _StoredRouter(msgspec.Struct, array_like=True):
     config: RouterConfig
     source_epoch: int
@@ -107,7 +103,6 @@ class _StoredRouter(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_topic = msgspec.msgpack.Decoder(_StoredTopic).decode
 _decode_router = msgspec.msgpack.Decoder(_StoredRouter).decode
 
 
@@ -137,9 +132,7 @@ class Topics:
         self._changing = asyncio.Lock()  # topics and routers change one at a time
         self._closing = True
         self._refused_before = 0
-        self.recovered = 0
-        """How many topics have been recovered so far, of `recovering`."""
-        self.recovering = 0
+        self.recovery: Recovery | None = None
         self.others: dict[str, dict[str, Named]] = {}
         """What other parts keep in the catalog, by kind, as it was found."""
         self.created: list[Callable[[Topic], None]] = []
@@ -176,6 +169,9 @@ class Topics:
             published=self._published,
             doubtful=self.retention.doubt,
             writability=self.writability,
+        )
+        self.recovery = Recovery(
+            self._log, share=self._shared, expire=self.retention.expire, admit=self._admit
         )
         self._instruments()
         await self._recover()
@@ -267,14 +263,8 @@ class Topics:
     async def _recover(self) -> None:
         found = await self.catalog.load()
         self.others = {kind: names for kind, names in found.items() if kind not in (TOPIC, ROUTER)}
-        stored = found.get(TOPIC, {})
-        self.recovering = len(stored)
-        pending = list(stored.items())
-        while pending:
-            async with asyncio.TaskGroup() as group:
-                for name, named in pending[-LOADS_AT_ONCE:]:
-                    group.create_task(self._recover_topic(name, named))
-            del pending[-LOADS_AT_ONCE:]
+        assert self.recovery is not None
+        await self.recovery.run(found.pop(TOPIC, {}))
         window_ms = max((t.config.idempotency_window_ms for t in self._topics.values()), default=0)
         self._keys.cold_until_ms = self._now_ms() + window_ms
         for name, named in found.get(ROUTER, {}).items():
@@ -287,46 +277,6 @@ class Topics:
                 with suppress(FairwayError):  # it is left over; the next start removes it
                     await self.catalog.remove((ROUTER, name))
         self.retention.recovered(self._topics.values())
-
-    async def _recover_topic(self, name: str, named: Named) -> None:
-        stored = _decode_topic(named.value)
-        topic = Topic(name, named.partition, self._shared(stored.config), sys.intern(stored.owner))
-        snapshot = await self._log.meta(topic.epoch, names.SNAPSHOT)
-        if snapshot is not None:
-            state = decode_snapshot(snapshot)
-            topic.restore(state)
-            if state.rules:
-                await self._recover_rules(topic)
-        last = self._log.last_key(topic.epoch)
-        while topic.head < last:
-            entries = await self._log.read(topic.epoch, first=topic.head + 1)
-            for entry in entries:
-                topic.replay(decode_batch(entry.payload, topic=name))
-            if not entries:
-                break
-        if topic.config.durability == "ephemeral" and topic.count:
-            topic.lose_all("crash")
-        if topic.weak:
-            reserved = await self._log.meta(topic.epoch, names.RESERVED)
-            if reserved is not None:
-                # Not written down here: until it is, the jump in the seqs tells the same.
-                topic.note_crash(topic.head, names.decode_number(reserved))
-                topic.reserved = topic.head
-        if topic.over_cap or topic.config.ttl_ms:
-            # Before anybody reads: what was told to be lost does not come back.
-            await self.retention.expire(topic)
-            topic.live = None
-        self._admit(topic)
-        self.recovered += 1
-
-    async def _recover_rules(self, topic: Topic) -> None:
-        topic.rules = TagRules()
-        after = ""
-        while page := await self._log.meta_scan(topic.epoch, prefix=names.RULE, after=after):
-            for name, value in page:
-                match = TagMatch.named(name.removeprefix(names.RULE))
-                topic.rules.add(match, names.decode_number(value))
-            after = page[-1][0]
 
     # Topics
 
@@ -400,7 +350,7 @@ class Topics:
         self._creating[name] = made
         try:
             epoch = await asyncio.shield(
-                self.catalog.create(TOPIC, name, _encode(_StoredTopic(config, owner)))
+                self.catalog.create(TOPIC, name, encode_topic(StoredTopic(config, owner)))
             )
             topic = Topic(name, epoch, config, sys.intern(owner))
             self._admit(topic)
@@ -497,7 +447,7 @@ class Topics:
                     meta[names.RESERVED] = None
                     topic.reserved = live.reserving = 0
                 await self._log.submit(topic.epoch, Operation(meta=meta))
-                stored = _encode(_StoredTopic(config, topic.owner))
+                stored = encode_topic(StoredTopic(config, topic.owner))
                 await self.catalog.put(TOPIC, topic.name, stored, partition=topic.epoch)
             except BaseException as error:
                 topic.config = before

@@ -80,12 +80,13 @@ async def cold_page(
         if topic.live is not None:
             await topic.live.wait_written()
         gap = topic.gap_after(after)
-        start = gap.last if gap is not None else after
-        start = max(start, topic.delete_floor - 1)
+        begin = gap.last if gap is not None else after
+        # Not past the next hole, whatever was deleted beyond it: it has to be told.
+        start = max(begin, min(topic.delete_floor - 1, topic.end_of_run(begin)))
         entries = await log.read(topic.epoch, first=start + 1, limit=limit, max_bytes=max_bytes)
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
-        end = min(upto, topic.end_of_run(start))
+        end = min(upto, topic.end_of_run(begin))
         if topic.gap_after(after) != gap or max(start, topic.delete_floor - 1) >= end:
             continue  # what was asked for went while the store was read
         batches = [decode_batch(entry.payload, topic=topic.name) for entry in entries]
