@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shutil
+import ssl
+import subprocess
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from tests.support.server import Api, Served, run, serving, shared_site, until
+from tests.support.server import Api, Served, run, server_process, serving, shared_site, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -490,3 +494,32 @@ def test_a_key_decides_and_not_the_origin(tmp_path: Path) -> None:
             assert json.loads(answer.body) == {"topics": []}
 
     run(scenario())
+
+
+# --- TLS
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_the_command_serves_https_with_its_tls_options(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "1", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(cert)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    options = ("--tls-cert", str(cert), "--tls-key", str(key))
+    with server_process(tmp_path / "data", *options) as process:
+        trust = ssl.create_default_context(cafile=cert)
+        url = f"https://localhost:{process.port}"
+        with httpx.Client(base_url=url, verify=trust, trust_env=False) as client:
+            assert client.post("/v0/topics/t", json=RECORD).status_code == 201
+            with client.stream("GET", "/v0/topics/t/watch") as stream:
+                lines = stream.iter_lines()
+                assert any(line == "event: record" for line in lines)
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://localhost:{process.port}/healthz", trust_env=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -198,9 +199,9 @@ def test_what_a_client_sees_under_heavy_pressure_low_priority_waits_and_can_be_p
             ladder = force(served, 0.9)
             assert ladder.defer
             assert served.app.topics._log.linger_ns == ladder.commit_window_ns > 5_000_000
-            began = asyncio.get_running_loop().time()
+            began = time.monotonic()
             await api.append("low", "waits")
-            took_s = asyncio.get_running_loop().time() - began
+            took_s = time.monotonic() - began
             assert took_s >= ladder.commit_window_ns / 1e9, "slower acknowledgements"
             await api.append("high", "goes")
             assert (await high.named("record")).seqs == [1]
@@ -500,12 +501,12 @@ def test_a_two_hop_router_delivers_everything_once_and_in_order(tmp_path: Path) 
             await api.put("/v0/routers/bc", {"source": "hop.b", "dest": "hop.c"})
             watcher = await api.watch("hop.c")
             await watcher.named("caught-up")
-            loop, delays_ms = asyncio.get_running_loop(), []
+            delays_ms = []
             for number in range(300):
-                began = loop.time()
+                began = time.monotonic()
                 await api.append("hop.a", number)
                 [record] = await watcher.records(1)
-                delays_ms.append((loop.time() - began) * 1000)
+                delays_ms.append((time.monotonic() - began) * 1000)
                 assert (record["$seq"], record["data"]) == (number + 1, number)
             delays_ms.sort()
             print(f"two hops: p50 {delays_ms[150]:.2f} ms, p99 {delays_ms[297]:.2f} ms")

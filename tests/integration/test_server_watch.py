@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -209,14 +210,13 @@ def test_heartbeats_come_when_nothing_else_does(site: Site) -> None:
         await api.put("/v0/topics/quiet")
         path = await api.session(topics={"quiet": {}}, heartbeat_ms=1)
         one, several = await api.watch("quiet", "?heartbeat_ms=1"), await api.stream(path)
-        loop = asyncio.get_running_loop()
         for stream in (one, several):
             await stream.named("caught-up")
-        began = loop.time()
+        began = time.monotonic()
         for stream in (one, several):
             await stream.comment()
             await stream.comment()
-        assert loop.time() - began >= 1.0, "clamped to one in a second"
+        assert time.monotonic() - began >= 1.0, "clamped to one in a second"
         assert one.last_id is not None, "a heartbeat has no id and changes none"
         for stream in (one, several):
             await stream.close()

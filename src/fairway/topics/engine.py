@@ -440,14 +440,14 @@ class Topics:
             live.changing = before.durability == "ephemeral" != config.durability
             if live.changing and topic.floor <= topic.head:
                 topic.lose_all("crash")  # nothing is live, yet nobody must look for it in the store
-            meta = self.retention.snapshot_meta(topic)
+            stored = encode_topic(StoredTopic(config, topic.owner))
             try:
+                meta = self.retention.snapshot_meta(topic)
                 if config.durability == "fsync" and topic.weak:
                     topic.config = config  # from here on nothing needs a reservation
                     meta[names.RESERVED] = None
                     topic.reserved = live.reserving = 0
                 await self._log.submit(topic.epoch, Operation(meta=meta))
-                stored = encode_topic(StoredTopic(config, topic.owner))
                 await self.catalog.put(TOPIC, topic.name, stored, partition=topic.epoch)
             except BaseException as error:
                 topic.config = before

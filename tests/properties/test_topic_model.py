@@ -1,0 +1,210 @@
+"""The pure topic against a twin that keeps every record and works everything out anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from fairway.topics.batch import VERSION, Batch, batch_size, size_of
+from fairway.topics.match import TagMatch
+from fairway.topics.topic import Topic, decode_snapshot, encode_snapshot
+from fairway.wire.topics import TopicConfig, parse_records
+
+TAGS = st.sampled_from([None, "a", "ab", "b"])
+State = Literal["live", "lost", "deleted"]
+
+
+@dataclass
+class Twin:
+    """One entry for each seq: its state, its time, its size and its tag."""
+
+    states: dict[int, State] = field(default_factory=dict)
+    facts: dict[int, tuple[int, int, str | None]] = field(default_factory=dict)
+
+    @property
+    def live(self) -> list[int]:
+        return [seq for seq in sorted(self.states) if self.states[seq] == "live"]
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.facts[seq][1] for seq in self.live)
+
+    def evict(self, config: TopicConfig, now_ms: int) -> None:
+        """Lose the oldest until nothing is too old and the caps hold."""
+        for seq in self.live:
+            old = bool(config.ttl_ms) and self.facts[seq][0] + config.ttl_ms <= now_ms
+            many = bool(config.cap_records) and len(self.live) > config.cap_records
+            large = bool(config.cap_bytes) and self.bytes > config.cap_bytes
+            if not (old or many or large):
+                return
+            self.states[seq] = "lost"
+
+
+class TopicMachine(RuleBasedStateMachine):
+    """Everything that can happen to a topic, in any order."""
+
+    @initialize(
+        cap_records=st.sampled_from([0, 1, 4, 10]),
+        cap_bytes=st.sampled_from([0, 30, 200, 500]),
+        ttl_ms=st.sampled_from([0, 0, 20]),
+    )
+    def start(self, **config: int) -> None:
+        self.topic = Topic("t", 1, TopicConfig(**config))
+        self.twin = Twin()
+        self.batches: list[Batch] = []
+        self.now_ms = 1_000
+
+    @rule(tags=st.lists(TAGS, min_size=1, max_size=6), pad=st.integers(0, 60), node=st.booleans())
+    def append(self, tags: list[str | None], pad: int, node: bool) -> None:
+        first, ts = self.topic.place(len(tags), self.now_ms)
+        records = [{"data": "x" * pad} | ({"tag": tag} if tag else {}) for tag in tags]
+        raw, parsed = parse_records(msgspec.json.encode(records))
+        name = "host" if node else None
+        size = batch_size(parsed, name)
+        batch = Batch(VERSION, first, len(tags), ts, size, raw, name)
+        self.topic.publish(batch)
+        self.batches.append(batch)
+        for seq, record in enumerate(parsed, first):
+            self.twin.states[seq] = "live"
+            self.twin.facts[seq] = (ts, size_of(record, name), record.tag)
+        self.evict()
+
+    @rule(jump=st.integers(-50, 100))
+    def time_passes(self, jump: int) -> None:
+        self.now_ms += jump
+        self.evict()
+
+    def evict(self) -> None:
+        topic = self.topic
+        for batch in self.batches:
+            if batch.last_seq >= topic.floor and not topic.evict(batch, self.now_ms):
+                break
+        self.twin.evict(topic.config, self.now_ms)
+
+    @rule(before=st.integers(0, 60))
+    def delete_before(self, before: int) -> None:
+        upto = min(before - 1, self.topic.head)
+        if upto < self.topic.floor:
+            return
+        gone = [seq for seq in self.twin.live if seq <= upto]
+        size = sum(self.twin.facts[seq][1] for seq in gone)
+        self.topic.delete_before(upto + 1, len(gone), size)
+        for seq in gone:
+            self.twin.states[seq] = "deleted"
+
+    @rule(text=st.sampled_from(["a", "b"]), prefix=st.booleans())
+    def delete_tagged(self, text: str, prefix: bool) -> None:
+        match = TagMatch(text, prefix)
+        gone = [seq for seq in self.twin.live if match(self.twin.facts[seq][2])]
+        if not gone:
+            return
+        size = sum(self.twin.facts[seq][1] for seq in gone)
+        self.topic.delete_tagged(match, gone[-1], len(gone), size)
+        for seq in gone:
+            self.twin.states[seq] = "deleted"
+
+    @rule(count=st.integers(1, 5))
+    def crash(self, count: int) -> None:
+        """Seqs that were reserved are skipped, and told to be lost."""
+        head = self.topic.head
+        self.topic.note_crash(head, head + count)
+        for seq in range(head + 1, head + count + 1):
+            self.twin.states[seq] = "lost"
+            self.twin.facts[seq] = (0, 0, None)
+
+    @rule(count=st.integers(1, 5))
+    def gap(self, count: int) -> None:
+        first, _ = self.topic.place(count, self.now_ms)
+        self.topic.publish_gap(first, first + count - 1, "source_trim")
+        for seq in range(first, first + count):
+            self.twin.states[seq] = "lost"
+            self.twin.facts[seq] = (0, 0, None)
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def lose_a_batch(self, data: Any) -> None:
+        """A batch of the memory class that could not be written."""
+        batch = data.draw(st.sampled_from(self.batches))
+        if any(
+            self.twin.states[seq] != "live" for seq in range(batch.first_seq, batch.last_seq + 1)
+        ):
+            return
+        topic = self.topic
+        topic.lose_range(batch.first_seq, batch.last_seq, *topic.live_in(batch))
+        self.batches.remove(batch)
+        for seq in range(batch.first_seq, batch.last_seq + 1):
+            self.twin.states[seq] = "lost"
+
+    @rule()
+    def restart(self) -> None:
+        """A snapshot says it all, but the rules, which are kept apart."""
+        stored = encode_snapshot(self.topic.snapshot())
+        again = Topic("t", 1, self.topic.config)
+        again.restore(decode_snapshot(stored))
+        again.rules = self.topic.rules
+        assert bool(again.rules) <= decode_snapshot(stored).rules
+        assert encode_snapshot(again.snapshot()) == stored
+        self.topic = again
+
+    @rule()
+    def restart_by_replay(self) -> None:
+        """Without a snapshot the entries tell, and a jump in the seqs tells of a loss."""
+        states = set(self.twin.states.values())
+        if states == {"live"} and not self.topic.rules and self.topic.evict_floor == 1:
+            again = Topic("t", 1, self.topic.config)
+            for batch in self.batches:
+                again.replay(batch)
+            assert again.count == self.topic.count
+            assert again.bytes == self.topic.bytes
+            assert again.head == self.topic.head
+
+    @invariant()
+    def agrees(self) -> None:
+        if not hasattr(self, "topic"):
+            return
+        topic, twin = self.topic, self.twin
+        topic.check()
+        assert topic.head == max(twin.states, default=0)
+        assert (topic.count, topic.bytes) == (len(twin.live), twin.bytes)
+        live = twin.live
+        if live:
+            assert topic.earliest <= live[0]
+            assert topic.earliest == live[0] or topic.rules
+        assert self.read() == live
+        lost = {seq for seq, state in twin.states.items() if state == "lost"}
+        told = self.told()
+        assert lost <= told, "a loss is not told"
+        assert not told & set(live), "a live record is told to be lost"
+
+    def read(self) -> list[int]:
+        topic = self.topic
+        return [
+            seq
+            for batch in self.batches
+            for seq, record in enumerate(batch.parse(), batch.first_seq)
+            if topic.is_live(seq, record.tag)
+        ]
+
+    def told(self) -> set[int]:
+        """What a reader from the start is told to be lost, gap by gap."""
+        topic, told, seq = self.topic, set(), 0
+        while seq < topic.head:
+            gap = topic.gap_after(seq)
+            if gap is not None:
+                assert gap.first == seq + 1 <= gap.last <= topic.head
+                told.update(range(gap.first, gap.last + 1))
+                seq = gap.last
+            else:
+                end = topic.end_of_run(seq)
+                assert end > seq
+                seq = end
+        return told
+
+
+TopicMachine.TestCase.settings = settings(stateful_step_count=30)
+TestTopic = TopicMachine.TestCase

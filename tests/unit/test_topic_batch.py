@@ -1,0 +1,256 @@
+"""Records on their way in and out: what is refused, what is kept, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from fairway.errors import Corrupt, InvalidRequest, UnknownFormat
+from fairway.topics.batch import (
+    VERSION,
+    Batch,
+    Projection,
+    Record,
+    batch_size,
+    decode_batch,
+    encode_batch,
+    encode_new,
+    encode_record,
+    size_of,
+)
+from fairway.wire.topics import (
+    META_BYTES_MAX,
+    META_KEYS_MAX,
+    NODE_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    RECORDS_MAX,
+    TAG_BYTES_MAX,
+    check_name,
+    parse_records,
+)
+
+
+def refused(raw: bytes) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as error:
+        parse_records(raw)
+    return error.value
+
+
+GOOD = [
+    b'[{"data":1}]',
+    b'[{"data":null}]',
+    b'[{"data":{"a":[1,2,{"b":"\\u00e9\\n"}]}}]',
+    '[{"data":"é\u2028 🦊","tag":"é"}]'.encode(),
+    b'[{"data":1,"tag":null,"node":null,"meta":null}]',
+    b'[{"data":"","tag":"","node":"","meta":{}}]',
+    b'[{"data":1,"meta":{"k":{"deep":[1]}}},{"data":2}]',
+    b'[{"data":1,"data":2}]',
+    b'[{"data":{"k":1,"k":2}}]',
+    b'[{"data":1e999},{"data":-0.0},{"data":123456789012345678901234567890}]',
+    b'[{"data":' + b"[" * 500 + b"]" * 500 + b"}]",
+]
+
+
+@pytest.mark.parametrize("raw", GOOD)
+def test_records_stay_as_they_were_spelled(raw: bytes) -> None:
+    kept, records = parse_records(raw)
+    assert kept == raw
+    assert json.loads(kept)
+    for record, wanted in zip(records, json.loads(raw), strict=True):
+        assert json.loads(bytes(record.data)) == wanted["data"]
+
+
+BAD = [
+    b"",
+    b"{}",
+    b"[]",
+    b"null",
+    b"[1]",
+    b"[null]",
+    b"[{}]",
+    b'[{"tag":"a"}]',
+    b'[{"data":1,"unknown":2}]',
+    b'[{"data":1}',
+    b'[{"data":1}] tail',
+    b'[{"data":1},]',
+    b'[{"data":01}]',
+    b'[{"data":NaN}]',
+    b'[{"data":Infinity}]',
+    b'[{"data":tru}]',
+    b'[{"data":"\\q"}]',
+    b'[{"data":"\\u12"}]',
+    b'[{"data":"a\x01b"}]',
+    b'[{"data":"a\tb"}]',
+    b'[{"data":"a\x00b"}]',
+    b'[{"data":"a\nb"}]',
+    b'[{"data":"a\rb"}]',
+    b'[{"data":"\xff"}]',
+    b'[{"data":"\xc3"}]',
+    b'[{"data":"\xed\xa0\x80"}]',  # a surrogate, encoded
+    b'\xef\xbb\xbf[{"data":1}]',  # a byte order mark
+    b"[{'data':1}]",
+    b'[{"data":1,"tag":5}]',
+    b'[{"data":1,"node":["x"]}]',
+    b'[{"data":1,"meta":[1]}]',
+    b'[{"data":1,"meta":"x"}]',
+    b'[{"data":1,"meta":3}]',
+    b'[{"data":1,"meta":{"a":"\x02"}}]',
+    b'[{"data":1,"tag":"\\ud800"}]',
+    b'[{"data":' + b"[" * 100_000 + b"]" * 100_000 + b"}]",
+    b'[{"data":1,"meta":' + b'{"a":' * 5_000 + b"1" + b"}" * 5_000 + b"}]",
+]
+
+
+@pytest.mark.parametrize("raw", BAD, ids=lambda raw: repr(raw[:40]))
+def test_what_is_not_a_list_of_records_is_refused(raw: bytes) -> None:
+    assert refused(raw).code in ("invalid_request", "record_too_large")
+
+
+def test_line_breaks_between_tokens_are_taken_out() -> None:
+    """A record goes out in one line of an event stream."""
+    kept, records = parse_records(b'[\r\n {"data":\n {"a": [1,\n 2]}, "tag": "t"}\n]')
+    assert b"\n" not in kept
+    assert b"\r" not in kept
+    assert bytes(records[0].data) == b'{"a":[1,2]}'
+    assert records[0].tag == "t"
+
+
+def limit_of(field: str, size: int) -> bytes:
+    return json.dumps([{"data": 1, field: "x" * size}]).encode()
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "code"),
+    [
+        (b'[{"data":1}' + b',{"data":1}' * (RECORDS_MAX - 1) + b"]", None, ""),
+        (None, b'[{"data":1}' + b',{"data":1}' * RECORDS_MAX + b"]", "batch_too_large"),
+        (
+            b'[{"data":"' + b"x" * (RECORD_BYTES_MAX - 2) + b'"}]',
+            b'[{"data":"' + b"x" * (RECORD_BYTES_MAX - 1) + b'"}]',
+            "record_too_large",
+        ),
+        (limit_of("tag", TAG_BYTES_MAX), limit_of("tag", TAG_BYTES_MAX + 1), "record_too_large"),
+        (
+            limit_of("node", NODE_BYTES_MAX),
+            limit_of("node", NODE_BYTES_MAX + 1),
+            "record_too_large",
+        ),
+        (
+            json.dumps(
+                [{"data": 1, "meta": dict.fromkeys(map(str, range(META_KEYS_MAX)))}]
+            ).encode(),
+            json.dumps(
+                [{"data": 1, "meta": dict.fromkeys(map(str, range(META_KEYS_MAX + 1)))}]
+            ).encode(),
+            "record_too_large",
+        ),
+        (
+            b'[{"data":1,"meta":{"k":"' + b"x" * (META_BYTES_MAX - 8) + b'"}}]',
+            b'[{"data":1,"meta":{"k":"' + b"x" * (META_BYTES_MAX - 7) + b'"}}]',
+            "record_too_large",
+        ),
+    ],
+    ids=["10,000", "10,001", "data", "tag", "node", "meta keys", "meta bytes"],
+)
+def test_limits_are_exact(good: bytes | None, bad: bytes | None, code: str) -> None:
+    if good is not None:
+        parse_records(good)
+    if bad is not None:
+        assert refused(bad).code == code
+
+
+def test_bytes_count_not_characters() -> None:
+    half = "é" * (TAG_BYTES_MAX // 2)
+    parse_records(json.dumps([{"data": 1, "tag": half}], ensure_ascii=False).encode())
+    assert refused(json.dumps([{"data": 1, "tag": half + "é"}]).encode()).code == "record_too_large"
+
+
+@pytest.mark.parametrize("name", ["a", "A.b_c:d-9", "0", "x" * 255])
+def test_good_names(name: str) -> None:
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".a", "-a", "a b", "a/b", "é", "a\n", "x" * 256, "a*", "a\x00"]
+)
+def test_bad_names(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        check_name(name)
+
+
+# --- batches
+
+
+def batch_of(raw: bytes, **options: Any) -> Batch:
+    raw, records = parse_records(raw)
+    node = options.get("node")
+    return Batch(VERSION, 5, len(records), 99, batch_size(records, node), raw, **options)
+
+
+@pytest.mark.parametrize("raw", GOOD)
+def test_a_batch_is_read_as_it_was_written(raw: bytes) -> None:
+    batch = batch_of(raw, node="n", trace="00-a-b-01", hops=3)
+    again = decode_batch(encode_batch(batch), topic="t")
+    assert again == batch
+    assert again.last_seq == 5 + len(again.parse()) - 1
+    assert [bytes(r.data) for r in again.parse()] == [bytes(r.data) for r in batch.parse()]
+
+
+def test_sizes_add_up() -> None:
+    raw, records = parse_records(
+        b'[{"data":[1]},{"data":2,"tag":"ab"},{"data":3,"node":"xyz","meta":{"a":1}},'
+        b'{"data":3,"meta":null}]'
+    )
+    for node in (None, "host"):
+        assert batch_size(records, node) == sum(size_of(record, node) for record in records)
+    assert [size_of(record, None) for record in records] == [27, 27, 24 + 1 + 3 + 7, 24 + 1 + 4]
+    assert size_of(records[0], "host") == 31
+    assert size_of(records[2], "host") == size_of(records[2], None)
+    assert raw.startswith(b"[")
+
+
+def test_what_is_not_a_batch_is_told() -> None:
+    with pytest.raises(Corrupt, match="topic t"):
+        decode_batch(b"\x93\x01\x02", topic="t")
+    later = encode_batch(msgspec.structs.replace(batch_of(GOOD[0]), version=2))
+    with pytest.raises(UnknownFormat):
+        decode_batch(later, topic="t")
+
+
+def test_a_later_field_does_not_confuse() -> None:
+    """Batches are extended at the end: what this release does not know is passed over."""
+    fields = msgspec.msgpack.decode(encode_batch(batch_of(GOOD[0])))
+    longer = msgspec.msgpack.encode([*fields, "new"])
+    assert decode_batch(longer, topic="t") == batch_of(GOOD[0])
+
+
+def test_a_record_on_its_way_out() -> None:
+    record = Record(7, 1000, b'{"a":1}', 'quote"', "né", b'{"m":2}', "00-t-01", 2)
+    whole = Projection(tags=True)
+    assert json.loads(encode_record(record, whole)) == {
+        "$seq": 7,
+        "$ts": 1000,
+        "$node": "né",
+        "$tag": 'quote"',
+        "data": {"a": 1},
+        "meta": {"m": 2},
+        "$traceparent": "00-t-01",
+    }
+    bare = json.loads(encode_record(record, Projection(tags=False, meta=False, data=False)))
+    assert bare == {"$seq": 7, "$ts": 1000, "$node": "né"}
+    plain = encode_record(Record(1, 2, b"null"), whole)
+    assert json.loads(plain) == {"$seq": 1, "$ts": 2, "data": None}
+    assert b"\n" not in encode_record(Record(1, 2, b"1", "a\nb"), whole)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_copy_is_what_its_writer_would_have_sent(keep: bool) -> None:
+    record = Record(7, 1000, b'{"a":1}', 'quote"', "né", b'{"m":2}')
+    raw = b"[%b]" % encode_new(record, keep_tag=keep, keep_node=keep)
+    (copy,) = parse_records(raw)[1]
+    assert bytes(copy.data) == record.data
+    assert (copy.tag, copy.node) == ((record.tag, record.node) if keep else (None, None))
+    assert bytes(copy.meta) == record.meta

@@ -1,0 +1,631 @@
+"""Upkeep of topics on virtual time: budgets, chunks, snapshots, keys, and a store that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from fairway.errors import (
+    Conflict,
+    FairwayError,
+    OutcomeUnknown,
+    TopicFull,
+    WriteFailed,
+)
+from fairway.storage.wals.memory import MemoryWal
+from fairway.testing import run
+from fairway.topics import names
+from fairway.topics.engine import TopicsConfig
+from fairway.topics.idempotency import KEY_OVERHEAD, KeyMemory
+from fairway.topics.match import TagMatch
+from fairway.topics.names import SeenKey
+from fairway.topics.retention import RetentionConfig
+from fairway.wire.topics import TopicPatch
+from tests.support.topics import PLAIN, Notes, new, read_all, topics_on, values
+
+
+def virtually(main: Any) -> Any:
+    return run(main, seed=1, quiet=True, limit_ns=10**13)
+
+
+class Counting(MemoryWal):
+    """Writes down what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.compactions: list[tuple[int, int]] = []
+        self.reads: Counter[int] = Counter()
+        self.entries_read: Counter[int] = Counter()
+
+    def write(self, group: Any, *, sync: bool) -> Any:
+        for partition, operations in group.items():
+            for operation in operations:
+                if operation.compact_before is not None:
+                    floor = self.tail(partition).floor
+                    self.compactions.append((partition, operation.compact_before - floor))
+        return super().write(group, sync=sync)
+
+    def read(self, partition: int, **options: Any) -> Any:
+        found = super().read(partition, **options)
+        self.reads[partition] += 1
+        self.entries_read[partition] += len(found)
+        return found
+
+
+# --- memory
+
+
+def test_hot_records_stay_within_their_budget_over_all_topics() -> None:
+    async def main() -> None:
+        wal = Counting()
+        async with topics_on(wal, TopicsConfig(hot_bytes=20_000)) as topics:
+            for number in range(200):
+                await topics.append(f"t{number % 10}", new("x" * 500))
+            assert topics._hot.used <= 20_000
+            kept = sum(len(t.live.tail) for t in topics if t.live is not None)
+            assert 10 < kept < 40
+            assert not wal.reads
+            assert len((await read_all(topics, "t3")).records) == 20
+            assert wal.reads[topics.get("t3").epoch] > 0
+
+    virtually(main)
+
+
+def test_an_ephemeral_topic_tells_what_memory_had_no_room_for() -> None:
+    async def main() -> None:
+        async with topics_on(config=TopicsConfig(hot_bytes=5_000)) as topics:
+            await topics.put("e", TopicPatch(durability="ephemeral"))
+            for _ in range(20):
+                await topics.append("e", new("x" * 500))
+            topic = topics.get("e")
+            topic.check()
+            found = await read_all(topics, "e")
+            assert 0 < len(found.records) < 20
+            assert found.lost == set(range(1, 21)) - set(found.seqs)
+            assert topic.count == len(found.records)
+
+    virtually(main)
+
+
+def test_keys_are_forgotten_oldest_first_and_then_looked_up() -> None:
+    seen = SeenKey(1, 1, 0)
+    keys = KeyMemory(3 * (KEY_OVERHEAD + 1), cold_until_ms=0)
+    for number in range(5):
+        keys.remember(1, str(number), seen, expires_ms=100 + number)
+    assert [keys.get(1, str(number)) is not None for number in range(5)] == [False] * 2 + [True] * 3
+    assert keys.used == 3 * (KEY_OVERHEAD + 1)
+    assert keys.cold_until_ms == 101
+    assert keys.forgotten == {1: 101}
+    assert keys.expire(103) == [(1, "2"), (1, "3")]
+    assert keys.holds(1, "4")
+    assert not keys.holds(1, "2")
+
+
+def test_forgotten_keys_still_dedupe_and_their_rows_go_after_the_window() -> None:
+    async def main() -> None:
+        config = TopicsConfig(key_bytes=2 * KEY_OVERHEAD)
+        async with topics_on(config=config) as topics:
+            await topics.put("t", TopicPatch(idempotency_window_ms=10_000))
+            epoch = topics.get("t").epoch
+            for number in range(20):
+                await topics.append("t", new(number, key=f"k{number}"))
+            assert len(topics._keys) == 1
+            for number in range(20):
+                _, answer, _ = await topics.append("t", new(number, key=f"k{number}"))
+                assert (answer.first_seq, answer.deduped) == (number + 1, True)
+            rows = await topics._log.meta_scan(epoch, prefix=names.KEY)
+            assert len(rows) == 20
+            await asyncio.sleep(25)
+            assert await topics._log.meta_scan(epoch, prefix=names.KEY) == []
+            _, answer, _ = await topics.append("t", new("anew", key="k3"))
+            assert (answer.first_seq, answer.deduped) == (21, False)
+
+    virtually(main)
+
+
+def test_keys_of_an_earlier_life_dedupe_and_are_removed_after_their_window() -> None:
+    async def main() -> None:
+        wal = Counting()
+        async with topics_on(wal) as topics:
+            await topics.put("t", TopicPatch(idempotency_window_ms=5_000))
+            for number in range(30):
+                await topics.append("t", new(number, key=f"k{number}"))
+        heir = Counting()
+        heir._shards = wal.kill()._shards
+        scans = 0
+        scan = heir.meta_scan
+
+        def counted(partition: int, **options: Any) -> Any:
+            nonlocal scans
+            scans += options.get("prefix") == names.KEY
+            return scan(partition, **options)
+
+        heir.meta_scan = counted  # type: ignore[method-assign]
+        async with topics_on(heir) as topics:
+            epoch = topics.get("t").epoch
+            _, answer, _ = await topics.append("t", new(7, key="k7"))
+            assert (answer.first_seq, answer.deduped) == (8, True)
+            await asyncio.sleep(3)
+            assert scans <= 6, "keys are scanned again and again until they expire"
+            await asyncio.sleep(10)
+            assert await topics._log.meta_scan(epoch, prefix=names.KEY) == []
+
+    virtually(main)
+
+
+def test_a_key_that_is_used_again_keeps_its_row() -> None:
+    """Its old row has expired and is about to be removed, when the new one is written."""
+
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.put("t", TopicPatch(idempotency_window_ms=1_000))
+            epoch = topics.get("t").epoch
+            for round_ in range(40):
+                await topics.append("t", new(round_, key="k"))
+                await asyncio.sleep(1.001)
+                await topics.append("t", new(round_, key="k"))
+                assert await topics._log.meta(epoch, names.KEY + "k") is not None
+                await asyncio.sleep(0.3 + round_ * 0.005)
+
+    virtually(main)
+
+
+def test_a_retry_while_the_first_is_under_way_and_its_caller_gone() -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+            await topics.create("t")
+            first = asyncio.ensure_future(topics.append("t", new(1, 2, key="k")))
+            await asyncio.sleep(0)
+            others = [asyncio.ensure_future(topics.append("t", new(1, 2, key="k"))) for _ in "abc"]
+            await asyncio.sleep(0)
+            first.cancel()
+            for other in others:
+                _, answer, _ = await other
+                assert answer.first_seq == 1
+            assert topics.get("t").head == 2
+
+    virtually(main)
+
+
+# --- rows
+
+
+def test_rows_are_removed_in_chunks() -> None:
+    async def main() -> None:
+        wal = Counting()
+        config = TopicsConfig(retention=RetentionConfig(chunk=50))
+        async with topics_on(wal, config) as topics:
+            await topics.put("t", TopicPatch(cap_records=100))
+            for number in range(1_000):
+                await topics.append("t", new(number))
+            await asyncio.sleep(3)
+            epoch = topics.get("t").epoch
+            assert wal.tail(epoch).floor == 901
+            assert len(wal.read(epoch)) == 100
+            steps = [size for partition, size in wal.compactions if partition == epoch]
+            assert max(steps) <= 50
+            assert sum(steps) == 900
+
+    virtually(main)
+
+
+def test_one_large_trim_does_not_hold_up_the_others() -> None:
+    """Between two chunks of one topic the caps and deadlines of all others have a turn."""
+
+    async def main() -> None:
+        wal = Counting()
+        config = TopicsConfig(hot_bytes=1, retention=RetentionConfig(chunk=2, snapshot_records=9))
+        async with topics_on(wal, config) as topics:
+            for _ in range(5):
+                await topics.append("large", new(*range(1_000)))
+            await topics.delete_records("large", before_seq=5_000)
+            await topics.put("small", TopicPatch(cap_records=3))
+            await asyncio.sleep(0.3)
+            for number in range(10):
+                await topics.append("small", new(number))
+            await asyncio.sleep(0.5)
+            assert topics.get("small").count == 3
+            large = topics.get("large")
+            assert wal.tail(large.epoch).floor < 4_900, "it was over too soon to tell"
+
+    virtually(main)
+
+
+def test_deleting_a_large_topic_is_no_long_write_for_the_others() -> None:
+    async def main() -> None:
+        wal = Counting()
+        async with topics_on(wal) as topics:
+            for _ in range(20):
+                await topics.append("large", new(*range(1_000)))
+            epoch = topics.get("large").epoch
+            assert await topics.delete("large") == []
+            assert topics.find("large") is None
+            loop: Any = asyncio.get_running_loop()
+            started = loop.now_ns
+            await topics.append("other", new(1))
+            assert loop.now_ns - started < 10_000_000
+            await asyncio.sleep(2)
+            assert not wal.read(epoch)
+            _, answer, created = await topics.append("large", new(1))
+            assert created
+            assert answer.first_seq == 1
+            assert topics.get("large").epoch > epoch
+
+    virtually(main)
+
+
+def test_snapshots_bound_what_is_replayed() -> None:
+    async def main() -> None:
+        wal = Counting()
+        config = TopicsConfig(retention=RetentionConfig(snapshot_records=100))
+        async with topics_on(wal, config) as topics:
+            await topics.put("m", TopicPatch(durability="memory"))
+            for number in range(1_030):
+                await topics.append("t", new(number))
+                if number % 100 == 99:
+                    await asyncio.sleep(0.3)
+            await topics.append("m", new(1))
+            state = (topics.get("t").count, topics.get("t").bytes)
+            dead = wal.kill()
+        heir = Counting()
+        heir._shards = dead._shards
+        async with topics_on(heir, config) as topics:
+            epoch = topics.get("t").epoch
+            assert heir.entries_read[epoch] <= 130
+            assert (topics.get("t").count, topics.get("t").bytes) == state
+            clean = heir
+        last = Counting()
+        last._shards = clean.kill()._shards
+        async with topics_on(last, config) as topics:
+            assert last.entries_read[topics.get("t").epoch] == 0, "a clean stop leaves no replay"
+            assert (await read_all(topics, "m")).gaps == [
+                gap for gap in (await read_all(topics, "m")).gaps if gap.reason == "crash"
+            ]
+
+    virtually(main)
+
+
+def test_a_clean_stop_gives_back_what_was_reserved() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        for _ in range(3):
+            async with topics_on(wal) as topics:
+                await topics.put("d", TopicPatch(durability="disk"))
+                await topics.append("d", new(1))
+            wal = wal.kill()
+        async with topics_on(wal) as topics:
+            found = await read_all(topics, "d")
+            assert (found.seqs, found.gaps) == ([1, 2, 3], [])
+
+    virtually(main)
+
+
+def test_a_ttl_is_kept_to_when_nobody_writes() -> None:
+    async def main() -> None:
+        async with topics_on(config=TopicsConfig(hot_bytes=1)) as topics:
+            await topics.put("t", TopicPatch(ttl_ms=1_000))
+            for number in range(5):
+                await topics.append("t", new(number))
+                await asyncio.sleep(0.4)
+            found = await read_all(topics, "t")
+            assert found.seqs == [4, 5]
+            assert [(gap.first, gap.last, gap.reason) for gap in found.gaps] == [(1, 3, "ttl")]
+            await asyncio.sleep(2)
+            assert topics.get("t").count == 0
+
+    virtually(main)
+
+
+def test_a_raised_cap_does_not_bring_back_what_was_lost() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.put("t", TopicPatch(cap_records=5))
+            for number in range(20):
+                await topics.append("t", new(number))
+            await topics.put("t", TopicPatch(cap_records=100))
+            dead = wal.crash()
+        async with topics_on(dead) as topics:
+            found = await read_all(topics, "t")
+            assert found.seqs == [16, 17, 18, 19, 20]
+            assert found.lost == set(range(1, 16))
+
+    virtually(main)
+
+
+def test_a_cap_holds_from_the_first_moment_after_a_crash() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.put("t", TopicPatch(cap_records=5))
+            for number in range(20):
+                await topics.append("t", new(number))
+            dead = wal.crash()
+        async with topics_on(dead) as topics:
+            assert topics.get("t").evict_floor == 16
+
+    virtually(main)
+
+
+# --- requests
+
+
+def test_reject_refuses_before_anything_is_numbered() -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+            await topics.put("t", TopicPatch(cap_records=3, discard="reject"))
+            await topics.append("t", new(1, 2))
+            with pytest.raises(TopicFull):
+                await topics.append("t", new(3, 4))
+            _, answer, _ = await topics.append("t", new(3))
+            assert answer.first_seq == 3
+
+    virtually(main)
+
+
+def test_a_topic_with_records_neither_becomes_ephemeral_nor_ceases_to_be() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.put("e", TopicPatch(durability="ephemeral"))
+            await topics.append("e", new(1))
+            await topics.append("f", new(1))
+            for name, durability in (("e", "fsync"), ("f", "ephemeral")):
+                with pytest.raises(Conflict):
+                    await topics.put(name, TopicPatch(durability=durability))  # type: ignore[arg-type]
+            await topics.delete_records("e", before_seq=2)
+            await topics.put("e", TopicPatch(durability="fsync"))
+            _, answer, _ = await topics.append("e", new(2))
+            assert answer.first_seq == 2
+            dead = wal.crash()
+        async with topics_on(dead) as topics:
+            assert values(await read_all(topics, "e")) == [2]
+
+    virtually(main)
+
+
+def test_a_class_that_changes_twice_still_reserves() -> None:
+    """What memory believes to be reserved must be so in the store."""
+
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            for durability in ("disk", "fsync", "memory"):
+                await topics.put("t", TopicPatch(durability=durability))  # type: ignore[arg-type]
+                await topics.append("t", new(durability))
+            dead = wal.crash()
+        async with topics_on(dead) as topics:
+            found = await read_all(topics, "t")
+            assert found.cursor >= 3
+            assert {1, 2, 3} <= set(found.seqs) | found.lost
+            _, answer, _ = await topics.append("t", new("next"))
+            assert answer.first_seq > 3
+
+    virtually(main)
+
+
+def test_reservations_made_at_once_do_not_undo_each_other() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.put("t", TopicPatch(durability="disk"))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(topics.append("t", new(*range(3_000))))
+                group.create_task(topics.append("t", new(1)))
+            topic = topics.get("t")
+            stored = await topics._log.meta(topic.epoch, names.RESERVED)
+            assert stored is not None
+            assert names.decode_number(stored) >= topic.reserved
+
+    virtually(main)
+
+
+def test_a_tag_deletion_survives_a_crash_from_the_first_on() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.append("t", new((1, "x"), (2, "y"), (3, "x")))
+            _, deleted = await topics.delete_records("t", match=TagMatch("x"))
+            assert deleted == 2
+            dead = wal.crash()
+        async with topics_on(dead) as topics:
+            assert values(await read_all(topics, "t")) == [2]
+            assert topics.get("t").count == 1
+            await topics.append("t", new((4, "x")))
+            assert values(await read_all(topics, "t")) == [2, 4]
+
+    virtually(main)
+
+
+def test_a_snapshot_taken_during_a_deletion_knows_of_it() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.append("t", new(1, 2, 3, 4))
+            deleting = asyncio.ensure_future(topics.delete_records("t", before_seq=3))
+            topic = topics.get("t")
+            while topic.live is None or topic.live.removal is None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            meta = topics.retention.snapshot_meta(topic)  # queued behind the deletion
+            from fairway.storage.wal import Operation
+
+            saving = topics._log.submit(topic.epoch, Operation(meta=meta))
+            await deleting
+            await saving
+            dead = wal.crash()
+        async with topics_on(dead) as topics:
+            assert values(await read_all(topics, "t")) == [3, 4]
+            assert topics.get("t").count == 2
+
+    virtually(main)
+
+
+# --- a store that fails
+
+
+class Ill(MemoryWal):
+    """Fails while told to."""
+
+    how = ""
+
+    def write(self, group: Any, *, sync: bool) -> Any:
+        if self.how == "full":
+            return dict.fromkeys(group, WriteFailed("no space"))
+        if self.how:
+            if self.how == "after":
+                super().write(group, sync=sync)
+            raise RuntimeError(self.how)
+        return super().write(group, sync=sync)
+
+
+@pytest.mark.parametrize("how", ["full", "before", "after"])
+@pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
+def test_a_failing_store_loses_nothing_that_was_acknowledged_in_silence(
+    how: str, durability: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+
+    async def main() -> None:
+        wal = Ill()
+        async with topics_on(wal) as topics:
+            await topics.put("t", TopicPatch(durability=durability))
+            notes = Notes()
+            topics.watch(topics.get("t"), PLAIN, notes, 0)
+            await topics.append("t", new("good"))
+            await asyncio.sleep(0.1)
+            wal.how = how
+            acked: list[int] = []
+            told: list[bool] = []
+            failed = 0
+            for number in range(3):
+                try:
+                    _, answer, _ = await topics.append("t", new(f"ill{number}", key=f"k{number}"))
+                    acked.append(answer.first_seq)
+                except FairwayError as error:
+                    failed += 1
+                    expected = OutcomeUnknown if how != "full" else WriteFailed
+                    told.append(isinstance(error, expected))
+            assert failed == (0 if durability == "memory" else 3)
+            assert all(told[:1])
+            await asyncio.sleep(0.1)
+            wal.how = ""
+            await asyncio.sleep(3)
+            # By itself it takes writes again, under seqs that nobody else has.
+            _, answer, _ = await topics.append("t", new("healed"))
+            topics.get("t").check()
+            found = await read_all(topics, "t")
+            assert found.seqs[-1] == answer.first_seq
+            assert set(acked) <= set(found.seqs) | found.lost
+            assert all(gap.reason == "crash" for gap in found.gaps)
+            if durability != "memory":
+                assert not found.gaps
+                there = ["ill0"] if how == "after" else []
+                assert values(found) == ["good", *there, "healed"]
+                _, again, _ = await topics.append("t", new("ill0", key="k0"))
+                assert again.deduped is (how == "after"), "the key was not asked for"
+            assert sorted(set(notes.seqs)) == notes.seqs
+            await asyncio.sleep(0.1)
+            assert set((await read_all(topics, "t")).seqs) <= set(notes.seqs)
+            before = (await read_all(topics, "t"), topics.get("t").count)
+            dead = wal.kill()
+        async with topics_on(dead) as topics:
+            after = await read_all(topics, "t")
+            assert after.seqs == before[0].seqs
+            assert before[0].lost <= after.lost
+            assert topics.get("t").count == before[1]
+
+    virtually(main)
+
+
+def test_a_delete_in_doubt_is_settled_one_way_or_the_other() -> None:
+    async def main(how: str) -> list[Any]:
+        wal = Ill()
+        async with topics_on(wal) as topics:
+            await topics.append("t", new((1, "x"), (2, "y")))
+            await topics.delete_records("t", match=TagMatch("nothing"))
+            wal.how = how
+            with pytest.raises(OutcomeUnknown):
+                await topics.delete_records("t", match=TagMatch("x"))
+            wal.how = ""
+            await asyncio.sleep(2)
+            topics.get("t").check()
+            found = values(await read_all(topics, "t"))
+            assert topics.get("t").count == len(found)
+            await topics.append("t", new((3, "x")))
+            await asyncio.sleep(10)
+            dead = wal.kill()
+        async with topics_on(dead) as topics:
+            assert values(await read_all(topics, "t")) == [*found, 3]
+            assert topics.get("t").count == len(found) + 1
+            return found
+
+    assert virtually(lambda: main("before")) == [1, 2]
+    assert virtually(lambda: main("after")) == [2]
+
+
+def test_deleting_a_topic_in_doubt_does_not_leave_a_ghost() -> None:
+    async def main() -> None:
+        wal = Ill()
+        async with topics_on(wal) as topics:
+            await topics.append("t", new(1))
+            wal.how = "after"
+            with pytest.raises(OutcomeUnknown):
+                await topics.delete("t")
+            wal.how = ""
+            await asyncio.sleep(2)
+            # The catalog has forgotten it: taking writes for it would lose them.
+            _, answer, created = await topics.append("t", new(2))
+            assert created
+            dead = wal.kill()
+        async with topics_on(dead) as topics:
+            assert values(await read_all(topics, "t")) == [2]
+            assert answer.first_seq == 1
+
+    virtually(main)
+
+
+def test_a_start_on_a_store_that_cannot_be_written_can_still_read() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.put("d", TopicPatch(durability="disk"))
+            await topics.append("d", new(1))
+            dead = wal.kill()
+        ill = Ill()
+        ill._shards = dead._shards
+        ill.how = "full"
+        async with topics_on(ill) as topics:
+            found = await read_all(topics, "d")
+            assert values(found) == [1]
+            assert [gap.reason for gap in found.gaps] == ["crash"]
+
+    with patch.object(logging.getLogger("fairway.topics"), "disabled", True):
+        virtually(main)
+
+
+def test_a_loss_is_told_although_what_is_behind_it_was_deleted() -> None:
+    """A deletion that ends inside a hole does not swallow the tombstone, hot or cold."""
+
+    async def main(hot_bytes: int) -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.put("d", TopicPatch(durability="disk"))
+            await topics.append("d", new(1, 2, 3))
+            dead = wal.kill()
+        async with topics_on(dead, TopicsConfig(hot_bytes=hot_bytes)) as topics:
+            await topics.append("d", new(4))
+            await topics.append("d", new(5))
+            await topics.delete_records("d", before_seq=1_000)
+            for start in (0, 1, 3):
+                found = await read_all(topics, "d", start)
+                assert values(found) == [4, 5]
+                assert [(gap.first, gap.reason) for gap in found.gaps] == [(4, "crash")]
+
+    virtually(lambda: main(1))
+    virtually(lambda: main(1 << 20))
