@@ -7,6 +7,7 @@ interleaving occurred. `--seed N` replays one, `--full` asks for the whole count
 from __future__ import annotations
 
 import random
+import signal
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -40,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Whoever starts us in the background may have SIGINT ignored, and so would our children.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Built on the default profile, since under CI hypothesis picks one that repeats the same
     # examples for ever. How fast the machine is decides nothing: no deadlines, no complaints.
     for name, examples in (("fairway", 100), ("fairway-full", 1_000)):

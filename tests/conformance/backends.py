@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairway.storage.wals.memory import MemoryWal
 from tests.support.postgres import Unavailable, postgres_url
+from tests.support.rocksdb_files import copy_live
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +134,7 @@ class DirectoryBackend(Backend):
         # What another process would find: every byte that reached a system call, and none that
         # waits in the memory of this one. The copy has no owner, as after a death.
         place = self.create(next(self._numbers))
-        shutil.copytree(self.place(wal), place)
+        copy_live(self.place(wal), place)
         self.discard(wal)
         return self._at(place)
 

@@ -629,3 +629,27 @@ def test_a_loss_is_told_although_what_is_behind_it_was_deleted() -> None:
 
     virtually(lambda: main(1))
     virtually(lambda: main(1 << 20))
+
+
+def test_upkeep_behind_a_deletion_does_not_remove_the_rule_it_extends() -> None:
+    """The rule in memory only hides what is gone; the one that is being written does not."""
+
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.append("t", new((1, "x"), (2, "y")))
+            await topics.delete_records("t", match=TagMatch("x"))
+            await topics.delete_records("t", before_seq=3)
+            await topics.append("t", new((3, "x"), (4, "y")))
+            topic = topics.get("t")
+            deleting = asyncio.ensure_future(topics.delete_records("t", match=TagMatch("x")))
+            while topic.live is None or topic.live.removal is None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            await topics.retention.save(topic)
+            await deleting
+            dead = wal.crash()
+        async with topics_on(dead) as topics:
+            assert values(await read_all(topics, "t")) == [4]
+            assert topics.get("t").count == 1
+
+    virtually(main)

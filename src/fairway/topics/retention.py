@@ -404,7 +404,9 @@ class Retention:
             target = min(target, topic.pin)
         step = min(target, floor + self.config.chunk)
         meta: dict[str, bytes | None] = {}
-        if topic.rules is not None:
+        live = topic.live
+        if topic.rules is not None and (live is None or live.removal is None):
+            # Not while a deletion is being written: it may have extended one of these rules.
             for match in topic.rules.prune(topic.floor):
                 meta[names.RULE + match.name] = None
         snapshot = topic.snapshot()
