@@ -213,7 +213,8 @@ class Consumer:
         )
         if world.dead:
             return
-        demand(diff.recreated == (diff.topic.epoch != self.book.epoch), "recreated")
+        # Its epoch turns negative if it is deleted while it is read.
+        demand(diff.recreated == (abs(diff.topic.epoch) != self.book.epoch), "recreated")
         if diff.recreated:
             self.book.gone = True
             return

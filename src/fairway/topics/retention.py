@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from fairway.errors import FairwayError, NotFound, OutcomeUnknown
+from fairway.errors import FairwayError, NotFound, OutcomeUnknown, Unavailable
 from fairway.runtime.clock import sleep_ns
 from fairway.storage.wal import INT_MAX, Operation
 from fairway.storage.writer import Durability
@@ -196,6 +196,8 @@ class Retention:
         """Delete what is there now, for good; returns how many records that were."""
         live = self._live(topic)
         async with live.lock:
+            if live.in_doubt:  # what is counted now might be deleted already
+                raise Unavailable(f"it is not known yet what topic {topic.name!r} holds")
             while True:
                 failures = live.failures
                 removal, last = await self._find(topic, before_seq, match)
