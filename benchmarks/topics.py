@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -280,7 +280,7 @@ async def _flood(port: int, rate: float, seconds: float, request: bytes) -> _Flo
     """Open loop at `rate` over as many connections as that takes, up to 512."""
     flood = _Flood()
     clients = await posters(port, 512)
-    free = list(clients)
+    free = deque(clients)  # in turn, or the server closes those that never speak
 
     def answered(client: Poster, status: int, elapsed_ns: int) -> None:
         flood.statuses[status] += 1
@@ -295,7 +295,7 @@ async def _flood(port: int, rate: float, seconds: float, request: bytes) -> _Flo
         due = int((now - begin) / 1e9 * rate)
         while sent < due and free:
             sent += 1
-            free.pop().send(request)
+            free.popleft().send(request)
         sent = max(sent, due)  # what found no connection was not offered: a client has only so many
         await asyncio.sleep(0.001)
     flood.seconds = (time.monotonic_ns() - begin) / 1e9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -154,6 +154,7 @@ async def paced(
     clients: list[Poster], rate: float, seconds: float, request: Callable[[int], bytes]
 ) -> int:
     """Send at a steady rate, from the intended moment on, whoever is free first; how many."""
+    turns = deque(clients)  # in turn, or the server closes those that never speak
     begin = time.monotonic_ns()
     count = round(rate * seconds)
     for number in range(count):
@@ -161,10 +162,10 @@ async def paced(
         wait = due_ns - time.monotonic_ns()
         if wait > 0:
             await asyncio.sleep(wait / 1e9)
-        while True:
-            free = next((client for client in clients if not client.busy), None)
-            if free is not None:
-                break
+        while all(client.busy for client in turns):
             await asyncio.sleep(0.0005)
-        free.send(request(number))
+        while turns[0].busy:
+            turns.rotate(-1)
+        turns[0].send(request(number))
+        turns.rotate(-1)
     return count

@@ -19,6 +19,7 @@ from fairway.core.groups import Groups
 from fairway.core.lanes import Lanes
 from fairway.core.ready import Ready
 from fairway.storage import writer as writer_module
+from fairway.storage.completions import Completions
 from fairway.storage.group_service import GroupService
 from fairway.storage.writer import FairWriter
 from tests.simulation.log_sim import Broken, simulate
@@ -238,15 +239,28 @@ def failure_leaves_a_hole() -> Iterator[None]:
 @contextmanager
 def acknowledged_before_written() -> Iterator[None]:
     """The acknowledgement does not wait for the store."""
-    accept = FairWriter._accept
+    accept = FairWriter.accept
 
-    def hasty(self: FairWriter, *args: Any) -> asyncio.Future[int]:
-        waiter = accept(self, *args)
+    def hasty(self: FairWriter, waiter: Any, partition: int, *args: Any) -> None:
+        accept(self, waiter, partition, *args)
         if not waiter.done():
-            waiter.set_result(args[4])
-        return waiter
+            waiter.set_result(self.tail(partition).last_key)
 
-    with patch.object(FairWriter, "_accept", hasty):
+    with patch.object(FairWriter, "accept", hasty):
+        yield
+
+
+@contextmanager
+def told_without_turns() -> Iterator[None]:
+    """Whoever was not told in the first turn is never told."""
+    turn = Completions._turn
+
+    def once(self: Completions) -> None:
+        turn(self)
+        self._lanes.clear()
+        self._turns.clear()
+
+    with patch.object(Completions, "_turn", once):
         yield
 
 
@@ -262,6 +276,7 @@ PLANTED = [
     completions_out_of_order,
     failure_leaves_a_hole,
     acknowledged_before_written,
+    told_without_turns,
 ]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class Lanes(Generic[K, T]):
         self._limits = limits
         self._items_max, self._size_max = limits.items, limits.size
         self._total_limits = total
+        self._total_items = total.items if total is not None else inf
+        self._total_size = total.size if total is not None else inf
         self._reserve = reserve
         self._lanes: dict[K, _Lane[T]] = {}
         self._pace = _Pace()  # of any lane, for those not yet measured
@@ -135,7 +138,13 @@ class Lanes(Generic[K, T]):
         depth = lane.depth
         used = lane.size + size
         # One comparison each for the common case; why not is found out only if it is refused.
-        if finishing or depth >= self._items_max or used > self._size_max or self._total_limits:
+        if (
+            finishing
+            or depth >= self._items_max
+            or used > self._size_max
+            or self.depth >= self._total_items
+            or self.size + size > self._total_size
+        ):
             refusal = self._check_limits(key, lane, size, finishing)
             if refusal is not None:
                 return refusal

@@ -2,15 +2,15 @@
 
 At most `threads` calls run at once and at most `queue_limit` wait; the next one is refused at once.
 All decisions are made on the event loop. A call crosses to its thread as one submission and comes
-back as one callback, through `loop.run_in_executor`: a loop on virtual time takes that over, and
-then no thread exists at all.
+back as one callback. A loop on virtual time takes that over, in its `run_in_executor`, and then no
+thread exists at all.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
@@ -203,16 +203,31 @@ class BlockingPool:
         if self._meter is None:
             self._meter = BusyMeter(self._threads, self._window_ns, call.started_ns)
         try:
-            work = loop.run_in_executor(self._executor, call.function)
+            if getattr(loop, "clock", None) is not None:
+                # A loop on virtual time makes the call itself.
+                loop.run_in_executor(None, call.function).add_done_callback(
+                    partial(self._finish, call)
+                )
+            else:
+                # Not by way of `run_in_executor`, whose future would cost another turn of the loop.
+                work = self._executor.submit(call.function)
+                work.add_done_callback(partial(self._hand_over, loop, call))
         except Exception as error:  # for instance, the system has no thread left for us
             call.outcome.set_exception(error)
             self._settle()
             return
         self._running[call] = None
         self._meter.change(len(self._running), call.started_ns)
-        work.add_done_callback(partial(self._finish, call))
 
-    def _finish(self, call: _Call, work: asyncio.Future[Any]) -> None:
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, call: _Call, work: Future[Any]) -> None:
+        """In the thread, at the end of a call."""
+        try:
+            loop.call_soon_threadsafe(self._finish, call, work)
+        except RuntimeError:  # the loop was closed without waiting for us
+            if not loop.is_closed():
+                raise
+
+    def _finish(self, call: _Call, work: asyncio.Future[Any] | Future[Any]) -> None:
         assert self._meter is not None
         assert self._clock is not None
         now_ns = self._clock.now_ns()

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fairway.server")
 
+REFUSAL: Final = "fairway.refusal"
+"""Where a scope holds why its request is not let in."""
 SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"),)
 
 
@@ -84,11 +86,24 @@ class HttpApp:
         self._routes = routes
         self._progress = progress
 
+    def admit(self, scope: Scope, begin: Callable[[], object]) -> None:
+        """Begin a request in its turn; one that finds the line full begins at once, to be told."""
+        if self.host is None:
+            begin()
+            return
+        try:
+            self.host.enter(scope["path"], begin)
+        except errors.Throttled as refusal:
+            scope[REFUSAL] = refusal
+            begin()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         reply: Reply | None
         cors: list[tuple[bytes, bytes]] = []
         try:
+            if REFUSAL in scope:
+                raise scope[REFUSAL]
             host = self.host
             mount = self._mount_of(scope["path"])
             if host is not None:
@@ -127,9 +142,6 @@ class HttpApp:
         if request.scope["query_string"]:
             # Before anything else is done: what is refused changes nothing and uses no ticket up.
             request.query([name for name, _, _ in route.query])
-        waiter = host.enter(arguments[0] if arguments else route.path)
-        if waiter is not None:
-            await waiter
         identity = request.identity = identify(host, request)
         allowance = host.begin(identity)
         if allowance is None:
@@ -198,9 +210,6 @@ class HttpApp:
         if origin:
             send = _adding(send, origin)
         if request.method != "OPTIONS":
-            waiter = host.enter(request.path)
-            if waiter is not None:
-                await waiter
             identity = identify(host, request)
             identity.require(_scope_of(request.method))
             scope["fairway.identity"] = identity

@@ -17,9 +17,11 @@ from fairway.core.ready import Ready
 from fairway.errors import Throttled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fairway.runtime.clock import Clock
 
-PER_TURN: Final = 16
+PER_TURN: Final = 8
 """Requests begun in one turn of the loop: about two milliseconds of work."""
 WAITING_MAX: Final = 4096
 LIMITS: Final = LaneLimits(items=WAITING_MAX, size=WAITING_MAX)
@@ -31,7 +33,7 @@ class Gate:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._begun = 0
-        self._lanes: Lanes[str, asyncio.Future[None]] = Lanes(LIMITS, total=LIMITS)
+        self._lanes: Lanes[str, Callable[[], object]] = Lanes(LIMITS, total=LIMITS)
         self._ready: Ready[str, Band] = Ready(WEIGHTS)
         self._bands: dict[str, Band] = {}
         self._loop = asyncio.get_running_loop()
@@ -42,16 +44,16 @@ class Gate:
         """How full the line is, 0 to 1."""
         return self._lanes.depth / WAITING_MAX
 
-    def enter(self, key: str, band: Band) -> asyncio.Future[None] | None:
-        """None: go on at once. Else wait for the future. Raises `Throttled` if the line is full."""
+    def enter(self, key: str, band: Band, begin: Callable[[], object]) -> None:
+        """Call `begin`, now or in a turn to come. Raises `Throttled` if the line is full."""
         if self._begun < PER_TURN and not self._lanes.depth:
             if not self._begun:
                 self._loop.call_soon(self._turn)
             self._begun += 1
-            return None
+            begin()
+            return
         now_ns = self._clock.now_ns()
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        refusal = self._lanes.offer(key, waiter, 1, now_ns)
+        refusal = self._lanes.offer(key, begin, 1, now_ns)
         if refusal is not None:
             self.refused += 1
             raise Throttled(
@@ -59,22 +61,19 @@ class Gate:
             )
         self._bands[key] = band
         self._ready.mark(key, band, now_ns)
-        return waiter
 
     def _turn(self) -> None:
         """A new turn of the loop: let the next few in."""
         self._begun = 0
+        now_ns = self._clock.now_ns()
         while self._begun < PER_TURN and (key := self._ready.take()) is not None:
             drained = self._lanes.drain(key, items=1, size=1)
-            now_ns = self._clock.now_ns()
             if self._lanes.settle(key, 1, 1, now_ns):
                 self._ready.mark(key, self._bands[key], now_ns)
             else:
                 del self._bands[key]
             self._ready.release(key, now_ns)
-            waiter = drained.items[0]
-            if not waiter.done():  # else whoever asked is gone
-                waiter.set_result(None)
-                self._begun += 1
+            self._begun += 1
+            drained.items[0]()
         if self._begun:
             self._loop.call_soon(self._turn)

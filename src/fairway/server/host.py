@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 OWNED_FRESH_NS: Final = 1_000_000_000
 """How long a sum over a key's topics is good before it is taken again."""
 
+TOPICS_PATH: Final = "/v0/topics/"
+UNGATED: Final = frozenset({"/healthz", "/readyz"})
+"""Asked by whoever decides whether this server lives: answered at once, however long the line."""
 
 STEP_MS: Final = 500
 """How exactly heartbeats are kept."""
@@ -116,11 +119,17 @@ class Host:
             await self.sessions.purge(self.now_ms())
             self.tickets.purge(self.clock.now_ns())
 
-    def enter(self, name: str) -> asyncio.Future[None] | None:
-        """The turn of a request about the topic `name`, or about something else of that name."""
-        topic = self.topics.find(name)
-        band = self.topics.delivery.band_of(topic) if topic is not None else Band.B2
-        return self.gate.enter(name, band)
+    def enter(self, path: str, begin: Callable[[], object]) -> None:
+        """Begin a request in its turn: that of its topic, if it is about one."""
+        if path.startswith(TOPICS_PATH):
+            name = path[len(TOPICS_PATH) :].partition("/")[0]
+            topic = self.topics.find(name)
+            band = self.topics.delivery.band_of(topic) if topic is not None else Band.B2
+            self.gate.enter(name, band, begin)
+        elif path in UNGATED:
+            begin()
+        else:
+            self.gate.enter(path, Band.B2, begin)
 
     def now_ms(self) -> int:
         return self.clock.wall_ns() // 1_000_000

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import unquote
 
@@ -34,9 +35,15 @@ from fairway.server.http_limits import (
 )
 
 if TYPE_CHECKING:
-    from uvicorn._types import HTTPScope
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from uvicorn._types import ASGI3Application, HTTPScope
     from uvicorn.config import Config
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
+
+    Admit: TypeAlias = Callable[[Any, Callable[[], object]], None]
 
 
 class Reading(enum.Enum):
@@ -69,9 +76,20 @@ class HttpProtocol(HttpToolsProtocol):
     cycle: Answer
 
     @classmethod
-    def limited_to(cls, limits: HttpLimits) -> type[HttpProtocol]:
-        """This protocol with other limits, for `uvicorn.Config(http=...)`."""
-        return type(cls.__name__, (cls,), {"limits": limits})
+    def limited_to(cls, limits: HttpLimits, admit: Admit | None = None) -> type[HttpProtocol]:
+        """This protocol with other limits, for `uvicorn.Config(http=...)`.
+
+        `admit` is given each request with a function that begins it, to be called in its turn.
+        """
+        changed: dict[str, Any] = {"limits": limits}
+        if admit is not None:
+            changed["admit"] = staticmethod(admit)
+        return type(cls.__name__, (cls,), changed)
+
+    @staticmethod
+    def admit(scope: Any, begin: Callable[[], object]) -> None:
+        """Begin a request at once."""
+        begin()
 
     def __init__(
         self,
@@ -268,6 +286,13 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._running = self.cycle
             self._start_asgi_task(self.cycle, self.app)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self.admit(cycle.scope, partial(self._begin, cycle, app))
+
+    def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if not cycle.disconnected:  # else its client left while it waited for its turn
+            super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

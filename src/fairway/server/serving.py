@@ -155,7 +155,7 @@ class Server:
             self._asgi,
             host=settings.host,
             port=settings.port,
-            http=HttpProtocol.limited_to(self._limits),
+            http=HttpProtocol.limited_to(self._limits, self._http.admit),
             ws=_SocketProtocol,
             ws_max_size=self._limits.body_bytes_max,
             lifespan="off",

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fairway.core.groups import Groups
 from fairway.core.lanes import LaneLimits
@@ -24,6 +24,7 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
+from fairway.storage.completions import Completions
 from fairway.storage.group_service import GroupService
 from fairway.storage.statistics import WriterStatistics, WriterTelemetry
 from fairway.storage.wal import INT_MAX, Entry, Operation, Tail
@@ -107,6 +108,16 @@ class _Partition:
         self.refusal: FairwayError | None = None  # why it takes no operation: deleted, or in doubt
 
 
+class Waiter(Protocol):
+    """Who is told the outcome of an operation: a future, or whatever else has its methods."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, last_key: int, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+
 class _Pending:
     """One accepted operation, where it leaves its partition, and whoever waits for it."""
 
@@ -117,7 +128,7 @@ class _Pending:
         operation: Operation,
         last_key: int,
         floor: int,
-        waiter: asyncio.Future[int] | None,
+        waiter: Waiter | None,
         sync: bool,
         accepted_ns: int,
     ) -> None:
@@ -149,6 +160,8 @@ class FairWriter:
         self._clock = clock
         self._now_ns = clock.now_ns
         self._create_future = asyncio.get_running_loop().create_future
+        self._completions = Completions()
+        self._lane_size_max = config.lane.size
         self._deleted: set[int] = set()
         self._partitions = {number: _Partition(tail, exists=True) for number, tail in tails.items()}
         groups: Groups[int, _Pending] = Groups(
@@ -205,18 +218,54 @@ class FairWriter:
         Futures of one partition resolve in the order of submission. Cancelling one withdraws
         nothing.
         """
+        waiter = self._create_future()
+        self.accept(waiter, partition, operation, durability, finishing)
+        return waiter
+
+    def accept(
+        self,
+        waiter: Waiter,
+        partition: int,
+        operation: Operation,
+        durability: Durability = Durability.FSYNC,
+        finishing: bool = False,
+    ) -> None:
+        """As `submit`, for a waiter of the caller's own."""
         state = self._partition(partition)
         if state.refusal is not None:
             raise type(state.refusal)(str(state.refusal))
-        tail = operation.after(Tail(state.last_key, 0, state.floor))
-        size = operation.size
-        if size > self.config.lane.size:
+        entries, meta, truncate, compact, hard_state, delete = operation
+        last_key, floor = state.last_key, state.floor
+        plain = truncate is None and compact is None and not (meta or hard_state or delete)
+        if plain and len(entries) == 1:
+            # By far the most common, and checked without a call. All others, right or wrong, below.
+            key, payload, term = entries[0]
+            plain = type(key) is int and last_key < key <= INT_MAX
+            plain = plain and term == 0 and type(payload) is bytes
+        else:
+            plain = False
+        if plain:
+            size = len(payload) + ENTRY_OVERHEAD
+            last_key = key
+        else:
+            last_key, _, floor = operation.after(Tail(last_key, 0, floor))
+            size = operation.size
+        if size > self._lane_size_max:
             raise InvalidOperation(
-                f"an operation of {size} bytes never fits a lane of {self.config.lane.size}"
+                f"an operation of {size} bytes never fits a lane of {self._lane_size_max}"
             )
-        return self._accept(
-            partition, state, operation, size, tail.last_key, tail.floor, durability, finishing
+        now_ns = self._now_ns()
+        quick = durability is MEMORY
+        item = _Pending(
+            operation, last_key, floor, None if quick else waiter, durability is FSYNC, now_ns
         )
+        self._service.offer(partition, item, size, now_ns, finishing)
+        state.last_key = last_key
+        state.floor = floor
+        if delete:
+            self._refuse(partition)
+        if quick:
+            waiter.set_result(last_key)
 
     def append(
         self,
@@ -264,38 +313,17 @@ class FairWriter:
             state = self._partitions[partition] = _Partition(Tail(), exists=False)
         return state
 
-    def _accept(
-        self,
-        partition: int,
-        state: _Partition,
-        operation: Operation,
-        size: int,
-        last_key: int,
-        floor: int,
-        durability: Durability,
-        finishing: bool,
-    ) -> asyncio.Future[int]:
-        waiter = self._create_future()
-        now_ns = self._now_ns()
-        quick = durability is MEMORY
-        sync = durability is FSYNC
-        item = _Pending(operation, last_key, floor, None if quick else waiter, sync, now_ns)
-        self._service.offer(partition, item, size, now_ns, finishing=finishing)
-        state.last_key = last_key
-        state.floor = floor
-        if operation.delete:
-            self._refuse(partition)
-        if quick:
-            waiter.set_result(last_key)
-        return waiter
-
     async def run(self) -> None:
         """Serve until cancelled (a service of `runtime`)."""
-        await self._service.run()
+        try:
+            await self._service.run()
+        finally:
+            self._completions.flush_all()
 
     async def drain(self) -> None:
-        """Stop admitting; return when everything accepted is written."""
+        """Stop admitting; return when everything accepted is written and its callers are told."""
         await self._service.drain()
+        self._completions.flush_all()
 
     def partitions(self) -> list[int]:
         """Every partition that has or had something written, in order; deleted ones are gone."""
@@ -363,6 +391,7 @@ class FairWriter:
                 self._complete(part)
             else:
                 self._fail(part, failure)
+        self._completions.tell()
 
     async def _look_again(self, failures: Mapping[int, FairwayError]) -> None:
         """Ask the store where doubtful partitions end now, before their callers are told.
@@ -393,21 +422,15 @@ class FairWriter:
         state.exists = state.refusal is None
         state.written_key = newest.last_key
         state.written_floor = newest.floor
-        for item in part.items:
-            waiter = item.waiter
-            if waiter is not None:
-                try:
-                    waiter.set_result(item.last_key)
-                except asyncio.InvalidStateError:  # cancelled; asking each first would cost more
-                    continue
+        self._completions.add(
+            part.key,
+            [(item.waiter, item.last_key) for item in part.items if item.waiter is not None],
+        )
 
     def _fail(self, part: Drained[int, _Pending], failure: FairwayError) -> None:
-        for item in part.items:
-            _resolve(item, failure)
+        # At once: whoever goes on before it knows would leave a hole where this was to be.
+        self._completions.flush(part.key)
         behind = self._service.groups.withdraw(part.key)
-        consequence = WriteFailed(f"an earlier operation of the partition failed: {failure}")
-        for item in behind:
-            _resolve(item, consequence)
         self._telemetry.failed(len(part.items) + len(behind))
         lost = sum(item.waiter is None for item in (*part.items, *behind))
         if lost:  # chosen by whoever asked for no more than memory; yet it is counted and told
@@ -418,6 +441,11 @@ class FairWriter:
         if isinstance(state.refusal, InvalidOperation):  # the delete was among what failed
             state.refusal = None
             state.exists = True
+        consequence = WriteFailed(f"an earlier operation of the partition failed: {failure}")
+        for item in part.items:
+            _resolve(item, failure)
+        for item in behind:
+            _resolve(item, consequence)
 
     def _fail_all(self, group: list[Drained[int, _Pending]], failure: FairwayError) -> None:
         for part in group:
@@ -436,4 +464,7 @@ def _resolve(item: _Pending, failure: FairwayError) -> None:
         # One exception for each caller: raising a shared one would tangle their tracebacks.
         own = type(failure)(str(failure))
         own.__cause__ = failure.__cause__
-        waiter.set_exception(own)
+        try:
+            waiter.set_exception(own)
+        except Exception:  # a waiter's own fault must not keep others from being told
+            logger.exception("a waiter failed when it was told that its write failed")

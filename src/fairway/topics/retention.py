@@ -23,7 +23,7 @@ from fairway.storage.wal import INT_MAX, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
 from fairway.topics.batch import decode_batch, size_of
-from fairway.topics.topic import Doubt, Removal, encode_snapshot
+from fairway.topics.topic import Doubt, Removal, Write, encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -256,15 +256,15 @@ class Retention:
             meta: dict[str, bytes | None] = {names.SNAPSHOT: snapshot}
             if match is not None:
                 meta[names.RULE + match.name] = names.encode_number(last)
-            written = self._log.submit(topic.epoch, Operation(meta=meta))
+            write = Write(live, lambda error: settle(error))
+            self._log.submit_for(write, topic.epoch, Operation(meta=meta))
         except FairwayError:
             live.removal = None
             raise
 
-        def settle(done: asyncio.Future[int]) -> None:
+        def settle(error: BaseException | None) -> None:
             live.quick -= 1
             live.removal = None
-            error = done.exception()
             if error is None:
                 apply()
             elif isinstance(error, OutcomeUnknown):
@@ -273,8 +273,8 @@ class Retention:
                 self.doubt(topic)
 
         live.quick += 1  # it shows nothing new
-        live.follow(written, settle)
-        await asyncio.shield(written)
+        live.under_way.append(write)
+        await write.decided()
 
     # Upkeep
 

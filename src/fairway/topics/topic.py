@@ -427,11 +427,42 @@ class Topic:
             previous = hole.last + 1
 
 
-class Write(NamedTuple):
-    """A write under way, and who is told when it is decided."""
+class Write:
+    """A write under way, told its outcome by the log itself; `then` is given its error, or None.
 
-    written: asyncio.Future[int]
-    settle: Callable[[asyncio.Future[int]], None]
+    It stands where a future would, without the turn of the loop that a future's callback costs.
+    """
+
+    __slots__ = ("_decided", "_live", "error", "known", "then")
+
+    def __init__(self, live: LivePart, then: Callable[[BaseException | None], None]) -> None:
+        self._live = live
+        self._decided: asyncio.Future[None] | None = None
+        self.then = then
+        self.known = False
+        self.error: BaseException | None = None
+
+    def done(self) -> bool:
+        return self.known
+
+    def set_result(self, last_key: int) -> None:
+        self.known = True
+        self._live.settle()
+        if self._decided is not None and not self._decided.done():
+            self._decided.set_result(None)
+
+    def set_exception(self, error: BaseException) -> None:
+        self.known = True
+        self.error = error
+        self._live.settle()
+        if self._decided is not None and not self._decided.done():
+            self._decided.set_exception(error)
+            self._decided.exception()  # whoever waited may be gone
+
+    def decided(self) -> asyncio.Future[None]:
+        """Resolves with the outcome, once `then` was told. For one caller."""
+        self._decided = asyncio.get_running_loop().create_future()
+        return self._decided
 
 
 class Doubt(NamedTuple):
@@ -489,33 +520,22 @@ class LivePart:
         self.gaps: list[Gap] = []  # numbered, and not shown yet
         self.in_doubt: list[Doubt] = []
 
-    def follow(
-        self, written: asyncio.Future[int], settle: Callable[[asyncio.Future[int]], None]
-    ) -> None:
-        """Call `settle` once `written` is decided, in the order of the log."""
-        self.under_way.append(Write(written, settle))
-        written.add_done_callback(self.settle)
-
     @property
     def all_shown(self) -> bool:
         """Whether readers may see everything that was numbered."""
         return len(self.under_way) == self.quick
 
-    def settle(self, _: object = None) -> None:
-        """Take in every write that is decided.
-
-        Done before anything is numbered or summed up, too: between the moment a write failed and
-        the callback that says so, somebody else may have a turn.
-        """
-        while self.under_way and self.under_way[0].written.done():
-            write = self.under_way.popleft()
-            write.settle(write.written)
+    def settle(self) -> None:
+        """Take in every write that is decided, in the order of the log."""
+        under_way = self.under_way
+        while under_way and under_way[0].known:
+            write = under_way.popleft()
+            write.then(write.error)
 
     async def wait_written(self) -> None:
         """Return when everything that readers may see by now can be read from the store."""
         if self.quick and self.under_way:
-            await asyncio.wait([self.under_way[-1].written])
-            self.settle()
+            await asyncio.wait([self.under_way[-1].decided()])
 
     @property
     def pending(self) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from fairway.storage.writer import Durability
 from fairway.topics import names
 from fairway.topics.batch import VERSION, Batch, batch_size, encode_batch
 from fairway.topics.names import SeenKey
-from fairway.topics.topic import RESERVE_SEQS, Doubt, Gap, encode_snapshot
+from fairway.topics.topic import RESERVE_SEQS, Doubt, Gap, Write, encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -157,7 +157,6 @@ class Writing:
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
         live = self._live(topic)
-        live.settle()
         self._check_open(topic, live)
         position = new.position
         if position is not None:
@@ -187,8 +186,16 @@ class Writing:
         entries: tuple[Entry, ...] = ()
         if config.durability != "ephemeral":
             entries = (Entry(batch.last_seq, encode_batch(batch)),)
+        producer = position.producer if position is not None else None
+        reply: asyncio.Future[Appended] = self._create_future()
+        if quick:
+            then = partial(self._settle_quick, topic, live, batch, producer)
+        else:
+            then = partial(self._settle, topic, live, batch, answer, reply, producer)
+        write = Write(live, then)
         try:
-            written = self._log.submit(
+            self._log.submit_for(
+                write,
                 topic.epoch,
                 Operation(entries, meta),
                 durability=DURABILITY.get(config.durability, Durability.DISK),
@@ -196,20 +203,16 @@ class Writing:
         except FairwayError:
             topic.assigned = before  # nothing was accepted, and nobody else was numbered meanwhile
             raise
-        producer = None
+        live.under_way.append(write)
         if position is not None:
-            producer = position.producer
-            live.producers[producer] = (position.epoch, position.number)
-        reply = self._create_future()
+            live.producers[position.producer] = (position.epoch, position.number)
         if quick:
             live.quick += 1
-            live.follow(written, partial(self._settle_quick, topic, live, batch, producer))
             self._publish(topic, live, batch)
             reply.set_result(answer)
         else:
             live.pending_count += count
             live.pending_bytes += size
-            live.follow(written, partial(self._settle, topic, live, batch, answer, reply, producer))
         return reply
 
     def enqueue_meta(
@@ -224,30 +227,30 @@ class Writing:
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
         live = self._live(topic)
-        live.settle()
         self._check_open(topic, live)
         meta, producer = dict(extra), None
         if position is not None:
             meta[names.PRODUCER + position.producer] = names.encode_position(
                 position.epoch, position.number
             )
-        written = self._log.submit(topic.epoch, Operation(meta=meta), durability=durability)
-        if position is not None:
-            producer = position.producer
-            live.producers[producer] = (position.epoch, position.number)
-        live.quick += 1  # there is nothing in it to show
         reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def settle(done: asyncio.Future[int]) -> None:
+        def settle(error: BaseException | None) -> None:
             live.quick -= 1
-            error = done.exception()
             if error is not None:
                 self._failed(topic, live, error, producer)
                 _fail(reply, error)
             elif not reply.done():
                 reply.set_result(None)
 
-        live.follow(written, settle)
+        write = Write(live, settle)
+        operation = Operation(meta=meta)
+        self._log.submit_for(write, topic.epoch, operation, durability=durability)
+        live.under_way.append(write)
+        if position is not None:
+            producer = position.producer
+            live.producers[producer] = (position.epoch, position.number)
+        live.quick += 1  # there is nothing in it to show
         return reply
 
     def enqueue_gap(
@@ -257,7 +260,6 @@ class Writing:
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
         live = self._live(topic)
-        live.settle()
         self._check_open(topic, live)
         quick = topic.config.durability in ("memory", "ephemeral") and live.all_shown
         topic.snapshot()  # if it cannot be summed up now, nothing is numbered
@@ -271,13 +273,6 @@ class Writing:
             names.PRODUCER + producer: names.encode_position(position.epoch, position.number),
             names.SNAPSHOT: snapshot,
         }
-        try:
-            written = self._log.submit(topic.epoch, Operation(meta=meta))
-        except FairwayError:
-            live.gaps.remove(gap)
-            topic.assigned = before
-            raise
-        live.producers[producer] = (position.epoch, position.number)
         reply = self._create_future()
 
         def show() -> None:
@@ -285,11 +280,10 @@ class Writing:
             topic.publish_gap(*gap)
             self._published(topic)
 
-        def settle(done: asyncio.Future[int]) -> None:
+        def settle(error: BaseException | None) -> None:
             live.quick -= quick
             if not quick:
                 live.gaps.remove(gap)
-            error = done.exception()
             if error is not None:
                 if isinstance(error, OutcomeUnknown) and not quick:
                     live.in_doubt.append(Doubt(snapshot, gap.first, show))
@@ -301,7 +295,15 @@ class Writing:
             if not reply.done():
                 reply.set_result(Appended(gap.first, gap.last))
 
-        live.follow(written, settle)
+        write = Write(live, settle)
+        try:
+            self._log.submit_for(write, topic.epoch, Operation(meta=meta))
+        except FairwayError:
+            live.gaps.remove(gap)
+            topic.assigned = before
+            raise
+        live.under_way.append(write)
+        live.producers[producer] = (position.epoch, position.number)
         if quick:  # as with records: a class that does not wait for the disk shows it at once
             live.quick += 1
             live.gaps.remove(gap)
@@ -330,11 +332,10 @@ class Writing:
         answer: Appended,
         reply: asyncio.Future[Appended],
         producer: str | None,
-        written: asyncio.Future[int],
+        error: BaseException | None,
     ) -> None:
         live.pending_count -= batch.count
         live.pending_bytes -= batch.size
-        error = written.exception()
         if error is None:
             self._publish(topic, live, batch)
             if not reply.done():
@@ -349,10 +350,9 @@ class Writing:
         live: LivePart,
         batch: Batch,
         producer: str | None,
-        written: asyncio.Future[int],
+        error: BaseException | None,
     ) -> None:
         live.quick -= 1
-        error = written.exception()
         if error is None or topic.config.durability == "ephemeral":
             return
         self._failed(topic, live, error, producer)

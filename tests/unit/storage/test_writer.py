@@ -25,6 +25,7 @@ from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation
 from fairway.storage.wals.memory import MemoryWal
 from fairway.storage.writer import Durability, WriterConfig
 from fairway.testing import run
+from fairway.testing.loop import LATENCY_NS
 
 
 class RecordingWal(MemoryWal):
@@ -50,7 +51,13 @@ class RecordingWal(MemoryWal):
 Body = Callable[[Log, RecordingWal], Coroutine[Any, Any, None]]
 
 
-def on_log(body: Body, *, wal: RecordingWal | None = None, **config: Any) -> RecordingWal:
+def on_log(
+    body: Body,
+    *,
+    wal: RecordingWal | None = None,
+    latency_ns: tuple[int, int] = LATENCY_NS,
+    **config: Any,
+) -> RecordingWal:
     """Run `body` with a log on virtual time, close it, and return the store."""
     store = wal if wal is not None else RecordingWal()
 
@@ -58,7 +65,7 @@ def on_log(body: Body, *, wal: RecordingWal | None = None, **config: Any) -> Rec
         async with Log(store, writer=WriterConfig(**config)) as log:
             await body(log, store)
 
-    run(main, quiet=True)
+    run(main, quiet=True, latency_ns=latency_ns)
     return store
 
 
@@ -300,6 +307,25 @@ def test_a_raising_store_leaves_doubt_and_a_living_worker() -> None:
         assert [e.payload for e in await log.read(1)] == [b"written all the same", b"next"]
 
     on_log(body)
+
+
+def test_a_failure_is_told_after_the_successes_before_it() -> None:
+    told: list[str] = []
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        wal.answers = [None, lambda group: dict.fromkeys(group, WriteFailed("no space"))]
+        for number in range(200):  # more than are told in one turn of the loop
+            waiter = log.append(1, b"x")
+            waiter.add_done_callback(
+                lambda done, number=number: told.append("failed" if done.exception() else "done")
+            )
+        await under_way(log)
+        behind = log.append(1, b"y")
+        with pytest.raises(WriteFailed):
+            await behind
+        assert told == ["done"] * 100 + ["failed"] * 100
+
+    on_log(body, max_batch=100, latency_ns=(0, 0))
 
 
 def test_a_partition_that_cannot_be_looked_at_again_is_closed() -> None:

@@ -1,0 +1,96 @@
+"""Telling callers that what they asked for is done, a few in each turn of the event loop.
+
+A group may hold hundreds of operations, and each caller that is told has work to do at once. Told
+all in one turn they would hold up everything else on the loop for as long as that takes; so the
+partitions of a group take turns, and a partition with one operation is not told after a flood.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fairway.storage.writer import Waiter
+
+logger = logging.getLogger("fairway.log")
+
+PER_TURN: Final = 8
+"""Callers told in one turn of the loop, at least: about a millisecond of their work."""
+CATCH_UP: Final = 8
+"""At least this part of a backlog in one turn, so that it cannot grow for ever."""
+SHARE: Final = 4
+"""Callers of one partition told before it is another one's turn."""
+
+
+class Completions:
+    """Waiters to be told a key each, in order within a partition."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._lanes: dict[int, deque[tuple[Waiter, int]]] = {}
+        self._turns: deque[int] = deque()  # the partitions in `_lanes`
+        self._waiting = 0
+        self._scheduled = False
+
+    def add(self, partition: int, told: Sequence[tuple[Waiter, int]]) -> None:
+        """Resolve these in the turns to come, after what waits in the partition already."""
+        if not told:
+            return
+        lane = self._lanes.get(partition)
+        if lane is None:
+            lane = self._lanes[partition] = deque()
+            self._turns.append(partition)
+        lane.extend(told)
+        self._waiting += len(told)
+
+    def tell(self) -> None:
+        """Resolve the first few now, if none were in this turn, and the others in the next ones."""
+        if not self._scheduled:
+            self._turn()
+
+    def flush(self, partition: int) -> None:
+        """Resolve all that waits in a partition now: what comes next must not overtake it."""
+        lane = self._lanes.pop(partition, None)
+        if lane is not None:
+            self._turns.remove(partition)
+            self._waiting -= len(lane)
+            for waiter, value in lane:
+                _resolve(waiter, value)
+
+    def flush_all(self) -> None:
+        """Resolve everything now."""
+        for partition in list(self._lanes):
+            self.flush(partition)
+
+    def _turn(self) -> None:
+        left = max(PER_TURN, self._waiting // CATCH_UP)
+        lanes, turns = self._lanes, self._turns
+        while left > 0 and turns:
+            partition = turns.popleft()
+            lane = lanes[partition]
+            share = min(len(lane), SHARE if turns else left)
+            for _ in range(share):
+                _resolve(*lane.popleft())
+            left -= share
+            self._waiting -= share
+            if lane:
+                turns.append(partition)
+            else:
+                del lanes[partition]
+        self._scheduled = bool(turns)
+        if turns:
+            self._loop.call_soon(self._turn)
+
+
+def _resolve(waiter: Waiter, last_key: int) -> None:
+    try:
+        waiter.set_result(last_key)
+    except asyncio.InvalidStateError:  # cancelled; asking each first would cost more
+        pass
+    except Exception:  # a waiter's own fault must not keep others from being told
+        logger.exception("a waiter failed when it was told that its write is done")

@@ -1,0 +1,124 @@
+"""Callers are told a few in each turn of the loop, in order, and nobody after a flood of others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from fairway.storage.completions import CATCH_UP, PER_TURN, SHARE, Completions
+from fairway.testing import run
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Told:
+    """Remembers when it was told what, by turns of the loop."""
+
+    def __init__(self, name: str, log: list[tuple[str, int, int]]) -> None:
+        self.name = name
+        self.log = log
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, last_key: int) -> None:
+        self.log.append((self.name, last_key, turns()))
+
+    def set_exception(self, error: BaseException) -> None:
+        raise AssertionError(error)
+
+
+_turns = 0
+
+
+def turns() -> int:
+    return _turns
+
+
+async def count_turns(turns: int) -> None:
+    global _turns
+    for _ in range(turns):
+        await asyncio.sleep(0)
+        _turns += 1
+
+
+def test_a_flood_is_told_over_many_turns_and_a_single_one_in_the_first() -> None:
+    log: list[tuple[str, int, int]] = []
+
+    async def main() -> None:
+        global _turns
+        _turns = 0
+        completions = Completions()
+        flood = Told("flood", log)
+        completions.add(1, [(flood, key) for key in range(6 * PER_TURN)])
+        completions.add(2, [(Told("single", log), 1)])
+        completions.tell()
+        assert len(log) == PER_TURN
+        assert ("single", 1, 0) in log
+        completions.tell()  # in the same turn: nobody else has waited for them yet
+        assert len(log) == PER_TURN
+        await count_turns(20)
+
+    run(main, quiet=True)
+    assert [key for name, key, _ in log if name == "flood"] == list(range(6 * PER_TURN))
+    in_one_turn = [sum(turn == at for _, _, turn in log) for at in range(1, 20)]
+    assert max(in_one_turn) == PER_TURN
+    assert sum(1 for told in in_one_turn if told) >= 4
+    assert SHARE < PER_TURN
+
+
+def test_a_backlog_cannot_grow_for_ever() -> None:
+    log: list[tuple[str, int, int]] = []
+
+    async def main() -> int:
+        completions = Completions()
+        waiter = Told("each", log)
+        most = 0
+        for _ in range(200):  # ten times what a turn tells at least, in each turn
+            completions.add(1, [(waiter, 0)] * (10 * PER_TURN))
+            completions.tell()
+            most = max(most, completions._waiting)
+            await asyncio.sleep(0)
+        return most
+
+    assert run(main, quiet=True) <= (CATCH_UP + 2) * 10 * PER_TURN
+
+
+def test_flushing_tells_the_rest_at_once_and_in_order() -> None:
+    log: list[tuple[str, int, int]] = []
+
+    async def main() -> None:
+        completions = Completions()
+        completions.add(1, [(Told("a", log), key) for key in range(3 * PER_TURN)])
+        completions.add(2, [(Told("b", log), key) for key in range(3 * PER_TURN)])
+        completions.tell()
+        completions.flush(1)
+        assert [key for name, key, _ in log if name == "a"] == list(range(3 * PER_TURN))
+        assert sum(name == "b" for name, _, _ in log) < PER_TURN
+        completions.flush_all()
+        assert [key for name, key, _ in log if name == "b"] == list(range(3 * PER_TURN))
+        await asyncio.sleep(0)  # the turn that was due finds nothing
+
+    run(main, quiet=True)
+
+
+def test_a_waiter_that_fails_keeps_nobody_from_being_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log: list[tuple[str, int, int]] = []
+
+    class Broken(Told):
+        def set_result(self, last_key: int) -> None:
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        completions = Completions()
+        gone: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        completions.add(1, [(Broken("broken", log), 1), (gone, 2), (Told("last", log), 3)])
+        completions.tell()
+
+    run(main, quiet=True)
+    assert log == [("last", 3, turns())]
+    assert "a waiter failed" in caplog.text
