@@ -17,9 +17,9 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from fairway.server.connection import EXTENSION, Connection
+from fairway.server.connection import EXTENSION, Answer, Connection
 from fairway.server.http_limits import SECOND_NS, HttpLimits
-from fairway.server.http_protocol import HttpProtocol
+from fairway.server.http_protocol import HttpProtocol, Site
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -153,9 +153,9 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(**limits: int) -> AsyncIterator[Served]:
+async def serving(site: Site | None = None, **limits: int) -> AsyncIterator[Served]:
     app = App()
-    protocol = HttpProtocol.limited_to(HttpLimits(**{"linger_ns": LINGER_NS, **limits}))
+    protocol = HttpProtocol.limited_to(HttpLimits(**{"linger_ns": LINGER_NS, **limits}), site)
     config = uvicorn.Config(app, http=protocol, ws="none", log_config=None, lifespan="off")  # type: ignore[arg-type]
     config.load()
     state = ServerState()
@@ -426,6 +426,10 @@ def test_slowloris_on_the_body_is_answered_408(loop: Loop) -> None:
             request = post(b"half", "content-length: 8")
             assert error_of(await served.exchange(request)) == (408, "request_timeout")
             await served.is_quiet()
+            assert served.app.requests == 0, "what is small begins when it is whole"
+            request = post(b"half", "content-length: 100000")
+            assert error_of(await served.exchange(request)) == (408, "request_timeout")
+            await served.is_quiet()
             assert served.app.disconnects == 1
 
     loop.run(scenario)
@@ -437,6 +441,109 @@ def test_idle_connections_are_closed_without_a_word(loop: Loop) -> None:
             assert await served.exchange() == b""
             answered = await served.exchange(GET)
             assert answered.endswith(b"\r\n\r\n/")
+
+    loop.run(scenario)
+
+
+# --- when a request begins, and who serves it
+
+
+class Turnstile:
+    """A site that lets requests begin when told to, and serves those under /express itself."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], object]] = []
+
+    def admit(self, scope: Any, begin: Callable[[], object]) -> None:
+        self.waiting.append(begin)
+
+    def express(self, answer: Answer) -> bool:
+        if answer.scope["path"] != "/express":
+            return False
+        body = bytes(answer.body)
+        answer.reply(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body), body)
+        return True
+
+    async def let_in(self, count: int) -> None:
+        await until(lambda: len(self.waiting) >= count)
+        for _ in range(count):
+            self.waiting.pop(0)()
+
+
+def test_a_small_request_begins_when_it_is_whole(loop: Loop) -> None:
+    async def scenario() -> None:
+        async with serving() as served:
+            reader, writer = await served.connect()
+            writer.write(post(b"ha", "content-length: 4", "connection: close"))
+            await served.exchange(LAST_GET)  # by now it was read
+            assert served.app.paths == ["/last"]
+            writer.write(b"lf")
+            assert (await reader.read()).endswith(b"\r\n\r\nhalf")
+
+    loop.run(scenario)
+
+
+def test_a_request_in_advance_begins_when_it_is_whole(loop: Loop) -> None:
+    async def scenario() -> None:
+        async with serving() as served:
+            reader, writer = await served.connect()
+            writer.write(post(b"", "content-length: 0", path="/held"))
+            writer.write(post(b"ha", "content-length: 4", "connection: close"))
+            await until(lambda: served.app.requests == 1)
+            served.app.release.set()
+            assert b"/held" in await reader.readuntil(b"/held")
+            writer.write(b"lf")
+            assert (await reader.read()).endswith(b"\r\n\r\nhalf")
+
+    loop.run(scenario)
+
+
+def test_a_request_begins_in_its_turn(loop: Loop) -> None:
+    async def scenario() -> None:
+        site = Turnstile()
+        async with serving(site) as served:
+            reader, writer = await served.connect()
+            writer.write(LAST_GET)
+            await until(lambda: len(site.waiting) == 1)
+            assert served.app.requests == 0
+            await site.let_in(1)
+            assert (await reader.read()).endswith(b"\r\n\r\n/last")
+
+    loop.run(scenario)
+
+
+def test_a_request_whose_client_left_does_not_begin(loop: Loop) -> None:
+    async def scenario() -> None:
+        site = Turnstile()
+        async with serving(site) as served:
+            _, writer = await served.connect()
+            writer.write(GET)
+            await until(lambda: len(site.waiting) == 1)
+            writer.transport.abort()
+            await until(lambda: not served.state.connections)
+            await site.let_in(1)
+            assert served.app.requests == 0
+
+    loop.run(scenario)
+
+
+def test_a_site_serves_a_request_itself(loop: Loop) -> None:
+    async def scenario() -> None:
+        site = Turnstile()
+        async with serving(site) as served:
+            reader, writer = await served.connect()
+            for body in (b"one", b"two"):
+                writer.write(post(body, "content-length: 3", path="/express"))
+                await site.let_in(1)
+                assert await reader.readuntil(body) == (
+                    b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n" + body
+                )
+            writer.write(post(b"end", "content-length: 3", "connection: close", path="/express"))
+            await site.let_in(1)
+            assert await reader.read() == (
+                b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nconnection: close\r\n\r\nend"
+            )
+            assert served.app.requests == 0
 
     loop.run(scenario)
 

@@ -22,7 +22,6 @@ from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
 from fairway.topics.delivery import Delivery, DeliveryConfig
 from fairway.topics.engine import TopicsConfig
-from fairway.topics.topic import LivePart
 from fairway.topics.watching import View
 from fairway.wire.topics import RouterConfig, TopicPatch
 from tests.support.topics import MS, PLAIN, Forced, Notes, new, read_all, topics_on, values
@@ -700,8 +699,8 @@ def test_the_same_diff_at_every_pressure(campaign: Campaign) -> None:
 # --- one turn of the loop
 
 
-def test_nothing_is_numbered_behind_a_failure_that_nobody_heard_of_yet() -> None:
-    """Between the failure of a write and the callback that says so, somebody else appends."""
+def test_nothing_is_numbered_behind_a_failure() -> None:
+    """Whoever hears of a failure first and appends at once takes the place of what failed."""
 
     async def main() -> None:
         wal = MemoryWal()
@@ -709,19 +708,13 @@ def test_nothing_is_numbered_behind_a_failure_that_nobody_heard_of_yet() -> None
             topic, _ = await topics.create("t")
             wal._before_write = _full
             failed = topics.writing.enqueue(topic, new(1, 2))
-            live = topic.live
-            assert live is not None
-            written = live.under_way[0].written
             answers: list[asyncio.Future[Any]] = []
 
             def next_one(_: object) -> None:
                 wal._before_write = None
                 answers.append(topics.writing.enqueue(topic, new("next")))
 
-            # Callbacks run in the order of their registration: this one before the engine's own.
-            written.remove_done_callback(live.settle)
-            written.add_done_callback(next_one)
-            written.add_done_callback(live.settle)
+            failed.add_done_callback(next_one)
             with pytest.raises(WriteFailed):
                 await failed
             assert (await answers[0]).first_seq == 1
@@ -729,16 +722,6 @@ def test_nothing_is_numbered_behind_a_failure_that_nobody_heard_of_yet() -> None
             assert (found.seqs, values(found)) == ([1], ["next"])
 
     run(main, seed=1, quiet=True)
-    with patch.object(LivePart, "settle", _late), pytest.raises(AssertionError):
-        run(main, seed=1, quiet=True)
-
-
-_settle = LivePart.settle
-
-
-def _late(self: LivePart, done: object = None) -> None:
-    if done is not None:
-        _settle(self)
 
 
 def _full() -> None:

@@ -6,12 +6,12 @@ import asyncio
 import random
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
+from msgspec.structs import replace
 
 from fairway.errors import Conflict, FairwayError, InvalidRequest, NotFound, WriteFailed
 from fairway.storage.log import Log

@@ -6,23 +6,31 @@ Bare ASGI, no framework: the hot routes (append, diff) cost a dictionary look-up
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from fairway import errors
 from fairway.server import problems
+from fairway.server.connection import check_header
 from fairway.server.exchange import Disconnected, Reply, Request
+from fairway.settings import UNLIMITED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from fairway.server.auth import Identity
+    from fairway.server.connection import Answer
     from fairway.server.exchange import Message, Receive, Scope, Send
     from fairway.server.host import Host
 
     Handler = Callable[..., Awaitable[Reply | None]]
+    Express = Callable[..., bool]
 
 logger = logging.getLogger("fairway.server")
 
+PATHS_REMEMBERED: Final = 1024
 REFUSAL: Final = "fairway.refusal"
 """Where a scope holds why its request is not let in."""
 SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"),)
@@ -46,6 +54,14 @@ class Route(NamedTuple):
     """Needs no key."""
     stream: bool = False
     """Its answer lasts."""
+    express: Express | None = None
+    """Begins it without waiting for anything, if it can: `ExpressReply` is told what becomes of it.
+    False if it cannot, and then nothing was done."""
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names that its query may have."""
+        return [name for name, _, _ in self.query]
 
 
 class Routes:
@@ -59,9 +75,19 @@ class Routes:
             # None, since it is no text: no segment of a path is taken for it.
             key = tuple(None if part.startswith("{") else part for part in parts)
             self._tree.setdefault(key, {})[route.method] = route
+        self._found: dict[str, tuple[dict[str, Route], tuple[str, ...]] | None] = {}
 
     def find(self, path: str) -> tuple[dict[str, Route], tuple[str, ...]] | None:
         """The routes of a path by method, and the arguments in it."""
+        try:
+            return self._found[path]
+        except KeyError:
+            if len(self._found) >= PATHS_REMEMBERED:
+                self._found.clear()
+            found = self._found[path] = self._look_up(path)
+            return found
+
+    def _look_up(self, path: str) -> tuple[dict[str, Route], tuple[str, ...]] | None:
         parts = tuple(path.strip("/").split("/"))
         found = self._tree.get(parts)
         if found is not None:
@@ -76,6 +102,31 @@ class Routes:
         return None
 
 
+class ExpressReply:
+    """Answers a request that is under way without a task. It stands where a future would."""
+
+    __slots__ = ("_answer", "_request", "finish")
+
+    def __init__(self, answer: Answer, request: Request) -> None:
+        self._answer = answer
+        self._request = request
+        self.finish: Callable[[Any], Reply]
+        """Makes the reply of the outcome."""
+
+    def done(self) -> bool:
+        return self._answer.response_complete
+
+    def set_result(self, outcome: object) -> None:
+        try:
+            reply = self.finish(outcome)
+        except Exception as error:
+            reply = failure(error, self._request)
+        write(self._answer, reply)
+
+    def set_exception(self, error: BaseException) -> None:
+        write(self._answer, failure(error, self._request))
+
+
 class HttpApp:
     """Serves HTTP requests. `host` is None until the data is recovered."""
 
@@ -88,14 +139,41 @@ class HttpApp:
 
     def admit(self, scope: Scope, begin: Callable[[], object]) -> None:
         """Begin a request in its turn; one that finds the line full begins at once, to be told."""
-        if self.host is None:
+        host = self.host
+        if host is None or host.gate.passes():
             begin()
             return
         try:
-            self.host.enter(scope["path"], begin)
+            host.wait_turn(scope["path"], begin)
         except errors.Throttled as refusal:
             scope[REFUSAL] = refusal
             begin()
+
+    def express(self, answer: Answer) -> bool:
+        """Serve a request without a task if its route can, and nothing about it is special."""
+        host = self.host
+        scope: Scope = answer.scope  # type: ignore[assignment]
+        found = self._routes.find(scope["path"])
+        if found is None or host is None or REFUSAL in scope:
+            return False
+        route = found[0].get(scope["method"])
+        if route is None or route.express is None:
+            return False
+        query = scope["query_string"]
+        if b"ticket=" in query or host.cors.enabled or answer.flow.write_paused:
+            return False
+        request = Request(scope, answer.receive)
+        try:
+            if query:
+                request.query(route.parameters)
+            identity = request.identity = identify(host, request)
+            if identity.quota is not UNLIMITED:
+                return False  # it is counted while it lasts
+            reply = ExpressReply(answer, request)
+            return route.express(host, request, bytes(answer.body), reply, *found[1])
+        except Exception as error:
+            write(answer, failure(error, request))
+            return True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -106,7 +184,7 @@ class HttpApp:
                 raise scope[REFUSAL]
             host = self.host
             mount = self._mount_of(scope["path"])
-            if host is not None:
+            if host is not None and host.cors.enabled:
                 cors = host.cors_headers(request)
             if mount is None:
                 reply = await self._serve(host, request)
@@ -115,13 +193,10 @@ class HttpApp:
                 return
             else:
                 reply = self._not_ready()
-        except errors.FairwayError as error:
-            reply = problems.problem(error)
         except Disconnected:
             return
-        except Exception:
-            logger.exception("%s %s failed", request.method, request.path)
-            reply = problems.reply(500, "internal", "the server failed; its log says how")
+        except Exception as error:
+            reply = failure(error, request)
         if reply is None:
             return  # it was streamed
         await respond(send, reply, cors, head_only=request.method == "HEAD")
@@ -141,7 +216,7 @@ class HttpApp:
             return self._not_ready()
         if request.scope["query_string"]:
             # Before anything else is done: what is refused changes nothing and uses no ticket up.
-            request.query([name for name, _, _ in route.query])
+            request.query(route.parameters)
         identity = request.identity = identify(host, request)
         allowance = host.begin(identity)
         if allowance is None:
@@ -222,6 +297,31 @@ class HttpApp:
         await mount(scope, receive, send)
 
 
+def failure(error: BaseException, request: Request) -> Reply:
+    """What a client sees of an error."""
+    if isinstance(error, errors.FairwayError):
+        return problems.problem(error)
+    logger.error("%s %s failed", request.method, request.path, exc_info=error)
+    return problems.reply(500, "internal", "the server failed; its log says how")
+
+
+def write(answer: Answer, reply: Reply) -> None:
+    """A whole reply in one write, without ASGI."""
+    head = b"%b%d\r\n\r\n" % (head_of(reply.status, reply.headers), len(reply.body))
+    answer.reply(head, reply.body)
+
+
+@lru_cache(maxsize=256)
+def head_of(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """The head of a reply, up to its length."""
+    lines = [STATUS_LINE[status]]
+    for name, value in (*headers, *SECURITY_HEADERS):
+        check_header(name, value)
+        lines += (name, b": ", value, b"\r\n")
+    lines.append(b"content-length: ")
+    return b"".join(lines)
+
+
 def _adding(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
     """`send` with these headers on whatever response goes through it."""
 
@@ -239,6 +339,11 @@ def _scope_of(method: str) -> Any:
 
 def identify(host: Host, request: Request) -> Identity:
     """Who asks: by key, or by a ticket where no header can be sent."""
+    headers = request.headers
+    if b"origin" not in headers and b"authorization" not in headers:
+        known = host.access.known(headers.get(b"host"))
+        if known is not None and b"ticket=" not in request.scope["query_string"]:
+            return known
     wall_ns = host.clock.wall_ns()
     if b"ticket=" in request.scope["query_string"] and b"authorization" not in request.headers:
         secret = request.parameters.get("ticket", "")

@@ -35,6 +35,7 @@ Headers = tuple[tuple[str, str], ...]
 
 CHALLENGE: Final = 'Bearer realm="fairway"'
 """The `WWW-Authenticate` that goes with `Unauthorized`."""
+HOSTS_REMEMBERED: Final = 64
 SECRET_PARAMETERS: Final = frozenset({"ticket", "access_token", "api_key", "key", "token"})
 
 
@@ -86,12 +87,16 @@ ANYONE: Final = Identity(name="anyone", scopes=frozenset(SCOPES), id="anyone")
 
 
 class Access(Protocol):
-    """How requests are admitted. Both methods raise `Unauthorized` or `Forbidden`."""
+    """How requests are admitted. `admit` and `confirm` raise `Unauthorized` or `Forbidden`."""
 
     def admit(
         self, *, authorization: str | None, host: str | None, origin: str | None, wall_ns: int
     ) -> Identity:
         """Who sent a request with these headers."""
+        ...
+
+    def known(self, host: bytes | None) -> Identity | None:
+        """Who that is, if a request with this Host, without key and Origin, needs no look."""
         ...
 
     def confirm(self, identity: Identity, wall_ns: int) -> Identity:
@@ -189,6 +194,9 @@ class KeyedAccess:
             raise Unauthorized("Authorization is not of the form: Bearer <key>")
         return self.keyring.identify(bearer[1], wall_ns)
 
+    def known(self, host: bytes | None) -> Identity | None:
+        return None
+
     def confirm(self, identity: Identity, wall_ns: int) -> Identity:
         return self.keyring.confirm(identity, wall_ns)
 
@@ -270,6 +278,11 @@ class OpenAccess:
             )
         self._cors = cors
         self._insecure = insecure
+        self._known: set[bytes] = set()  # hosts that were good, without key or origin
+
+    def known(self, host: bytes | None) -> Identity | None:
+        """`ANYONE` if `admit` has let in a request to this Host before."""
+        return ANYONE if host in self._known else None
 
     def admit(
         self, *, authorization: str | None, host: str | None, origin: str | None, wall_ns: int
@@ -287,6 +300,8 @@ class OpenAccess:
                 " allow one with --cors-origin",
                 detail={"origin": origin[:255]},
             )
+        if host is not None and host.isascii() and len(self._known) < HOSTS_REMEMBERED:
+            self._known.add(host.encode())
         return ANYONE
 
     def confirm(self, identity: Identity, wall_ns: int) -> Identity:

@@ -37,6 +37,28 @@ _SIOCOUTQ = termios.TIOCOUTQ  # Linux gives both requests one number: bytes sent
 _NO_BYTES = bytes(4)  # where the answer goes, a C int
 
 
+class News:
+    """An event for one waiter, cheap to make: each request has one and few wait for it."""
+
+    __slots__ = ("_is_set", "_waiter")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> None:
+        """Wait until it is set, and unset it."""
+        while not self._is_set:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._is_set = False
+
+
 class Answer(RequestResponseCycle):
     """What an ASGI app sends for one request.
 
@@ -44,8 +66,60 @@ class Answer(RequestResponseCycle):
     then nothing has started: an app that fails is still answered with an error.
     """
 
+    # Defaults live on the class: one of these is made for each request.
+    begins_whole = False  # once its body is there, and not before
+    access_log = False  # it would hold query strings, and tickets
+    body: bytes | bytearray = b""  # type: ignore[assignment]
+    more_body = True
+    disconnected = False
+    response_started = False
+    response_complete = False
+    chunked_encoding: bool | None = None
     _head = b""  # built, and not yet written
     _body_left: int | None = None  # None: until the last chunk, or until the close
+
+    def __init__(self, protocol: HttpProtocol, scope: Any, *, keep_alive: bool) -> None:
+        # Not the base's: nine of its fields are the class's here.
+        self.scope = scope
+        self.transport = protocol.transport
+        self.flow = protocol.flow
+        self.logger = protocol.logger
+        self.default_headers = protocol.server_state.default_headers
+        self.message_event = News()  # type: ignore[assignment]
+        self.on_response = protocol.on_response_complete
+        self.keep_alive = keep_alive
+        self.waiting_for_100_continue = protocol.expect_100_continue
+
+    def take_in(self, part: bytes) -> None:
+        """More of the request's body has come."""
+        if not self.body:
+            self.body = part
+        else:
+            if isinstance(self.body, bytes):
+                self.body = bytearray(self.body)
+            self.body += part
+
+    async def receive(self) -> Any:
+        if self.waiting_for_100_continue and not self.transport.is_closing():
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.waiting_for_100_continue = False
+        if not self.disconnected and not self.response_complete:
+            self.flow.resume_reading()
+            await self.message_event.take()  # type: ignore[attr-defined]
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        body, self.body = bytes(self.body), b""
+        return {"type": "http.request", "body": body, "more_body": self.more_body}
+
+    def reply(self, head: bytes, body: bytes) -> None:
+        """A whole response at once, without ASGI; `head` ends in its empty line."""
+        if self.disconnected:
+            return
+        self.response_started = True
+        if not self.keep_alive:
+            head = head[:-2] + b"connection: close\r\n\r\n"
+        self.transport.write(head + body)
+        self.complete()
 
     @property
     def begun(self) -> bool:

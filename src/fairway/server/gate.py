@@ -44,14 +44,17 @@ class Gate:
         """How full the line is, 0 to 1."""
         return self._lanes.depth / WAITING_MAX
 
-    def enter(self, key: str, band: Band, begin: Callable[[], object]) -> None:
-        """Call `begin`, now or in a turn to come. Raises `Throttled` if the line is full."""
-        if self._begun < PER_TURN and not self._lanes.depth:
-            if not self._begun:
-                self._loop.call_soon(self._turn)
-            self._begun += 1
-            begin()
-            return
+    def passes(self) -> bool:
+        """Whether a request may begin now; it is counted then. Else it must `wait`."""
+        if self._begun >= PER_TURN or self._lanes.depth:
+            return False
+        if not self._begun:
+            self._loop.call_soon(self._turn)
+        self._begun += 1
+        return True
+
+    def wait(self, key: str, band: Band, begin: Callable[[], object]) -> None:
+        """Call `begin` in a turn to come. Raises `Throttled` if the line is full."""
         now_ns = self._clock.now_ns()
         refusal = self._lanes.offer(key, begin, 1, now_ns)
         if refusal is not None:

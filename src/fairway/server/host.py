@@ -119,17 +119,20 @@ class Host:
             await self.sessions.purge(self.now_ms())
             self.tickets.purge(self.clock.now_ns())
 
-    def enter(self, path: str, begin: Callable[[], object]) -> None:
-        """Begin a request in its turn: that of its topic, if it is about one."""
+    def wait_turn(self, path: str, begin: Callable[[], object]) -> None:
+        """Begin a request in its turn: that of its topic, if it is about one.
+
+        Raises `Throttled`.
+        """
         if path.startswith(TOPICS_PATH):
             name = path[len(TOPICS_PATH) :].partition("/")[0]
             topic = self.topics.find(name)
             band = self.topics.delivery.band_of(topic) if topic is not None else Band.B2
-            self.gate.enter(name, band, begin)
+            self.gate.wait(name, band, begin)
         elif path in UNGATED:
             begin()
         else:
-            self.gate.enter(path, Band.B2, begin)
+            self.gate.wait(path, Band.B2, begin)
 
     def now_ms(self) -> int:
         return self.clock.wall_ns() // 1_000_000

@@ -8,11 +8,10 @@ closed. Streaming responses are in `connection`.
 
 from __future__ import annotations
 
-import asyncio
 import enum
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import unquote
 
 import httptools
@@ -35,15 +34,25 @@ from fairway.server.http_limits import (
 )
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
-    from typing import TypeAlias
 
     from uvicorn._types import ASGI3Application, HTTPScope
     from uvicorn.config import Config
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
-    Admit: TypeAlias = Callable[[Any, Callable[[], object]], None]
+
+class Site(Protocol):
+    """What a server may know of its requests before an ASGI app sees them."""
+
+    def admit(self, scope: Any, begin: Callable[[], object]) -> None:
+        """Call `begin` when it is the turn of this request."""
+        ...
+
+    def express(self, answer: Answer) -> bool:
+        """Serve a request that is whole without the app, and so without a task; or return False."""
+        ...
 
 
 class Reading(enum.Enum):
@@ -73,23 +82,16 @@ class HttpProtocol(HttpToolsProtocol):
     """
 
     limits: ClassVar[HttpLimits] = HttpLimits()
+    site: ClassVar[Site | None] = None
     cycle: Answer
 
     @classmethod
-    def limited_to(cls, limits: HttpLimits, admit: Admit | None = None) -> type[HttpProtocol]:
+    def limited_to(cls, limits: HttpLimits, site: Site | None = None) -> type[HttpProtocol]:
         """This protocol with other limits, for `uvicorn.Config(http=...)`.
 
-        `admit` is given each request with a function that begins it, to be called in its turn.
+        `site` decides when requests begin, and may serve some itself; else all begin at once.
         """
-        changed: dict[str, Any] = {"limits": limits}
-        if admit is not None:
-            changed["admit"] = staticmethod(admit)
-        return type(cls.__name__, (cls,), changed)
-
-    @staticmethod
-    def admit(scope: Any, begin: Callable[[], object]) -> None:
-        """Begin a request at once."""
-        begin()
+        return type(cls.__name__, (cls,), {"limits": limits, "site": site})
 
     def __init__(
         self,
@@ -111,6 +113,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._half_closed = False
         self._lingering = False
 
+        self._scope: dict[str, Any] | None = None  # of a connection's requests, what they share
         self._reading = BETWEEN
         self._messages = 0  # complete ones, to see whether a read held the end of one
         self._read_bytes = 0  # of the present read
@@ -217,6 +220,16 @@ class HttpProtocol(HttpToolsProtocol):
 
     # --- what the parser tells
 
+    def on_message_begin(self) -> None:
+        # A copy of the first request's, instead of uvicorn's own at each.
+        if self._scope is None:
+            super().on_message_begin()
+            self._scope = {**self.scope}
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+        self.scope = {**self._scope, "headers": self.headers}  # type: ignore[typeddict-item]
+
     def on_url(self, url: bytes) -> None:
         self._reading = HEAD
         self.url += url
@@ -247,6 +260,7 @@ class HttpProtocol(HttpToolsProtocol):
         if refusal is not None:
             self._refuse(refusal)
             raise _Over
+        size = self._content_length if self._transfer_encoding is None else None
         self._hosts = self._content_length = self._head_bytes = self._body_bytes = 0
         self._transfer_encoding = None
         scope["method"] = parser.get_method().decode("ascii")
@@ -257,42 +271,44 @@ class HttpProtocol(HttpToolsProtocol):
         scope["path"] = self.root_path + (unquote(path) if "%" in path else path)
         scope["raw_path"] = self.root_path.encode("ascii") + url.path
         scope["query_string"] = url.query or b""
-        connection = Connection(self)
         if version != "1.1":
             scope["http_version"] = version
-            connection.chunked = False
-        scope["extensions"] = {EXTENSION: connection}  # type: ignore[dict-item]
         self.headers = []  # for trailers, which nobody asked for: the app has its headers
         self._reading = BODY
-        self._take_on(scope, keep_alive=version == "1.1" and parser.should_keep_alive())
+        keep_alive = version == "1.1" and parser.should_keep_alive()
+        self._take_on(scope, keep_alive=keep_alive, size=size)
 
-    def _take_on(self, scope: HTTPScope, *, keep_alive: bool) -> None:
-        self.cycle = Answer(
-            scope=scope,
-            transport=self.transport,
-            flow=self.flow,
-            logger=self.logger,
-            access_logger=self.access_logger,
-            access_log=False,  # an `Answer` writes none: it would hold query strings, and tickets
-            default_headers=self.server_state.default_headers,
-            message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
-            keep_alive=keep_alive,
-            on_response=self.on_response_complete,
+    def _take_on(self, scope: HTTPScope, *, keep_alive: bool, size: int | None) -> None:
+        answer = self.cycle = Answer(self, scope, keep_alive=keep_alive)
+        answer.begins_whole = (
+            size is not None and size <= HIGH_WATER_LIMIT and not self.expect_100_continue
         )
         if self._owes_answer():
             self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
+            self.pipeline.appendleft((answer, self.app))
         else:
-            self._running = self.cycle
-            self._start_asgi_task(self.cycle, self.app)
+            self._running = answer
+            if not answer.begins_whole:
+                self._start_asgi_task(answer, self.app)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self.admit(cycle.scope, partial(self._begin, cycle, app))
+        if self.site is None:
+            self._run(cycle, app)
+        else:
+            assert isinstance(cycle, Answer)
+            self.site.admit(cycle.scope, partial(self._begin, cycle, app))
 
-    def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        if not cycle.disconnected:  # else its client left while it waited for its turn
-            super()._start_asgi_task(cycle, app)
+    def _begin(self, cycle: Answer, app: ASGI3Application) -> None:
+        """It is its turn. Not if its client left while it waited."""
+        assert self.site is not None
+        if not cycle.disconnected and (cycle.more_body or not self.site.express(cycle)):
+            self._run(cycle, app)
+
+    def _run(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        connection = Connection(self)
+        connection.chunked = cycle.scope["http_version"] == "1.1"
+        cycle.scope["extensions"] = {EXTENSION: connection}  # type: ignore[dict-item]
+        super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -303,7 +319,7 @@ class HttpProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle.response_complete or self._stream is not None:
             return
-        cycle.body += body
+        cycle.take_in(body)
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
         cycle.message_event.set()
@@ -320,6 +336,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._due_ns = 0
             cycle.more_body = False
             cycle.message_event.set()
+            if cycle.begins_whole and cycle is self._running:
+                self._start_asgi_task(cycle, self.app)
 
     # --- what the app tells
 
@@ -332,7 +350,10 @@ class HttpProtocol(HttpToolsProtocol):
             cycle, app = self.pipeline.pop()
             assert isinstance(cycle, Answer)
             self._running = cycle
-            self._start_asgi_task(cycle, app)
+            if cycle.begins_whole and cycle.more_body:  # it begins when its body is there
+                self.flow.resume_reading()
+            else:
+                self._start_asgi_task(cycle, app)
         elif self._refusal is not None:
             self._answer(self._refusal)
         elif self._reading is BODY and self.expect_100_continue and not self._body_bytes:

@@ -56,6 +56,7 @@ ROUTES: Final = Routes(
             reply=wire.AppendReply,
             statuses={201: "appended, and the topic is new", **_NOT_FOUND, **_WRITE},
             query=(("return_seqs", "boolean", "false leaves out `seqs`"),),
+            express=topics_api.append_express,
         ),
         Route(
             "POST",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from fairway.errors import InvalidRequest
 from fairway.server.exchange import JSON, Reply, Request, flag, json_reply, number, parse
+from fairway.settings import UNLIMITED
 from fairway.topics.batch import Projection, encode_record
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
@@ -45,9 +47,11 @@ from fairway.wire.topics import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fairway.server.asgi import ExpressReply
     from fairway.server.host import Host
     from fairway.topics.engine import Diff
     from fairway.topics.topic import Topic
+    from fairway.topics.writing import Appended
 
 _APPEND = msgspec.json.Decoder(AppendRequest)
 _DIFF = msgspec.json.Decoder(DiffRequest)
@@ -62,12 +66,41 @@ MAX_TRACE: Final = 256
 
 
 async def append(host: Host, request: Request, topic: str) -> Reply:
-    return_seqs = True
-    if request.scope["query_string"]:
-        query = request.query(("return_seqs",))
-        return_seqs = flag(query.get("return_seqs"), "return_seqs", default=True)
-    body = await request.body()
-    request.require_json()
+    message, new = _read_append(host, request, await request.body(), topic)
+    found, appended, created = await host.topics.append(
+        topic, new, create=message.create, config=message.config, owner=request.identity.name
+    )
+    if created:
+        host.owns(request.identity, found)
+    return _append_reply(found, _return_seqs(request), created, appended)
+
+
+def append_express(
+    host: Host, request: Request, body: bytes, reply: ExpressReply, topic: str
+) -> bool:
+    """An append to a topic that is there, and that needs nothing but to be written."""
+    found = host.topics.find(topic)
+    if found is None:
+        return False
+    _, new = _read_append(host, request, body, topic)
+    reply.finish = partial(_append_reply, found, _return_seqs(request), False)
+    return host.topics.append_now(reply, found, new)
+
+
+def _return_seqs(request: Request) -> bool:
+    if not request.scope["query_string"]:
+        return True
+    query = request.query(("return_seqs",))
+    return flag(query.get("return_seqs"), "return_seqs", default=True)
+
+
+def _read_append(
+    host: Host, request: Request, body: bytes, topic: str
+) -> tuple[AppendRequest, NewBatch]:
+    _return_seqs(request)  # what is wrong is said before anything is written
+    headers = request.headers
+    if headers.get(b"content-type") != JSON[1]:
+        request.require_json()
     message = parse(_APPEND, body)
     check_name(topic)
     identity = request.identity
@@ -76,12 +109,14 @@ async def append(host: Host, request: Request, topic: str) -> Reply:
         identity.require("admin", topic)  # as for PUT: a writer does not set its own priority
     raw, records = parse_records(bytes(message.records))
     node, key = message.node, message.idempotency_key
-    if key is None:
+    if key is None and b"idempotency-key" in headers:
         key = request.header(b"idempotency-key")
-    check_writer(node, key)
-    trace = request.header(b"traceparent")
-    host.charge(identity, topic, records=len(records), size=len(raw))
-    new = NewBatch(
+    if node is not None or key is not None:
+        check_writer(node, key)
+    trace = request.header(b"traceparent") if b"traceparent" in headers else None
+    if identity.quota is not UNLIMITED:
+        host.charge(identity, topic, records=len(records), size=len(raw))
+    return message, NewBatch(
         raw=raw,
         records=records,
         node=node,
@@ -89,23 +124,21 @@ async def append(host: Host, request: Request, topic: str) -> Reply:
         trace=trace if trace is not None and len(trace) <= MAX_TRACE else None,
         patient=message.disable_backpressure,
     )
-    found, appended, created = await host.topics.append(
-        topic, new, create=message.create, config=message.config, owner=identity.name
-    )
+
+
+def _append_reply(topic: Topic, return_seqs: bool, created: bool, appended: Appended) -> Reply:
     first, last = appended.first_seq, appended.last_seq
     reply = AppendReply(
-        topic=topic,
-        epoch=abs(found.epoch),  # negative if it was deleted meanwhile
+        topic=topic.name,
+        epoch=abs(topic.epoch),  # negative if it was deleted meanwhile
         first_seq=first,
         last_seq=last,
         seqs=list(range(first, last + 1)) if return_seqs else msgspec.UNSET,
-        head_seq=found.head,
+        head_seq=topic.head,
         count=last - first + 1,
         created=created,
         deduped=appended.deduped,
     )
-    if created:
-        host.owns(identity, found)
     return Reply(201 if created else 200, _encode(reply))
 
 

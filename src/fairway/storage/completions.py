@@ -75,7 +75,8 @@ class Completions:
             lane = lanes[partition]
             share = min(len(lane), SHARE if turns else left)
             for _ in range(share):
-                _resolve(*lane.popleft())
+                waiter, last_key = lane.popleft()
+                _resolve(waiter, last_key)
             left -= share
             self._waiting -= share
             if lane:

@@ -179,7 +179,10 @@ class Log:
 
         It must not raise, and must not wait: others wait to be told.
         """
-        self._open_writer().accept(waiter, partition, operation, durability)
+        writer = self._writer
+        if writer is None:
+            raise self._refusal
+        writer.accept(waiter, partition, operation, durability)
 
     async def delete(self, partition: int) -> None:
         """Delete a partition durably. Its rows are swept away later, in chunks; its number can be

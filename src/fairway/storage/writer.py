@@ -231,7 +231,9 @@ class FairWriter:
         finishing: bool = False,
     ) -> None:
         """As `submit`, for a waiter of the caller's own."""
-        state = self._partition(partition)
+        state = self._partitions.get(partition)
+        if state is None or type(partition) is not int:
+            state = self._partition(partition)
         if state.refusal is not None:
             raise type(state.refusal)(str(state.refusal))
         entries, meta, truncate, compact, hard_state, delete = operation

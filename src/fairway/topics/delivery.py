@@ -229,13 +229,15 @@ class Delivery:
         while True:
             await self._dirty.wait()
             self._spent_ns = self._clock.now_ns()
+            drained = False
             while (key := self._ready.take()) is not None:
+                drained = True
                 try:
                     await self._drain(*key)
                 finally:
                     self._ready.release(key, self._clock.now_ns(), due_ns=self._due_ns())
             self._dirty.clear()
-            if self._ladder.coalesce_window_ns and self._gathering is None:
+            if drained and self._ladder.coalesce_window_ns and self._gathering is None:
                 self._gather()
 
     async def _age(self) -> None:

@@ -47,7 +47,7 @@ from fairway.topics.tail import HotBytes, Tail
 from fairway.topics.topic import LivePart, Topic
 from fairway.topics.watching import Watcher
 from fairway.topics.writability import Writability
-from fairway.topics.writing import Appended, NewBatch, Writing
+from fairway.topics.writing import Appended, NewBatch, Told, Writing
 from fairway.wire.topics import RouterConfig, TopicConfig, TopicPatch, check_name
 
 if TYPE_CHECKING:
@@ -492,6 +492,11 @@ class Topics:
             self._check_fits(name, config, new)
             topic, created = await self.create(name, config, owner=owner)
         return topic, await self.writing.append(topic, new), created
+
+    def append_now(self, reply: Told, topic: Topic, new: NewBatch) -> bool:
+        """As `append`, begun at once and told to `reply`; False if something must come first."""
+        self.check_admits(patient=new.patient)
+        return self.writing.append_now(reply, topic, new)
 
     async def diff(
         self,

@@ -274,7 +274,7 @@ class Retention:
 
         live.quick += 1  # it shows nothing new
         live.under_way.append(write)
-        await write.decided()
+        await asyncio.shield(write.decided())
 
     # Upkeep
 

@@ -80,7 +80,7 @@ class HotBytes:
     def push(self, topic: Topic, tail: Tail, batch: Batch) -> None:
         tail.push(batch)
         self._order.append((topic, tail, batch))
-        self.used += cost(batch)
+        self.used += len(batch.records) + BATCH_OVERHEAD
         while self.used > self.budget and len(self._order) > 1:
             self._drop_oldest()
 

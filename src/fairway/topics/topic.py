@@ -368,7 +368,6 @@ class Topic:
         live = self.live
         removal = None
         if live is not None:
-            live.settle()  # what failed a moment ago is not under way any more
             if live.in_doubt:
                 # One that was written now would hide from us what the one in doubt did.
                 raise Unavailable(f"it is not known yet what topic {self.name!r} holds")
@@ -460,8 +459,9 @@ class Write:
             self._decided.exception()  # whoever waited may be gone
 
     def decided(self) -> asyncio.Future[None]:
-        """Resolves with the outcome, once `then` was told. For one caller."""
-        self._decided = asyncio.get_running_loop().create_future()
+        """Resolves with the outcome, once `then` was told. Shared: shield it."""
+        if self._decided is None:
+            self._decided = asyncio.get_running_loop().create_future()
         return self._decided
 
 

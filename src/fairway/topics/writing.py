@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from fairway.errors import (
     Backpressure,
@@ -63,8 +65,7 @@ class Position:
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewBatch:
+class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     """An append that is to be made. `raw` is the JSON array that `records` was parsed from."""
 
     raw: bytes
@@ -76,17 +77,26 @@ class NewBatch:
     hops: int = 0
     patient: bool = False
     """Wait for room instead of being refused, up to a deadline."""
-    extra: Mapping[str, bytes | None] = field(default_factory=dict)
+    extra: Mapping[str, bytes | None] = NO_META
     """Metadata of other parts, written in the same operation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True, gc=False):
     """What an append was given. `deduped`: it had been made before, nothing was written."""
 
     first_seq: int
     last_seq: int
     deduped: bool = False
+
+
+class Told(Protocol):
+    """Who is told what became of an append: a future, or whatever else has its methods."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, appended: Appended, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
 
 
 class Writing:
@@ -114,6 +124,7 @@ class Writing:
         self._writability = writability
         self._repeats: dict[tuple[int, str], asyncio.Future[Appended]] = keys.under_way
         self._patient_bytes = 0
+        self._create_future: Callable[[], asyncio.Future[Appended]]
         self._create_future = asyncio.get_running_loop().create_future
 
     async def append(self, topic: Topic, new: NewBatch) -> Appended:
@@ -125,6 +136,13 @@ class Writing:
         if new.patient:
             return await (await self._enqueue_patiently(topic, new))
         return await self.enqueue(topic, new)
+
+    def append_now(self, reply: Told, topic: Topic, new: NewBatch) -> bool:
+        """As `append`, begun at once; False if something must be looked up or waited for first."""
+        if new.key is not None or new.position is not None or new.patient or topic.weak:
+            return False
+        self.enqueue_for(reply, topic, new)
+        return True
 
     async def prepare(self, topic: Topic, new: NewBatch) -> None:
         """Fetch what `enqueue` needs to know."""
@@ -154,15 +172,25 @@ class Writing:
 
     def enqueue(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
         """Number and queue an append that is prepared. The future tells when its class is met."""
+        reply = self._create_future()
+        self.enqueue_for(reply, topic, new)
+        return reply
+
+    def enqueue_for(self, reply: Told, topic: Topic, new: NewBatch) -> None:
+        """As `enqueue`, for whoever is told in the caller's own way."""
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
-        live = self._live(topic)
-        self._check_open(topic, live)
+        live = topic.live
+        if live is None:
+            live = self._live(topic)
+        if live.doubt or live.changing:
+            self._check_open(topic, live)
         position = new.position
         if position is not None:
             known = live.producers.get(position.producer)
             if known is not None and (position.epoch, position.number) <= known:
-                return self._done(Appended(topic.head, topic.head, deduped=True))
+                reply.set_result(Appended(topic.head, topic.head, deduped=True))
+                return
         count = len(new.records)
         size = batch_size(new.records, new.node)
         config = topic.config
@@ -174,20 +202,24 @@ class Writing:
         before = topic.assigned
         first, ts = topic.place(count, self._clock.wall_ns() // 1_000_000)
         batch = Batch(VERSION, first, count, ts, size, new.raw, new.node, new.trace, new.hops)
-        answer = Appended(first, batch.last_seq)
+        last = first + count - 1
+        answer = Appended(first, last)
         # Nothing is seen before what was numbered before it, whatever the class was then.
         quick = config.durability in ("memory", "ephemeral") and live.all_shown
         if config.durability == "ephemeral" and quick and not (new.extra or position or new.key):
             self._publish(topic, live, batch)
-            return self._done(answer)
+            reply.set_result(answer)
+            return
         meta: Mapping[str, bytes | None] = NO_META
         if new.extra or position is not None or new.key is not None:
             meta = self._meta(new, answer, ts)
-        entries: tuple[Entry, ...] = ()
-        if config.durability != "ephemeral":
-            entries = (Entry(batch.last_seq, encode_batch(batch)),)
+        if config.durability != "ephemeral" and meta is NO_META:
+            operation = Operation.appending(last, encode_batch(batch), 0)
+        elif config.durability != "ephemeral":
+            operation = Operation((Entry(last, encode_batch(batch)),), meta)
+        else:
+            operation = Operation(meta=meta)
         producer = position.producer if position is not None else None
-        reply: asyncio.Future[Appended] = self._create_future()
         if quick:
             then = partial(self._settle_quick, topic, live, batch, producer)
         else:
@@ -197,7 +229,7 @@ class Writing:
             self._log.submit_for(
                 write,
                 topic.epoch,
-                Operation(entries, meta),
+                operation,
                 durability=DURABILITY.get(config.durability, Durability.DISK),
             )
         except FairwayError:
@@ -213,7 +245,6 @@ class Writing:
         else:
             live.pending_count += count
             live.pending_bytes += size
-        return reply
 
     def enqueue_meta(
         self,
@@ -330,7 +361,7 @@ class Writing:
         live: LivePart,
         batch: Batch,
         answer: Appended,
-        reply: asyncio.Future[Appended],
+        reply: Told,
         producer: str | None,
         error: BaseException | None,
     ) -> None:
@@ -389,11 +420,6 @@ class Writing:
         topic.publish(batch)
         self._hot.push(topic, live.tail, batch)
         self._published(topic)
-
-    def _done(self, answer: Appended) -> asyncio.Future[Appended]:
-        reply: asyncio.Future[Appended] = self._create_future()
-        reply.set_result(answer)
-        return reply
 
     # What must be known first
 
@@ -502,7 +528,8 @@ class Writing:
                 topic.reserved = max(topic.reserved, upto)
 
 
-def _fail(reply: asyncio.Future[Any], error: BaseException) -> None:
+def _fail(reply: Told | asyncio.Future[Any], error: BaseException) -> None:
     if not reply.done():
         reply.set_exception(error)
-        reply.exception()  # whoever waited may be gone: that is no reason for a warning
+        if isinstance(reply, asyncio.Future):
+            reply.exception()  # whoever waited may be gone: that is no reason for a warning
