@@ -128,7 +128,7 @@ class WatchedPool(BlockingPool):
     world: World
     held: dict[tuple[str, int], int]
 
-    async def run(self, call: Any, *args: Any) -> Any:
+    def submit(self, done: Any, call: Any, *args: Any) -> None:
         keys: list[tuple[str, int]] = []
         name = getattr(call, "__name__", "")
         if name == "_write":
@@ -140,11 +140,13 @@ class WatchedPool(BlockingPool):
             self.held[key] = 1
         if len({key for key in self.held if key[0] == "write"}) > len(keys) > 0:
             self.world.tally["writes under way at once"] += 1
-        try:
-            return await super().run(call, *args)
-        finally:
+
+        def ended(result: Any, error: BaseException | None) -> None:
             for key in keys:
                 del self.held[key]
+            done(result, error)
+
+        super().submit(ended, call, *args)
 
 
 def simulate(

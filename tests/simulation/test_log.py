@@ -18,6 +18,7 @@ import pytest
 from fairway.core.groups import Groups
 from fairway.core.lanes import Lanes
 from fairway.core.ready import Ready
+from fairway.errors import OutcomeUnknown
 from fairway.storage import writer as writer_module
 from fairway.storage.completions import Completions
 from fairway.storage.group_service import GroupService
@@ -25,7 +26,6 @@ from fairway.storage.writer import FairWriter
 from tests.simulation.log_sim import Broken, simulate
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterator
 
     from tests.conftest import Campaign
@@ -146,27 +146,17 @@ def two_owners() -> Iterator[None]:
 def store_kills_worker() -> Iterator[None]:
     """A raising store ends the worker, which leaves its keys in flight."""
 
-    async def work(self: GroupService[Any]) -> None:
-        while True:
-            await self._awake.wait()
-            group = self._owner.take(self.groups)
-            if not group:
-                self._busy = False
-                self._awake.clear()
-                continue
-            await self._owner.serve(group)
-            waiters = [getattr(item, "waiter", None) for part in group for item in part.items]
-            failures = [waiter.exception() for waiter in waiters if waiter and _failed(waiter)]
-            if any("the store raised" in str(failure) for failure in failures):
-                return
-            self._settle(group)
+    wrote = FairWriter._wrote
 
-    with patch.object(GroupService, "_work", work):
+    def dying(self: FairWriter, *args: Any) -> None:
+        if isinstance(args[-1], Exception):
+            for part in args[0]:
+                self._fail(part, OutcomeUnknown("the store raised"))
+        else:
+            wrote(self, *args)
+
+    with patch.object(FairWriter, "_wrote", dying):
         yield
-
-
-def _failed(waiter: asyncio.Future[Any]) -> bool:
-    return waiter.done() and not waiter.cancelled() and waiter.exception() is not None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple
 
 from fairway.errors import Backpressure, Closing, InvalidConfig
 from fairway.runtime.clock import Clock, clock_of
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
     from typing import Self
+
+Done: TypeAlias = "Callable[[Any, BaseException | None], None]"
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -87,13 +89,16 @@ class BusyMeter:
 
 
 class _Call:
-    """One accepted call: what to run, and the future its caller waits on."""
+    """One accepted call: what to run, and who is told how it ended."""
 
-    __slots__ = ("function", "outcome", "started_ns")
+    __slots__ = ("done", "function", "outcome", "started_ns")
 
-    def __init__(self, function: Callable[[], Any], outcome: asyncio.Future[Any]) -> None:
+    def __init__(
+        self, function: Callable[[], Any], done: Done, outcome: asyncio.Future[Any] | None
+    ) -> None:
         self.function = function
-        self.outcome = outcome
+        self.done = done
+        self.outcome = outcome  # if it is cancelled before its turn, the call is not made
         self.started_ns = 0
 
 
@@ -137,20 +142,10 @@ class BlockingPool:
         Raises `Backpressure` when `queue_limit` calls wait already and `Closing` after `aclose`;
         either way the call was not and will not be made.
         """
-        loop = asyncio.get_running_loop()
-        if self._closing:
-            raise Closing(f"pool {self.name} is closing")
-        if len(self._running) >= self._threads and len(self._waiting) >= self._queue_limit:
-            self._refused += 1
-            raise self._refusal()
-        accepted = _Call(partial(_invoke, call, args), loop.create_future())
-        self._idle.clear()
-        if len(self._running) < self._threads:
-            self._start(accepted)
-        else:
-            self._waiting[accepted] = None
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        accepted = self._accept(partial(_resolve, outcome), call, args, outcome)
         try:
-            result: T = await accepted.outcome
+            result: T = await outcome
         except asyncio.CancelledError:
             if accepted in self._running:
                 self._abandoned += 1
@@ -159,6 +154,34 @@ class BlockingPool:
                 self._settle()
             raise
         return result
+
+    def submit(self, done: Done, call: Callable[[*Ts], T], *args: *Ts) -> None:
+        """As `run`, for whoever cannot wait: `done(result, error)` is called on the loop.
+
+        It is called within the turn that hears of the end of the call, which a waiting task would
+        not be: for that it must not raise. Never called before this returns.
+        """
+        self._accept(done, call, args)
+
+    def _accept(
+        self,
+        done: Done,
+        call: Callable[[*Ts], T],
+        args: tuple[*Ts],
+        outcome: asyncio.Future[T] | None = None,
+    ) -> _Call:
+        if self._closing:
+            raise Closing(f"pool {self.name} is closing")
+        if len(self._running) >= self._threads and len(self._waiting) >= self._queue_limit:
+            self._refused += 1
+            raise self._refusal()
+        accepted = _Call(partial(_invoke, call, args), done, outcome)
+        self._idle.clear()
+        if len(self._running) < self._threads:
+            self._start(accepted)
+        else:
+            self._waiting[accepted] = None
+        return accepted
 
     def statistics(self) -> PoolStatistics:
         """A frozen snapshot, cheap enough to be taken ten times a second by the governor."""
@@ -196,7 +219,7 @@ class BlockingPool:
         await self.aclose()
 
     def _start(self, call: _Call) -> None:
-        loop = call.outcome.get_loop()
+        loop = asyncio.get_running_loop()
         if self._clock is None:
             self._clock = clock_of(loop)
         call.started_ns = self._clock.now_ns()
@@ -213,7 +236,7 @@ class BlockingPool:
                 work = self._executor.submit(call.function)
                 work.add_done_callback(partial(self._hand_over, loop, call))
         except Exception as error:  # for instance, the system has no thread left for us
-            call.outcome.set_exception(error)
+            loop.call_soon(call.done, None, error)
             self._settle()
             return
         self._running[call] = None
@@ -239,19 +262,14 @@ class BlockingPool:
         # The next call goes to the free thread before the waiter wakes: threads stay busy.
         while self._waiting and len(self._running) < self._threads:
             waiting, _ = self._waiting.popitem(last=False)
-            if not waiting.outcome.cancelled():
+            if waiting.outcome is None or not waiting.outcome.cancelled():
                 self._start(waiting)
         self._settle()
         if work.cancelled():  # not by us; the loop is being torn down
-            call.outcome.cancel()
+            call.done(None, asyncio.CancelledError())
             return
         error = work.exception()  # asked for even if the caller is gone: it counts as seen
-        if call.outcome.done():
-            return
-        if error is not None:
-            call.outcome.set_exception(error)
-        else:
-            call.outcome.set_result(work.result())
+        call.done(work.result() if error is None else None, error)
 
     def _settle(self) -> None:
         if not self._running and not self._waiting:
@@ -268,6 +286,17 @@ class BlockingPool:
             limit=f"{self._queue_limit} calls",
             retry_after_ns=max(RETRY_FLOOR_NS, call_ns // self._threads),
         )
+
+
+def _resolve(outcome: asyncio.Future[T], result: T, error: BaseException | None) -> None:
+    if outcome.done():
+        return  # its caller is gone
+    if isinstance(error, asyncio.CancelledError):
+        outcome.cancel()
+    elif error is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)
 
 
 def _invoke(call: Callable[[*Ts], T], args: tuple[*Ts]) -> T:

@@ -8,6 +8,7 @@ ends at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import secrets
 import sys
@@ -48,6 +49,8 @@ SWITCH_S: Final = 0.0001
 
 Python's own 5 ms would be most of a write's time under load: a write needs it several times.
 """
+COLLECT_AFTER: Final = (10_000, 20, 50)
+"""How often the collector looks: almost nothing of a request is in a cycle."""
 GRACE_S: Final = 2
 """How long a stop waits for requests under way before it cuts them off."""
 EXPOSED: Final = ("fairway-gap", "retry-after", "location", "etag")
@@ -86,21 +89,18 @@ class Server:
 
         Raises what kept it from starting as itself (`AlreadyOwned`, `InvalidConfig`).
         """
-        switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(switch_s, SWITCH_S))
         try:
-            async with asyncio.TaskGroup() as group:
-                serving = group.create_task(self._serve(stop), name="server")
-                ending = group.create_task(self._end(stop, serving), name="server-end")
-                await asyncio.wait({serving})
-                ending.cancel()
+            with _interpreter_for_serving():
+                async with asyncio.TaskGroup() as group:
+                    serving = group.create_task(self._serve(stop), name="server")
+                    ending = group.create_task(self._end(stop, serving), name="server-end")
+                    await asyncio.wait({serving})
+                    ending.cancel()
         except BaseExceptionGroup as failures:
             cause: BaseException = failures
             while isinstance(cause, BaseExceptionGroup) and len(cause.exceptions) == 1:
                 cause = cause.exceptions[0]
             raise cause from None
-        finally:
-            sys.setswitchinterval(switch_s)
 
     async def _end(self, stop: StopSwitch, serving: asyncio.Task[None]) -> None:
         await stop.wait_pressed()
@@ -215,6 +215,19 @@ class Server:
                 }
             )
             await send({"type": "websocket.http.response.body", "body": reply.body})
+
+
+@contextmanager
+def _interpreter_for_serving() -> Iterator[None]:
+    """The interpreter's settings of a process that serves, for as long as it does."""
+    before = sys.getswitchinterval(), gc.get_threshold()
+    sys.setswitchinterval(min(before[0], SWITCH_S))
+    gc.set_threshold(*COLLECT_AFTER)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before[0])
+        gc.set_threshold(*before[1])
 
 
 class _SocketProtocol(WebSocketsSansIOProtocol):

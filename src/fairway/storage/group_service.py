@@ -1,34 +1,42 @@
-"""The shell round `core.groups`: workers that take groups, serve them and settle them.
+"""The shell round `core.groups`: takes groups, has them served and settles them.
 
-Knows admission, waking, lingering, draining and what happens to accepted items when the service
-ends early. What an item is and how a group is served is told by its owner, the writer or reader.
+Knows admission, lingering, draining and what happens to accepted items when the service ends early.
+What an item is and how a group is served is told by its owner, the writer or reader. All of it is
+callbacks on the loop, no tasks: each hand-over to a task would cost a turn of a busy loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from fairway.errors import Backpressure, Closing
-from fairway.runtime.clock import Clock, sleep_ns
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fairway.core.groups import Groups
     from fairway.core.lanes import Drained
+    from fairway.runtime.clock import Clock
     from fairway.runtime.telemetry import Counter
 
 T = TypeVar("T")
 
 
 class GroupOwner(Protocol[T]):
-    """What the owner of the items does with them."""
+    """What the owner of the items does with them. Nothing here may raise for a failing store."""
 
     def take(self, groups: Groups[int, T]) -> list[Drained[int, T]]:
         """Take the next group, with the owner's limits."""
         ...
 
-    async def serve(self, group: list[Drained[int, T]]) -> None:
-        """Do the group's work and resolve its callers. Must not raise for a failing store."""
+    def serve(self, group: list[Drained[int, T]], served: Callable[[], None]) -> None:
+        """Begin the group's work; at its end resolve its callers and call `served`, once."""
+        ...
+
+    def interrupt(self, group: list[Drained[int, T]]) -> None:
+        """The service ends while the group is being served: tell its callers."""
         ...
 
     def abandon(self, item: T) -> None:
@@ -37,7 +45,7 @@ class GroupOwner(Protocol[T]):
 
 
 class GroupService(Generic[T]):
-    """Admits items into lanes and serves them in fair groups, by a few workers on one event loop.
+    """Admits items into lanes and serves them in fair groups, a few at once, on one event loop.
 
     Admission, taking and settling happen on the loop and never overlap, so an item offered while
     the service stops is either refused or completed; there is no third case.
@@ -54,6 +62,7 @@ class GroupService(Generic[T]):
         refused: Counter,
         linger_ns: int = 0,
     ) -> None:
+        """`workers` is how many groups may be served at once."""
         self.name = name
         self.groups = groups
         self.linger_ns = linger_ns
@@ -61,9 +70,12 @@ class GroupService(Generic[T]):
         self._owner = owner
         self._workers = workers
         self._clock = clock
-        self._awake = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._under_way: list[list[Drained[int, T]]] = []
+        self._next: asyncio.Handle | None = None  # when the next group is taken
+        self._ended: asyncio.Future[None] = self._loop.create_future()
         self._drained = asyncio.Event()
-        self._busy = False  # the same as `_awake`, without the call
+        self._running = False
         self._closing = False
 
     def offer(
@@ -81,18 +93,23 @@ class GroupService(Generic[T]):
                 limit=refusal.limit,
                 retry_after_ns=refusal.retry_after_ns,
             )
-        if not self._busy:
-            self._busy = True
-            self._awake.set()
+        if self._next is None:
+            self._schedule()
 
     async def run(self) -> None:
         """Serve until cancelled. Whatever is still accepted then is abandoned, callers told."""
+        self._running = True
+        self._schedule()
         try:
-            async with asyncio.TaskGroup() as workers:
-                for number in range(self._workers):
-                    workers.create_task(self._work(), name=f"{self.name}-{number}")
+            await self._ended  # only by a fault of ours
         finally:
             self._closing = True
+            self._running = False
+            if self._next is not None:
+                self._next.cancel()
+            for group in list(self._under_way):
+                self._owner.interrupt(group)
+                self._settle(group)
             self._abandon_waiting()
             self._drained.set()
 
@@ -101,36 +118,50 @@ class GroupService(Generic[T]):
         self._closing = True
         # Nothing is admitted from here on, so the depth can only fall: it is zero once, for good.
         if self.groups.depth:
+            if self._next is not None:  # nobody else will come: no use in waiting for company
+                self._next.cancel()
+                self._next = None
+            self._schedule()
             await self._drained.wait()
 
-    async def _work(self) -> None:
-        while True:
-            await self._awake.wait()
+    def _schedule(self) -> None:
+        """Take the next group in the next turn, with what others offer in this one."""
+        if self._running and len(self._under_way) < self._workers and self._next is None:
             if self.linger_ns and not self._closing:
-                await sleep_ns(self.linger_ns)
-            group = self._owner.take(self.groups)
-            if not group:
-                # Nothing waits; what others hold comes back through `_settle`, which wakes us.
-                self._busy = False
-                self._awake.clear()
-                continue
-            try:
-                await self._owner.serve(group)
-            finally:
-                self._settle(group)
+                self._next = self._loop.call_later(self.linger_ns / 1e9, self._take)
+            else:
+                self._next = self._loop.call_soon(self._take)
+
+    def _take(self) -> None:
+        self._next = None
+        try:
+            while len(self._under_way) < self._workers and (group := self._owner.take(self.groups)):
+                self._under_way.append(group)
+                self._owner.serve(group, partial(self._served, group))
+        except Exception as error:
+            self.crash(error)
+
+    def crash(self, error: BaseException) -> None:
+        """End the service: `run` raises this. For what is no failure of a store."""
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _served(self, group: list[Drained[int, T]]) -> None:
+        self._settle(group)
+        if self.groups.waiting_keys:
+            self._schedule()  # not at once: a turn's company makes fewer and larger groups
 
     def _settle(self, group: list[Drained[int, T]]) -> None:
+        self._under_way.remove(group)
         now_ns = self._clock.now_ns()
         for drained in group:
             self.groups.settle(drained, now_ns)
         if self._closing and not self.groups.depth:
             self._drained.set()
-        elif self.groups.waiting_keys:
-            self._busy = True
-            self._awake.set()
 
     def _abandon_waiting(self) -> None:
         while group := self._owner.take(self.groups):
+            self._under_way.append(group)
             for drained in group:
                 for item in drained.items:
                     self._owner.abandon(item)

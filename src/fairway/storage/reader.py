@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairway.core.groups import Groups
 from fairway.core.lanes import LaneLimits
-from fairway.errors import Closing, InvalidConfig
+from fairway.errors import Closing, FairwayError, InvalidConfig
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
 from fairway.storage.group_service import GroupService
 from fairway.storage.statistics import ReaderStatistics, ReaderTelemetry
@@ -79,6 +80,7 @@ class FairReader:
         self._clock = clock
         self._create_future = asyncio.get_running_loop().create_future
         groups: Groups[int, _Read] = Groups(self.config.lane, total=self.config.total)
+        self._stopped = False
         self._telemetry = ReaderTelemetry(telemetry, groups)
         self._service = GroupService(
             "reader",
@@ -119,22 +121,33 @@ class FairReader:
         config = self.config
         return groups.take(keys=1, items=config.max_batch, size=config.lane.size)
 
-    async def serve(self, group: list[Drained[int, _Read]]) -> None:
+    def serve(self, group: list[Drained[int, _Read]], served: Callable[[], None]) -> None:
         (part,) = group
         reads = [read for read in part.items if not read.waiter.done()]
-        started_ns = self._clock.now_ns()
+        told = partial(self._made, part, reads, self._clock.now_ns(), served)
         try:
-            results = await self._pool.run(_make, [read.call for read in reads])
-        except BaseException as error:
-            cancelled = isinstance(error, asyncio.CancelledError)
-            failure = Closing("the log was closed during this read") if cancelled else error
-            for read in reads:
-                if not read.waiter.done():
-                    read.waiter.set_exception(failure)
-            if cancelled or not isinstance(error, Exception):
-                raise
+            self._pool.submit(told, _make, [read.call for read in reads])
+        except FairwayError as error:  # the pool takes nothing more
+            told(None, error)
+
+    def _made(
+        self,
+        part: Drained[int, _Read],
+        reads: list[_Read],
+        started_ns: int,
+        served: Callable[[], None],
+        results: list[tuple[Any, Exception | None]] | None,
+        error: BaseException | None,
+    ) -> None:
+        if self._stopped:
+            return  # they were told
+        if error is not None and not isinstance(error, Exception):
+            self._service.crash(error)
             return
-        self._telemetry.made(part, started_ns, self._clock.now_ns())
+        if results is None:
+            results = [(None, error)] * len(reads)
+        else:
+            self._telemetry.made(part, started_ns, self._clock.now_ns())
         for read, (result, failed) in zip(reads, results, strict=True):
             if read.waiter.done():
                 continue
@@ -142,6 +155,14 @@ class FairReader:
                 read.waiter.set_result(result)
             else:
                 read.waiter.set_exception(failed)
+        served()
+
+    def interrupt(self, group: list[Drained[int, _Read]]) -> None:
+        self._stopped = True
+        for part in group:
+            for read in part.items:
+                if not read.waiter.done():
+                    read.waiter.set_exception(Closing("the log was closed during this read"))
 
     def abandon(self, item: _Read) -> None:
         if not item.waiter.done():

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from fairway.core.groups import Groups
@@ -30,7 +31,7 @@ from fairway.storage.statistics import WriterStatistics, WriterTelemetry
 from fairway.storage.wal import INT_MAX, Entry, Operation, Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fairway.core.lanes import Drained
     from fairway.runtime.blocking import BlockingPool
@@ -162,6 +163,7 @@ class FairWriter:
         self._create_future = asyncio.get_running_loop().create_future
         self._completions = Completions()
         self._lane_size_max = config.lane.size
+        self._stopped = False
         self._deleted: set[int] = set()
         self._partitions = {number: _Partition(tail, exists=True) for number, tail in tails.items()}
         groups: Groups[int, _Pending] = Groups(
@@ -365,27 +367,48 @@ class FairWriter:
             total_size=config.max_group_bytes,
         )
 
-    async def serve(self, group: list[Drained[int, _Pending]]) -> None:
+    def serve(self, group: list[Drained[int, _Pending]], served: Callable[[], None]) -> None:
         operations = {part.key: [item.operation for item in part.items] for part in group}
         sync = any(item.sync for part in group for item in part.items)
-        started_ns = self._clock.now_ns()
-        failures: Mapping[int, FairwayError]
+        told = partial(self._wrote, group, sync, self._clock.now_ns(), served)
         try:
-            failures = await self._pool.run(_write, self._wal, operations, sync)
-        except asyncio.CancelledError:
-            self._fail_all(group, OutcomeUnknown("the log was stopped during this write"))
-            raise
-        except Exception as error:  # whatever a store does, its worker goes on
+            self._pool.submit(told, _write, self._wal, operations, sync)
+        except FairwayError as error:  # the pool takes nothing more
+            told(None, error)
+
+    def _wrote(
+        self,
+        group: list[Drained[int, _Pending]],
+        sync: bool,
+        started_ns: int,
+        served: Callable[[], None],
+        failures: Mapping[int, FairwayError] | None,
+        error: BaseException | None,
+    ) -> None:
+        """The store has answered, or raised; whatever it does, the next group follows."""
+        if error is not None and not isinstance(error, Exception):
+            self._service.crash(error)
+            return
+        if error is not None:
             doubt = OutcomeUnknown(f"the store raised {type(error).__name__}: {error}")
             doubt.__cause__ = error
-            failures = dict.fromkeys(operations, doubt)
-        if failures:
-            try:
-                await self._look_again(failures)
-            except asyncio.CancelledError:
-                self._fail_all(group, OutcomeUnknown("the log was stopped during this write"))
-                raise
-        written = [part for part in group if part.key not in failures]
+            failures = {part.key: doubt for part in group}
+        assert failures is not None
+        doubtful = [key for key, why in failures.items() if isinstance(why, OutcomeUnknown)]
+        then = partial(self._finish, group, sync, started_ns, served, failures)
+        self._look_again(doubtful, failures, then)
+
+    def _finish(
+        self,
+        group: list[Drained[int, _Pending]],
+        sync: bool,
+        started_ns: int,
+        served: Callable[[], None],
+        failures: Mapping[int, FairwayError],
+    ) -> None:
+        if self._stopped:
+            return  # they were told that nobody knows
+        written = [part for part in group if part.key not in failures] if failures else group
         self._telemetry.wrote(written, sync, started_ns, self._clock.now_ns())
         for part in group:
             failure = failures.get(part.key)
@@ -393,25 +416,44 @@ class FairWriter:
                 self._complete(part)
             else:
                 self._fail(part, failure)
+        served()  # before callers are told: the store need not wait for them
         self._completions.tell()
 
-    async def _look_again(self, failures: Mapping[int, FairwayError]) -> None:
+    def _look_again(
+        self, doubtful: list[int], failures: Mapping[int, FairwayError], then: Callable[[], None]
+    ) -> None:
         """Ask the store where doubtful partitions end now, before their callers are told.
 
         Whoever is told is then free to go on, under keys that the store really has room for.
         """
-        for partition, failure in failures.items():
-            if isinstance(failure, OutcomeUnknown):
-                state = self._partitions[partition]
-                try:
-                    tail = await self._pool.run(self._wal.tail, partition)
-                except Exception as error:
-                    state.refusal = WriteFailed(
-                        f"partition {partition} is in doubt, reopen the log: {failure};"
-                        f" looking again failed: {error}"
-                    )
-                else:
-                    state.written_key, state.written_floor = tail.last_key, tail.floor
+        if not doubtful:
+            then()
+            return
+        partition, *others = doubtful
+        state = self._partitions[partition]
+
+        def looked(tail: Tail, error: BaseException | None) -> None:
+            if error is not None and not isinstance(error, Exception):
+                self._service.crash(error)
+                return
+            if error is not None:
+                state.refusal = WriteFailed(
+                    f"partition {partition} is in doubt, reopen the log: {failures[partition]};"
+                    f" looking again failed: {error}"
+                )
+            else:
+                state.written_key, state.written_floor = tail.last_key, tail.floor
+            self._look_again(others, failures, then)
+
+        try:
+            self._pool.submit(looked, self._wal.tail, partition)
+        except FairwayError as error:
+            looked(Tail(), error)
+
+    def interrupt(self, group: list[Drained[int, _Pending]]) -> None:
+        self._stopped = True
+        for part in group:
+            self._fail(part, OutcomeUnknown("the log was stopped during this write"))
 
     def abandon(self, item: _Pending) -> None:
         _resolve(item, Closing("the log was closed before this was written"))
@@ -448,10 +490,6 @@ class FairWriter:
             _resolve(item, failure)
         for item in behind:
             _resolve(item, consequence)
-
-    def _fail_all(self, group: list[Drained[int, _Pending]], failure: FairwayError) -> None:
-        for part in group:
-            self._fail(part, failure)
 
 
 def _write(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,6 +69,14 @@ def _last_seq(batch: Batch) -> int:
     return batch.last_seq
 
 
+class _Hot(msgspec.Struct, gc=False):
+    """One batch in memory. Not the collector's business: there are very many, in no cycle."""
+
+    topic: Any
+    tail: Tail
+    batch: Batch
+
+
 class HotBytes:
     """One budget for all tails, spent first in, first out."""
 
@@ -75,22 +85,18 @@ class HotBytes:
         self.budget = budget
         self.used = 0
         self._dropped = dropped
-        self._order: deque[tuple[Topic, Tail, Batch]] = deque()
+        self._order: deque[_Hot] = deque()
 
     def push(self, topic: Topic, tail: Tail, batch: Batch) -> None:
         tail.push(batch)
-        self._order.append((topic, tail, batch))
+        self._order.append(_Hot(topic, tail, batch))
         self.used += len(batch.records) + BATCH_OVERHEAD
         while self.used > self.budget and len(self._order) > 1:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        topic, tail, batch = self._order.popleft()
-        self.used -= cost(batch)
-        if tail.oldest is batch:  # else it was evicted from its topic, or the topic is gone
-            tail.pop_oldest()
-            self._dropped(topic, batch)
-
-
-def cost(batch: Batch) -> int:
-    return len(batch.records) + BATCH_OVERHEAD
+        hot = self._order.popleft()
+        self.used -= len(hot.batch.records) + BATCH_OVERHEAD
+        if hot.tail.oldest is hot.batch:  # else it was evicted from its topic, or that is gone
+            hot.tail.pop_oldest()
+            self._dropped(hot.topic, hot.batch)
