@@ -41,6 +41,7 @@ CLASSES = {"sync": "fsync", "disk": "disk", "memory": "memory", "volatile": "eph
 CONFIG = TopicsConfig(
     hot_bytes=2_000,
     key_bytes=1_000,
+    tag_bytes=1_000,
     retention=RetentionConfig(period_ns=5_000_000, chunk=3, snapshot_records=5),
 )
 

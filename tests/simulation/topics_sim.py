@@ -329,6 +329,7 @@ async def history(world: World) -> None:
     config = TopicsConfig(
         hot_bytes=chance.choice((1, 2_000)) if tiny else 1 << 20,
         key_bytes=chance.choice((1, 1_000)) if tiny else 1 << 20,
+        tag_bytes=chance.choice((1, 1_000)) if tiny else 1 << 20,
         delivery=DeliveryConfig(budget_ns=chance.choice((1, 2_000_000))),
         retention=RetentionConfig(
             chunk=chance.choice((2, 500)),

@@ -43,6 +43,7 @@ from fairway.topics.reading import EVERYTHING, Page, Selection, cold_page, hot_p
 from fairway.topics.recovery import Recovery, StoredTopic, encode_topic
 from fairway.topics.retention import Retention, RetentionConfig
 from fairway.topics.routing import Router, find_cycle
+from fairway.topics.tags import TagMemory
 from fairway.topics.tail import HotBytes, Tail
 from fairway.topics.topic import LivePart, Topic
 from fairway.topics.watching import Watcher
@@ -69,7 +70,7 @@ logger = logging.getLogger("fairway.topics")
 MIB: Final = 1024 * 1024
 TOPIC: Final = "topic"
 ROUTER: Final = "router"
-LOADS_AT_ONCE: Final = 256
+SAVES_AT_ONCE: Final = 256
 POSITIONS_NS: Final = 1_000_000_000
 RETRY_SATURATED_NS: Final = 200_000_000
 
@@ -80,6 +81,8 @@ class TopicsConfig:
     """Newest records kept in memory, over all topics. Raising it spares the disk."""
     key_bytes: int = 16 * MIB
     """Idempotency keys kept in memory. Raising it spares look-ups of old keys."""
+    tag_bytes: int = 8 * MIB
+    """Tag indexes kept in memory. Raising it spares reads of old records that do not match."""
     ephemeral_cap_bytes: int = 64 * MIB
     """The cap of an ephemeral topic that names none: it lives in memory alone."""
     topics_max: int = 1_000_000
@@ -146,6 +149,7 @@ class Topics:
         now_ms = self._now_ms()
         self._keys = KeyMemory(self.config.key_bytes, cold_until_ms=now_ms)
         self._hot = HotBytes(self.config.hot_bytes, self._dropped)
+        self._tags = TagMemory(self.config.tag_bytes)
         self.delivery = Delivery(
             self._log, self._clock, config=self.config.delivery, telemetry=self.telemetry
         )
@@ -165,6 +169,7 @@ class Topics:
             self._clock,
             hot=self._hot,
             keys=self._keys,
+            tags=self._tags,
             live=self.live,
             published=self._published,
             doubtful=self.retention.doubt,
@@ -225,9 +230,9 @@ class Topics:
         ]
         while pending:
             async with asyncio.TaskGroup() as group:
-                for topic in pending[-LOADS_AT_ONCE:]:
+                for topic in pending[-SAVES_AT_ONCE:]:
                     group.create_task(self._save(topic))
-            del pending[-LOADS_AT_ONCE:]
+            del pending[-SAVES_AT_ONCE:]
 
     async def _save(self, topic: Topic) -> None:
         try:
@@ -858,3 +863,4 @@ class Topics:
         gauge("fairway_pressure", "Smoothed pressure, 0 to 1", lambda: self.sampler.pressure)
         gauge("fairway_hot_bytes", "Records kept in memory", lambda: self._hot.used)
         gauge("fairway_key_bytes", "Idempotency keys kept in memory", lambda: self._keys.used)
+        gauge("fairway_tag_bytes", "Tag indexes kept in memory", lambda: self._tags.used)

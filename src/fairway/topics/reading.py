@@ -83,6 +83,12 @@ async def cold_page(
         begin = gap.last if gap is not None else after
         # Not past the next hole, whatever was deleted beyond it: it has to be told.
         start = max(begin, min(topic.delete_floor - 1, topic.end_of_run(begin)))
+        if selection.match is not None and topic.live is not None and topic.live.tags is not None:
+            end = min(upto, topic.end_of_run(begin))
+            skipped = topic.live.tags.skip(start, end, selection.match)
+            if skipped >= end:
+                return Page([], gap, skipped)
+            start = skipped
         entries = await log.read(topic.epoch, first=start + 1, limit=limit, max_bytes=max_bytes)
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)

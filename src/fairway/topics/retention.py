@@ -217,6 +217,11 @@ class Retention:
         upto = topic.head if before_seq is None else min(before_seq - 1, topic.head)
         records = size = last = 0
         first_live: int | None = None
+        tags = topic.live.tags if topic.live is not None else None
+        if match is not None and tags is not None:
+            first = max(topic.floor, 1)
+            if tags.skip(first - 1, upto, match) >= upto:
+                return Removal(topic.delete_floor, topic.earliest, 0, 0, True), 0
         async for batch in self._batches(topic, topic.floor, upto):
             if match is None:
                 found, found_bytes = topic.live_in(batch, upto)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fairway.topics.batch import Batch
+    from fairway.topics.tags import TagIndex
     from fairway.topics.tail import Tail
     from fairway.topics.watching import View, Watcher
     from fairway.wire.topics import LossReason, TopicConfig
@@ -493,6 +494,7 @@ class LivePart:
         "removal",
         "reserving",
         "routers",
+        "tags",
         "tail",
         "under_way",
         "unsaved",
@@ -501,6 +503,7 @@ class LivePart:
 
     def __init__(self, tail: Tail) -> None:
         self.tail = tail
+        self.tags: TagIndex | None = None
         self.pending_count = 0
         self.pending_bytes = 0
         self.producers: dict[str, tuple[int, int]] = {}
@@ -547,6 +550,7 @@ class LivePart:
         """Nothing is lost by forgetting this."""
         return not (
             len(self.tail)
+            or self.tags is not None
             or self.pending_count
             or self.readers
             or self.routers

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from fairway.runtime.clock import Clock
     from fairway.storage.log import Log
     from fairway.topics.idempotency import KeyMemory
+    from fairway.topics.tags import TagMemory
     from fairway.topics.tail import HotBytes
     from fairway.topics.topic import LivePart, Topic
     from fairway.topics.writability import Writability
@@ -109,6 +110,7 @@ class Writing:
         *,
         hot: HotBytes,
         keys: KeyMemory,
+        tags: TagMemory,
         live: Callable[[Topic], LivePart],
         published: Callable[[Topic], None],
         doubtful: Callable[[Topic], None],
@@ -118,6 +120,7 @@ class Writing:
         self._clock = clock
         self._hot = hot
         self._keys = keys
+        self._tags = tags
         self._live = live
         self._published = published
         self._doubtful = doubtful
@@ -419,6 +422,8 @@ class Writing:
             return  # deleted while it was being written
         topic.publish(batch)
         self._hot.push(topic, live.tail, batch)
+        if topic.config.durability == "fsync":  # what a crash or a failure may take is not noted
+            self._tags.note(live, batch)
         self._published(topic)
 
     # What must be known first

@@ -1,0 +1,154 @@
+"""Where the records of a tag are: never past one that matches, and within a byte budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairway.storage.wals.memory import MemoryWal
+from fairway.testing import run
+from fairway.topics.batch import VERSION, Batch
+from fairway.topics.engine import TopicsConfig
+from fairway.topics.match import TagMatch
+from fairway.topics.reading import Selection
+from fairway.topics.tags import BATCH_COST, TAG_COST, TagMemory
+from fairway.topics.tail import Tail
+from fairway.topics.topic import LivePart
+from fairway.wire.topics import TopicPatch
+from tests.support.topics import new, read_all, topics_on, values
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+TAGS = ["", "a", "ab", "b"]
+BATCHES = st.lists(st.lists(st.sampled_from(TAGS), min_size=1, max_size=4), max_size=30)
+MATCHES = st.builds(TagMatch, st.sampled_from(["a", "ab", "b", "c", ""]), st.booleans())
+
+
+def batch_of(first_seq: int, tags: list[str]) -> Batch:
+    records = ",".join('{"data":1,"tag":"%s"}' % tag if tag else '{"data":1}' for tag in tags)
+    return Batch(VERSION, first_seq, len(tags), 0, 0, f"[{records}]".encode())
+
+
+@given(BATCHES, MATCHES, st.integers(0, 2000), st.data())
+def test_nothing_that_matches_is_skipped(
+    batches: list[list[str]], match: TagMatch, budget: int, data: Any
+) -> None:
+    live: Any = _live()
+    memory = TagMemory(budget)
+    tag_of: dict[int, str] = {}
+    for tags in batches:
+        first = len(tag_of) + 1
+        tag_of.update(enumerate(tags, first))
+        memory.note(live, batch_of(first, tags))
+        assert memory.used <= budget
+    if live.tags is None:
+        return
+    head = len(tag_of)
+    after = data.draw(st.integers(0, head))
+    upto = data.draw(st.integers(after, head))
+    skipped = live.tags.skip(after, upto, match)
+    assert after <= skipped <= max(upto, after)
+    assert not any(match(tag_of[seq] or None) for seq in range(after + 1, skipped + 1))
+    if live.tags.since <= after + 1 and skipped < upto:
+        ends = [sum(map(len, batches[: at + 1])) for at in range(len(batches))]
+        end = next(end for end in ends if end > skipped)
+        begin = max(end for end in [0, *ends] if end <= skipped) + 1
+        assert any(match(tag_of[seq] or None) for seq in range(begin, end + 1)), (
+            "skipped too little"
+        )
+
+
+def test_what_was_forgotten_is_not_spoken_of() -> None:
+    live: Any = _live()
+    cost = BATCH_COST + TAG_COST + 1
+    memory = TagMemory(2 * cost)
+    for first in (1, 2, 3):
+        memory.note(live, batch_of(first, ["a"]))
+    assert memory.used == 2 * cost
+    assert live.tags.skip(0, 3, TagMatch("b")) == 0, "the first one is not known any more"
+    assert live.tags.skip(1, 3, TagMatch("b")) == 3
+
+
+def test_a_batch_that_was_not_noted_begins_a_new_index() -> None:
+    live: Any = _live()
+    memory = TagMemory(10_000)
+    memory.note(live, batch_of(1, ["a"]))
+    memory.note(live, batch_of(3, ["b"]))
+    assert live.tags.skip(0, 3, TagMatch("c")) == 0
+    assert live.tags.skip(2, 3, TagMatch("c")) == 3
+
+
+def test_a_name_spelled_with_escapes_is_a_tag_too() -> None:
+    live: Any = _live()
+    raw = rb'[{"data":1,"\u0074ag":"a"}]'
+    TagMemory(10_000).note(live, Batch(VERSION, 1, 1, 0, 0, raw))
+    assert live.tags.skip(0, 1, TagMatch("a")) == 0
+
+
+class CountingWal(MemoryWal):
+    """Counts what is read."""
+
+    entries_read = 0
+
+    def read(self, partition: int, **options: Any) -> Any:
+        found = super().read(partition, **options)
+        self.entries_read += len(found)
+        return found
+
+
+def test_reading_a_rare_tag_of_a_long_topic_reads_little() -> None:
+    async def main() -> None:
+        wal = CountingWal()
+        async with topics_on(wal, config=TopicsConfig(hot_bytes=1)) as topics:
+            topic, _ = await topics.create("t")
+            for number in range(500):
+                tag = "rare" if number % 100 == 7 else "common"
+                await topics.writing.append(topic, new(number, tag=tag))
+            assert topic.live is not None
+            assert topic.live.tags is not None
+            wal.entries_read = 0
+            rare = Selection(match=TagMatch("rare"))
+            found = await read_all(topics, "t", selection=rare, limit=10)
+            assert values(found) == [7, 107, 207, 307, 407]
+            assert wal.entries_read <= 60
+            wal.entries_read = 0
+            assert await topics.delete_records("t", match=TagMatch("none")) == (topic, 0)
+            assert wal.entries_read == 0
+            assert (await topics.delete_records("t", match=TagMatch("rare")))[1] == 5
+            assert values(await read_all(topics, "t", selection=rare)) == []
+
+    virtually(main())
+
+
+def test_a_class_that_a_crash_may_take_is_not_indexed() -> None:
+    async def main() -> None:
+        async with topics_on(config=TopicsConfig(hot_bytes=1)) as topics:
+            topic, _ = await topics.create("t")
+            await topics.writing.append(topic, new(1, tag="a"))
+            await topics.create("t", TopicPatch(durability="memory"))
+            await topics.writing.append(topic, new(2, tag="b"))
+            await topics.writing.append(topic, new(3, tag="b"))
+            match = Selection(match=TagMatch("b"))
+            assert values(await read_all(topics, "t", selection=match)) == [2, 3]
+            await topics.create("t", TopicPatch(durability="fsync"))
+            await topics.writing.append(topic, new(4, tag="b"))
+            assert values(await read_all(topics, "t", selection=match)) == [2, 3, 4]
+
+    virtually(main())
+
+
+def _live() -> LivePart:
+    async def made() -> LivePart:
+        return LivePart(Tail(1))
+
+    return virtually(made())
+
+
+def virtually(main: Coroutine[Any, Any, Any]) -> Any:
+    async def run_it() -> Any:
+        return await main
+
+    return run(run_it, seed=1, quiet=True, limit_ns=10**13)
