@@ -186,8 +186,8 @@ def test_a_record_is_not_stopped_for_the_hops_of_its_neighbour() -> None:
                 await topics.writing.append(topics.get("a"), replace(new(hops), hops=hops))
             await topics.create("b")
             router = Router("1", route("a", "b"), 0)
-            topics._routers["1"] = router
-            await topics._start_router(router)
+            topics._routers.all["1"] = router
+            await topics._routers.start_all()
             await topics.put_router("2", route("b", "c"))
             await asyncio.sleep(0.2)
             assert values(await read_all(topics, "b")) == [7, 0, 0]

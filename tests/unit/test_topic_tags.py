@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,8 +29,8 @@ MATCHES = st.builds(TagMatch, st.sampled_from(["a", "ab", "b", "c", ""]), st.boo
 
 
 def batch_of(first_seq: int, tags: list[str]) -> Batch:
-    records = ",".join('{"data":1,"tag":"%s"}' % tag if tag else '{"data":1}' for tag in tags)
-    return Batch(VERSION, first_seq, len(tags), 0, 0, f"[{records}]".encode())
+    records = [{"data": 1, "tag": tag} if tag else {"data": 1} for tag in tags]
+    return Batch(VERSION, first_seq, len(tags), 0, 0, msgspec.json.encode(records))
 
 
 @given(BATCHES, MATCHES, st.integers(0, 2000), st.data())

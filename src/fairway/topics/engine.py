@@ -28,21 +28,19 @@ from fairway.errors import (
     TopicFull,
 )
 from fairway.runtime.blocking import BlockingPool
-from fairway.runtime.clock import clock_of, sleep_ns
+from fairway.runtime.clock import clock_of
 from fairway.runtime.pressure import PressureSampler
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.catalog import Catalog
 from fairway.storage.wal import Operation
-from fairway.storage.writer import Durability
 from fairway.topics import names
 from fairway.topics.batch import batch_size, decode_batch
 from fairway.topics.delivery import Delivery, DeliveryConfig
 from fairway.topics.idempotency import KeyMemory
-from fairway.topics.match import TagMatch
 from fairway.topics.reading import EVERYTHING, Page, Selection, cold_page, hot_page
 from fairway.topics.recovery import Recovery, StoredTopic, encode_topic
 from fairway.topics.retention import Retention, RetentionConfig
-from fairway.topics.routing import Router, find_cycle
+from fairway.topics.routers import ROUTER, Routers
 from fairway.topics.tags import TagMemory
 from fairway.topics.tail import HotBytes, Tail
 from fairway.topics.topic import LivePart, Topic
@@ -61,6 +59,8 @@ if TYPE_CHECKING:
     from fairway.storage.log import Log
     from fairway.storage.reserve import DiskReserve
     from fairway.topics.batch import Batch
+    from fairway.topics.match import TagMatch
+    from fairway.topics.routing import Router
     from fairway.topics.watching import Sink, View
 
 T = TypeVar("T")
@@ -69,9 +69,7 @@ logger = logging.getLogger("fairway.topics")
 
 MIB: Final = 1024 * 1024
 TOPIC: Final = "topic"
-ROUTER: Final = "router"
 SAVES_AT_ONCE: Final = 256
-POSITIONS_NS: Final = 1_000_000_000
 RETRY_SATURATED_NS: Final = 200_000_000
 
 
@@ -99,16 +97,6 @@ class Diff(NamedTuple):
     recreated: bool
 
 
-class _StoredRouter(msgspec.Struct, array_like=True):
-    config: RouterConfig
-    source_epoch: int
-    start_seq: int
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode_router = msgspec.msgpack.Decoder(_StoredRouter).decode
-
-
 class Topics:
     """Every topic and router of one log. Enter it to recover and serve; leave it to stop."""
 
@@ -128,7 +116,7 @@ class Topics:
         self._reserve = reserve
         self._topics: dict[str, Topic] = {}
         self._by_epoch: dict[int, Topic] = {}
-        self._routers: dict[str, Router] = {}
+        self._routers = Routers(self)
         self._names: list[str] | None = None
         self._configs: dict[TopicConfig, TopicConfig] = {}
         self._creating: dict[str, asyncio.Future[Topic]] = {}
@@ -191,13 +179,12 @@ class Topics:
         self._services = [
             self._group.create_task(self.delivery.run(), name="topics-delivery"),
             self._group.create_task(self.retention.run(), name="topics-retention"),
-            self._group.create_task(self._keep_positions(), name="topics-positions"),
+            self._group.create_task(self._routers.run(), name="topics-routers"),
             self._group.create_task(self.sampler.run(), name="topics-pressure"),
             self._group.create_task(self.writability.run(), name="topics-writability"),
         ]
         self._closing = False
-        for router in self._routers.values():
-            await self._start_router(router)
+        await self._routers.start_all()
         return self
 
     async def __aexit__(
@@ -222,7 +209,7 @@ class Topics:
 
     async def _save_all(self) -> None:
         """A clean stop leaves nothing to replay, and no seq reserved that was not used."""
-        await self._save_positions()
+        await self._routers.save_positions()
         pending = [
             topic
             for topic in self._topics.values()
@@ -247,22 +234,6 @@ class Topics:
         except FairwayError as failure:
             logger.warning("topic %s was not saved, it will be replayed: %s", topic.name, failure)
 
-    async def _save_positions(self) -> None:
-        """Routers that copy little of what they read remember how far they have read."""
-        for router in list(self._routers.values()):
-            dest = self._topics.get(router.config.dest)
-            position = router.progress() if dest is not None else None
-            if dest is not None and position is not None:
-                try:
-                    await self.writing.enqueue_meta(dest, {}, position, durability=Durability.DISK)
-                except FairwayError:
-                    continue  # then some of it is read again
-
-    async def _keep_positions(self) -> None:
-        while True:
-            await sleep_ns(POSITIONS_NS)
-            await self._save_positions()
-
     # Recovery
 
     async def _recover(self) -> None:
@@ -272,15 +243,7 @@ class Topics:
         await self.recovery.run(found.pop(TOPIC, {}))
         window_ms = max((t.config.idempotency_window_ms for t in self._topics.values()), default=0)
         self._keys.cold_until_ms = self._now_ms() + window_ms
-        for name, named in found.get(ROUTER, {}).items():
-            saved = _decode_router(named.value)
-            router = Router(name, saved.config, saved.start_seq)
-            source = self._topics.get(saved.config.source)
-            if source is not None and source.epoch == saved.source_epoch:
-                self._routers[name] = router
-            else:
-                with suppress(FairwayError):  # it is left over; the next start removes it
-                    await self.catalog.remove((ROUTER, name))
+        await self._routers.restore(found.get(ROUTER, {}))
         self.retention.recovered(self._topics.values())
 
     # Topics
@@ -394,11 +357,7 @@ class Topics:
             raise Conflict(f"forks read the records of topic {name!r}", code="topic_pinned")
         if if_empty and topic.count:
             raise Conflict(f"topic {name!r} holds {topic.count:,} records", code="topic_not_empty")
-        routers = [
-            router.name
-            for router in self._routers.values()
-            if name in (router.config.source, router.config.dest)
-        ]
+        routers = self._routers.of(name)
         doubt: OutcomeUnknown | None = None
         try:
             await self.catalog.remove((TOPIC, name), *((ROUTER, router) for router in routers))
@@ -408,7 +367,7 @@ class Topics:
                 raise
             doubt = error
         for router in routers:
-            self._stop_router(self._routers.pop(router))
+            self._routers.forget(router)
         del self._topics[name]
         self._names = None
         epoch = topic.epoch
@@ -653,93 +612,31 @@ class Topics:
     # Routers
 
     def router(self, name: str) -> Router:
-        router = self._routers.get(name)
-        if router is None:
-            raise NotFound("router", name)
-        return router
+        """The router of that name, or `NotFound`."""
+        return self._routers.get(name)
 
     def routers(self) -> dict[str, Router]:
-        return self._routers
+        return self._routers.all
 
     async def put_router(self, name: str, config: RouterConfig) -> tuple[Router, bool]:
         """Create a router, or replace one; True if it is new. It forwards from now on."""
         self._check_open()
-        return await self._to_its_end(self._put_router(name, config))
 
-    async def _put_router(self, name: str, config: RouterConfig) -> tuple[Router, bool]:
-        async with self._changing:
-            return await self._put_router_alone(name, config)
+        async def put() -> tuple[Router, bool]:
+            async with self._changing:
+                return await self._routers.put(name, config)
 
-    async def _put_router_alone(self, name: str, config: RouterConfig) -> tuple[Router, bool]:
-        check_name(name, what="router")
-        check_name(config.source)
-        check_name(config.dest)
-        if config.source == config.dest:
-            raise InvalidRequest(f"a router needs two topics, not {config.source!r} twice")
-        if config.filter is not None:
-            TagMatch.of(config.filter)
-        existing = self._routers.get(name)
-        if existing is not None and existing.config == config:
-            return existing, False
-        source = self.get(config.source)
-        if not config.create_dest:
-            self.get(config.dest)
-        if not config.allow_cycle:
-            edges = [
-                (other.config.source, other.config.dest)
-                for other in self._routers.values()
-                if other.name != name
-            ]
-            cycle = find_cycle(edges, config.source, config.dest)
-            if cycle is not None:
-                raise Conflict(
-                    f"router {name!r} would close a cycle: {' -> '.join(cycle)}",
-                    code="router_cycle",
-                    detail={"cycle": cycle},
-                )
-        if self._topics.get(config.dest) is None:
-            await self.create(config.dest)
-        start_seq = source.head
-        if existing is not None and existing.config.source == config.source:
-            start_seq = existing.state().cursor
-        saved = _StoredRouter(config, source.epoch, start_seq)
-        await self.catalog.put(ROUTER, name, _encode(saved))
-        if existing is not None:
-            self._stop_router(existing)
-        router = Router(name, config, start_seq)
-        self._routers[name] = router
-        await self._start_router(router)
-        return router, existing is None
+        return await self._to_its_end(put())
 
     async def delete_router(self, name: str) -> bool:
         """Stop forwarding and forget the rule; what was forwarded stays."""
         self._check_open()
-        return await self._to_its_end(self._delete_router(name))
 
-    async def _delete_router(self, name: str) -> bool:
-        async with self._changing:
-            if name not in self._routers:
-                return False
-            await self.catalog.remove((ROUTER, name))
-            self._stop_router(self._routers.pop(name))
-            return True
+        async def delete() -> bool:
+            async with self._changing:
+                return await self._routers.delete(name)
 
-    async def _start_router(self, router: Router) -> None:
-        source = self._topics.get(router.config.source)
-        if source is None:
-            return
-        cursor = router.start_seq
-        dest = self._topics.get(router.config.dest)
-        if dest is not None:
-            known = await self.writing.position_of(dest, router.producer)
-            if known is not None and known[0] == source.epoch:
-                cursor = max(cursor, known[1])
-        self.live(source)
-        self.delivery.attach(router.follow(self, source, min(cursor, source.head)), router=True)
-
-    def _stop_router(self, router: Router) -> None:
-        if router.watcher is not None:
-            self.delivery.detach(router.watcher)
+        return await self._to_its_end(delete())
 
     async def topic_for_router(self, config: RouterConfig) -> Topic:
         """The destination of a router."""
@@ -859,7 +756,7 @@ class Topics:
         self._chores: set[asyncio.Task[None]] = set()
         gauge = self.telemetry.gauge
         gauge("fairway_topics", "Topics that exist", lambda: len(self._topics))
-        gauge("fairway_routers", "Routers that exist", lambda: len(self._routers))
+        gauge("fairway_routers", "Routers that exist", lambda: len(self._routers.all))
         gauge("fairway_pressure", "Smoothed pressure, 0 to 1", lambda: self.sampler.pressure)
         gauge("fairway_hot_bytes", "Records kept in memory", lambda: self._hot.used)
         gauge("fairway_key_bytes", "Idempotency keys kept in memory", lambda: self._keys.used)
