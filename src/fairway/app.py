@@ -130,6 +130,13 @@ class Fairway:
         self._routers[name or f"{source}->{dest}"] = router
 
     @property
+    def log(self) -> Log:
+        """The log underneath, once the app is entered."""
+        if self._log is None:
+            raise Closing("the app is not running: enter it with `async with app:`")
+        return self._log
+
+    @property
     def topics(self) -> Topics:
         """The engine underneath, once the app is entered."""
         if self._engine is None:

@@ -235,6 +235,7 @@ async def _history(world: World) -> None:
         async with log, asyncio.TaskGroup() as clients:
             core_writer = log._writer
             assert core_writer is not None
+            log.told_per_turn = chance.choice([None, 1, 4])
             for number in range(chance.choice([1, 5, 30])):
                 clients.create_task(
                     _client(world, log, random.Random(f"{world.seed}/{number}"), partitions)

@@ -1,8 +1,9 @@
-"""Telling callers that what they asked for is done, a few in each turn of the event loop.
+"""Telling callers that what they asked for is done: at once, or a few in each turn of the loop.
 
-A group may hold hundreds of operations, and each caller that is told has work to do at once. Told
-all in one turn they would hold up everything else on the loop for as long as that takes; so the
-partitions of a group take turns, and a partition with one operation is not told after a flood.
+A group may hold hundreds of operations. Where each caller that is told has much to do, as in a
+server that answers a request, they would hold up everything else on the loop for as long as that
+takes. Then a few are told in each turn: the partitions of a group take turns, and one with a single
+operation is not told after a flood. Otherwise that costs more than it gives.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fairway.log")
 
-PER_TURN: Final = 8
-"""Callers told in one turn of the loop, at least: about a millisecond of their work."""
 CATCH_UP: Final = 8
 """At least this part of a backlog in one turn, so that it cannot grow for ever."""
 SHARE: Final = 4
@@ -31,11 +30,17 @@ class Completions:
     """Waiters to be told a key each, in order within a partition."""
 
     def __init__(self) -> None:
+        self.per_turn: int | None = None
+        """Callers told in one turn of the loop, about; None tells all of a group at once."""
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[int, deque[tuple[Waiter, int]]] = {}
         self._turns: deque[int] = deque()  # the partitions in `_lanes`
         self._waiting = 0
         self._scheduled = False
+
+    def holds_back(self, partition: int) -> bool:
+        """Whether the callers of a partition wait for their turn; else tell them at once."""
+        return self.per_turn is not None or partition in self._lanes
 
     def add(self, partition: int, told: Sequence[tuple[Waiter, int]]) -> None:
         """Resolve these in the turns to come, after what waits in the partition already."""
@@ -50,7 +55,7 @@ class Completions:
 
     def tell(self) -> None:
         """Resolve the first few now, if none were in this turn, and the others in the next ones."""
-        if not self._scheduled:
+        if self._waiting and not self._scheduled:
             self._turn()
 
     def flush(self, partition: int) -> None:
@@ -68,7 +73,9 @@ class Completions:
             self.flush(partition)
 
     def _turn(self) -> None:
-        left = max(PER_TURN, self._waiting // CATCH_UP)
+        left = self._waiting
+        if self.per_turn is not None:
+            left = max(self.per_turn, self._waiting // CATCH_UP)
         lanes, turns = self._lanes, self._turns
         while left > 0 and turns:
             partition = turns.popleft()

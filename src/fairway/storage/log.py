@@ -294,6 +294,19 @@ class Log:
     def linger_ns(self, value: int) -> None:
         self._open_writer().linger_ns = value
 
+    @property
+    def told_per_turn(self) -> int | None:
+        """How many callers are told in one turn of the loop that their write is done.
+
+        None, as it begins, tells all of a group at once. A number keeps the loop responsive where
+        each of them has much to do; it costs throughput.
+        """
+        return self._open_writer().told_per_turn
+
+    @told_per_turn.setter
+    def told_per_turn(self, value: int | None) -> None:
+        self._open_writer().told_per_turn = value
+
     def statistics(self) -> tuple[WriterStatistics, ReaderStatistics]:
         """Frozen snapshots of the writer and the reader."""
         return self._open_writer().statistics(), self._open_reader().statistics()

@@ -12,7 +12,9 @@ import logging
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from fairway.core.groups import Groups
 from fairway.core.lanes import LaneLimits
@@ -119,26 +121,18 @@ class Waiter(Protocol):
     def set_exception(self, error: BaseException, /) -> None: ...
 
 
-class _Pending:
-    """One accepted operation, where it leaves its partition, and whoever waits for it."""
+class _Pending(msgspec.Struct, gc=False):
+    """One accepted operation, where it leaves its partition, and whoever waits for it.
 
-    __slots__ = ("accepted_ns", "floor", "last_key", "operation", "sync", "waiter")
+    Not the collector's business: there are very many, and what they refer to knows nothing of them.
+    """
 
-    def __init__(
-        self,
-        operation: Operation,
-        last_key: int,
-        floor: int,
-        waiter: Waiter | None,
-        sync: bool,
-        accepted_ns: int,
-    ) -> None:
-        self.operation = operation
-        self.last_key = last_key
-        self.floor = floor
-        self.waiter = waiter
-        self.sync = sync
-        self.accepted_ns = accepted_ns
+    operation: Operation
+    last_key: int
+    floor: int
+    waiter: Any  # a `Waiter`, or None if nobody waits
+    sync: bool
+    accepted_ns: int
 
 
 class FairWriter:
@@ -190,6 +184,15 @@ class FairWriter:
     @linger_ns.setter
     def linger_ns(self, value: int) -> None:
         self._service.linger_ns = value
+
+    @property
+    def told_per_turn(self) -> int | None:
+        """How many callers are told in one turn of the loop; None: all of a group."""
+        return self._completions.per_turn
+
+    @told_per_turn.setter
+    def told_per_turn(self, value: int | None) -> None:
+        self._completions.per_turn = value
 
     @property
     def fill(self) -> float:
@@ -408,6 +411,7 @@ class FairWriter:
     ) -> None:
         if self._stopped:
             return  # they were told that nobody knows
+        group.sort(key=_count)  # whoever asked for little hears of it before a flood does
         written = [part for part in group if part.key not in failures] if failures else group
         self._telemetry.wrote(written, sync, started_ns, self._clock.now_ns())
         for part in group:
@@ -416,8 +420,8 @@ class FairWriter:
                 self._complete(part)
             else:
                 self._fail(part, failure)
-        served()  # before callers are told: the store need not wait for them
         self._completions.tell()
+        served()
 
     def _look_again(
         self, doubtful: list[int], failures: Mapping[int, FairwayError], then: Callable[[], None]
@@ -466,10 +470,21 @@ class FairWriter:
         state.exists = state.refusal is None
         state.written_key = newest.last_key
         state.written_floor = newest.floor
-        self._completions.add(
-            part.key,
-            [(item.waiter, item.last_key) for item in part.items if item.waiter is not None],
-        )
+        if self._completions.holds_back(part.key):
+            self._completions.add(
+                part.key,
+                [(item.waiter, item.last_key) for item in part.items if item.waiter is not None],
+            )
+            return
+        for item in part.items:
+            waiter = item.waiter
+            if waiter is not None:
+                try:
+                    waiter.set_result(item.last_key)
+                except asyncio.InvalidStateError:  # cancelled; asking each first would cost more
+                    continue
+                except Exception:  # a waiter's own fault must not keep others from being told
+                    logger.exception("a waiter failed when it was told that its write is done")
 
     def _fail(self, part: Drained[int, _Pending], failure: FairwayError) -> None:
         # At once: whoever goes on before it knows would leave a hole where this was to be.
@@ -490,6 +505,10 @@ class FairWriter:
             _resolve(item, failure)
         for item in behind:
             _resolve(item, consequence)
+
+
+def _count(part: Drained[int, _Pending]) -> int:
+    return len(part.items)
 
 
 def _write(

@@ -5,11 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from fairway.storage.completions import CATCH_UP, PER_TURN, SHARE, Completions
+from fairway.storage.completions import CATCH_UP, SHARE, Completions
 from fairway.testing import run
 
 if TYPE_CHECKING:
     import pytest
+
+
+PER_TURN = 8
+
+
+def spread() -> Completions:
+    completions = Completions()
+    completions.per_turn = PER_TURN
+    return completions
 
 
 class Told:
@@ -49,7 +58,7 @@ def test_a_flood_is_told_over_many_turns_and_a_single_one_in_the_first() -> None
     async def main() -> None:
         global _turns
         _turns = 0
-        completions = Completions()
+        completions = spread()
         flood = Told("flood", log)
         completions.add(1, [(flood, key) for key in range(6 * PER_TURN)])
         completions.add(2, [(Told("single", log), 1)])
@@ -68,11 +77,31 @@ def test_a_flood_is_told_over_many_turns_and_a_single_one_in_the_first() -> None
     assert SHARE < PER_TURN
 
 
+def test_callers_wait_for_a_turn_only_where_that_is_wanted() -> None:
+    log: list[tuple[str, int, int]] = []
+
+    async def main() -> None:
+        completions = Completions()
+        assert not completions.holds_back(1)
+        completions.per_turn = PER_TURN
+        assert completions.holds_back(1)
+        completions.add(1, [(Told("flood", log), key) for key in range(100)])
+        completions.tell()
+        completions.per_turn = None
+        assert completions.holds_back(1), "what waits is not overtaken"
+        completions.add(1, [(Told("flood", log), key) for key in range(100, 200)])
+        await count_turns(2)
+        assert not completions.holds_back(1)
+
+    run(main, quiet=True)
+    assert [key for _, key, _ in log] == list(range(200))
+
+
 def test_a_backlog_cannot_grow_for_ever() -> None:
     log: list[tuple[str, int, int]] = []
 
     async def main() -> int:
-        completions = Completions()
+        completions = spread()
         waiter = Told("each", log)
         most = 0
         for _ in range(200):  # ten times what a turn tells at least, in each turn
@@ -89,7 +118,7 @@ def test_flushing_tells_the_rest_at_once_and_in_order() -> None:
     log: list[tuple[str, int, int]] = []
 
     async def main() -> None:
-        completions = Completions()
+        completions = spread()
         completions.add(1, [(Told("a", log), key) for key in range(3 * PER_TURN)])
         completions.add(2, [(Told("b", log), key) for key in range(3 * PER_TURN)])
         completions.tell()
@@ -113,7 +142,7 @@ def test_a_waiter_that_fails_keeps_nobody_from_being_told(
             raise ZeroDivisionError
 
     async def main() -> None:
-        completions = Completions()
+        completions = spread()
         gone: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         gone.cancel()
         completions.add(1, [(Broken("broken", log), 1), (gone, 2), (Told("last", log), 3)])
