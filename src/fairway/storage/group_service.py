@@ -73,6 +73,7 @@ class GroupService(Generic[T]):
         self._loop = asyncio.get_running_loop()
         self._under_way: list[list[Drained[int, T]]] = []
         self._next: asyncio.Handle | None = None  # when the next group is taken
+        self._lingering = False  # it is taken later than it could be
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._drained = asyncio.Event()
         self._running = False
@@ -96,6 +97,13 @@ class GroupService(Generic[T]):
         if self._next is None:
             self._schedule()
 
+    def hurry(self) -> None:
+        """Do not wait for company any longer: something urgent was accepted."""
+        if self._lingering and self._next is not None:
+            self._next.cancel()
+            self._lingering = False
+            self._next = self._loop.call_soon(self._take)
+
     async def run(self) -> None:
         """Serve until cancelled. Whatever is still accepted then is abandoned, callers told."""
         self._running = True
@@ -118,16 +126,15 @@ class GroupService(Generic[T]):
         self._closing = True
         # Nothing is admitted from here on, so the depth can only fall: it is zero once, for good.
         if self.groups.depth:
-            if self._next is not None:  # nobody else will come: no use in waiting for company
-                self._next.cancel()
-                self._next = None
+            self.hurry()  # nobody else will come
             self._schedule()
             await self._drained.wait()
 
     def _schedule(self) -> None:
         """Take the next group in the next turn, with what others offer in this one."""
         if self._running and len(self._under_way) < self._workers and self._next is None:
-            if self.linger_ns and not self._closing:
+            self._lingering = bool(self.linger_ns) and not self._closing
+            if self._lingering:
                 self._next = self._loop.call_later(self.linger_ns / 1e9, self._take)
             else:
                 self._next = self._loop.call_soon(self._take)

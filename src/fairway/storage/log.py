@@ -174,15 +174,19 @@ class Log:
         operation: Operation,
         *,
         durability: Durability = Durability.FSYNC,
+        urgent: bool = False,
     ) -> None:
         """As `submit`, but `waiter` is told directly: it costs no future and no turn of the loop.
 
-        It must not raise, and must not wait: others wait to be told.
+        It must not raise, and must not wait: others wait to be told. What is `urgent` does not wait
+        for company, however long the others linger.
         """
         writer = self._writer
         if writer is None:
             raise self._refusal
         writer.accept(waiter, partition, operation, durability)
+        if urgent:
+            writer.hurry()
 
     async def delete(self, partition: int) -> None:
         """Delete a partition durably. Its rows are swept away later, in chunks; its number can be

@@ -185,6 +185,10 @@ class FairWriter:
     def linger_ns(self, value: int) -> None:
         self._service.linger_ns = value
 
+    def hurry(self) -> None:
+        """Write the next group without lingering for company."""
+        self._service.hurry()
+
     @property
     def told_per_turn(self) -> int | None:
         """How many callers are told in one turn of the loop; None: all of a group."""

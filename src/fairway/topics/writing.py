@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from fairway.core.priority import THRESHOLDS
 from fairway.errors import (
     Backpressure,
     FairwayError,
@@ -51,6 +52,8 @@ DURABILITY = {
     "disk": Durability.DISK,
     "fsync": Durability.FSYNC,
 }
+URGENT = THRESHOLDS[-1]
+"""Writes to topics of this priority do not wait for company in a commit."""
 PATIENCE_NS = 5_000_000_000
 """How long a write that may not be throttled waits for room."""
 PATIENT_BYTES_MAX = 64 * 1024 * 1024
@@ -234,6 +237,7 @@ class Writing:
                 topic.epoch,
                 operation,
                 durability=DURABILITY.get(config.durability, Durability.DISK),
+                urgent=config.priority is not None and config.priority >= URGENT,
             )
         except FairwayError:
             topic.assigned = before  # nothing was accepted, and nobody else was numbered meanwhile

@@ -1,0 +1,123 @@
+"""Who begins in which turn of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fairway.core.priority import Band
+from fairway.errors import Throttled
+from fairway.runtime.clock import clock_of
+from fairway.server.gate import PER_TURN, WAITING_MAX, Gate
+from fairway.testing import run
+
+
+class Line:
+    """A gate, and who has begun in which turn."""
+
+    def __init__(self) -> None:
+        self.gate = Gate(clock_of())
+        self.turn = 0
+        self.begun: list[tuple[int, str]] = []
+
+    def ask(self, key: str, band: Band = Band.B2) -> None:
+        if self.gate.passes():
+            self.begin(key)
+        else:
+            self.gate.wait(key, band, lambda: self.begin(key))
+
+    def begin(self, key: str) -> None:
+        self.begun.append((self.turn, key))
+
+    async def turns(self, count: int) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+            self.turn += 1
+
+
+def on_line(body: Any) -> None:
+    async def main() -> None:
+        await body(Line())
+
+    run(main, quiet=True)
+
+
+def test_an_idle_gate_is_open() -> None:
+    async def body(line: Line) -> None:
+        for _ in range(3):
+            line.ask("a")
+            assert line.begun[-1] == (line.turn, "a")
+            await line.turns(3)
+
+    on_line(body)
+
+
+def test_a_few_begin_in_each_turn_and_all_of_them_in_the_end() -> None:
+    async def body(line: Line) -> None:
+        for _ in range(5 * PER_TURN):
+            line.ask("a")
+        assert len(line.begun) == PER_TURN
+        await line.turns(20)
+        assert len(line.begun) == 5 * PER_TURN
+        # The counter of turns lags a turn behind at first: two turns may look like one.
+        assert all(
+            sum(turn == at for turn, _ in line.begun) <= PER_TURN for at in range(1, line.turn)
+        )
+
+    on_line(body)
+
+
+def test_another_topic_does_not_wait_for_the_whole_line() -> None:
+    async def body(line: Line) -> None:
+        for _ in range(20 * PER_TURN):
+            line.ask("flood")
+        line.ask("other")
+        await line.turns(3)
+        assert "other" in [key for _, key in line.begun]
+
+    on_line(body)
+
+
+def test_an_urgent_one_begins_in_the_turn_it_comes() -> None:
+    async def body(line: Line) -> None:
+        for _ in range(20 * PER_TURN):
+            line.ask("flood")
+        for number in range(2 * PER_TURN):
+            line.ask(f"urgent-{number}", Band.B4)
+        begun = [key for turn, key in line.begun if key != "flood"]
+        assert begun == [f"urgent-{number}" for number in range(PER_TURN)], "within a bound"
+        await line.turns(8)
+        assert len([key for _, key in line.begun if key != "flood"]) == 2 * PER_TURN
+        assert len([key for _, key in line.begun if key == "flood"]) >= PER_TURN
+
+    on_line(body)
+
+
+def test_what_comes_later_does_not_overtake_its_own_topic() -> None:
+    order: list[int] = []
+
+    async def body(line: Line) -> None:
+        for number in range(4 * PER_TURN):
+            if line.gate.passes():
+                order.append(number)
+            else:
+                line.gate.wait("urgent", Band.B4, lambda number=number: order.append(number))
+        await line.turns(10)
+
+    on_line(body)
+    assert order == list(range(4 * PER_TURN))
+
+
+def test_a_full_line_refuses_and_says_when_to_come_back() -> None:
+    async def body(line: Line) -> None:
+        for _ in range(WAITING_MAX + PER_TURN):
+            line.ask("a")
+        with pytest.raises(Throttled) as refusal:
+            line.ask("a")
+        assert refusal.value.retry_after_ns > 0
+        assert line.gate.fill == 1.0
+        assert line.gate.refused == 1
+
+    on_line(body)
