@@ -16,7 +16,7 @@ import httpx
 import uvloop
 
 from benchmarks.harness import ROOT
-from benchmarks.load import redis
+from benchmarks.load import neighbours, redis
 from benchmarks.load.child import Child, child, wait_until
 from benchmarks.load.http import (
     Poster,
@@ -40,7 +40,7 @@ PATH = "/v0/topics/bench"
 
 def run(report: Report, quick: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        topics = {"bench": {}, "urgent": {"priority": 1000}}
+        topics = {"bench": {}, "urgent": {"priority": 1000}, "calm": {}}
         with (
             child(FLOORS, "fairway", directory, json.dumps(topics)) as server,
             child(FLOORS, "fanout") as fanout,
@@ -51,6 +51,7 @@ def run(report: Report, quick: bool) -> None:
             _batches(report, server)
             _redis(report, server)
             _overload(report, server, quick)
+            _neighbours(report, server, quick)
     _recovery(report, quick)
     _idle_topics(report)
 
@@ -320,6 +321,45 @@ def _readable(port: int, after: int) -> int:
             after = answer["next_from_seq"]
             if answer["caught_up"]:
                 return count
+
+
+# Neighbours
+
+
+def _neighbours(report: Report, server: Child, quick: bool) -> None:
+    """Routers, a stalled watcher, a topic of a million records that is deleted."""
+    port, seconds, rounds = server.port, 3 if quick else 5, report.rounds(full=3)
+
+    def p99(coroutine: Coroutine[Any, Any, Any]) -> float:
+        return percentile(_run(coroutine), 0.99)
+
+    def calm() -> float:
+        return p99(neighbours.delays(port, seconds, write="calm", watch="calm"))
+
+    neighbours.make_routers(port)
+    hops = [
+        p99(neighbours.delays(port, seconds, write="hop0", watch="hop2")) for _ in range(rounds)
+    ]
+    report.figure("two_hops_p99_ms", hops, "ms", "two routers, 100 writes/s", target="<= 5")
+
+    growth: list[float] = []
+
+    def stalled() -> float:
+        seen, grown = _run(neighbours.delays_beside_a_stalled_watcher(server, seconds))
+        growth.append(grown / 2**20)
+        return percentile(seen, 0.99)
+
+    samples = report.alternate(rounds, stalled=stalled, calm=calm)
+    report.figure("stalled_rss_growth_mib", growth, "MiB", "a watcher that never reads")
+    report.ratio("stalled_p99_vs_calm", samples["stalled"], samples["calm"], "<= 1.5")
+
+    def deleting() -> float:
+        neighbours.fill(port, "million")
+        return p99(neighbours.delays_while_deleting(port, "million", seconds))
+
+    samples = report.alternate(rounds, deleting=deleting, calm=calm)
+    report.figure("calm_p99_ms", samples["calm"], "ms", "10 watchers, 100 writes/s")
+    report.ratio("delete_million_p99_vs_calm", samples["deleting"], samples["calm"], "<= 2")
 
 
 # Recovery

@@ -21,7 +21,7 @@ from fairway.errors import (
 )
 from fairway.storage import watermark
 from fairway.storage.wal import DELETE, Entry, Operation, Tail
-from fairway.storage.wals import sqlite_shard, sqlite_walfile
+from fairway.storage.wals import sqlite_shard, sqlite_tables, sqlite_walfile
 from fairway.storage.wals.sqlite import SqliteWal
 from fairway.storage.wals.sqlite_shard import Shard
 from tests.support.log_files import NEVER, flip_bit, look, random_bit, states
@@ -830,3 +830,21 @@ def test_readers_never_see_a_tail_that_never_was(campaign: Campaign, tmp_path: P
             thread.join()
     assert not broken
     wal.close()
+
+
+def test_a_sweep_is_bounded_in_bytes_as_well_as_in_rows(tmp_path: Path) -> None:
+    """Writers wait for a chunk: large rows must not make it a long one."""
+    wal = SqliteWal(tmp_path)
+    wal.open()
+    try:
+        large = bytes(sqlite_tables.SWEEP_BYTES // 2)
+        for key in range(1, 11):
+            wal.write({1: [Operation((Entry(key, large),))]}, sync=False)
+        wal.write({1: [DELETE]}, sync=True)
+        chunks = 1
+        while wal.sweep(limit=1000):
+            chunks += 1
+        assert chunks == 6, "two rows in each, and then nothing is left"
+        assert wal.deleting() == set()
+    finally:
+        wal.close()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fairway.errors import Closing, FairwayError
 from fairway.runtime.blocking import BlockingPool
-from fairway.runtime.clock import clock_of
+from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.reader import FairReader, ReaderConfig
 from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation, Tail
@@ -36,7 +36,7 @@ logger = logging.getLogger("fairway.log")
 UPKEEP_S = (
     0.2  # short, so that a checkpoint has little to move and no commit waits long for the disk
 )
-SWEEP_ROWS = 1000
+SWEEP_ROWS = 250
 
 
 class Log:
@@ -340,8 +340,13 @@ class Log:
                     await self._sweep.wait()
 
     async def _sweep_deleted(self) -> None:
-        while await self._pool.run(partial(self._wal.sweep, limit=SWEEP_ROWS)):
-            pass
+        clock = clock_of()
+        while True:
+            begin_ns = clock.now_ns()
+            if not await self._pool.run(partial(self._wal.sweep, limit=SWEEP_ROWS)):
+                break
+            # Writers wait for each chunk: let them have as much of the store's time as it took.
+            await sleep_ns(clock.now_ns() - begin_ns)
         # Taken before the store is asked: what is deleted after it answered is not in its answer.
         deleted = self._writer.deleted() if self._writer is not None else set()
         left = await self._pool.run(self._wal.deleting)

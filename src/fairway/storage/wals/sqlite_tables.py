@@ -109,6 +109,9 @@ LEFT JOIN entry AS last ON last.partition = known.id
 # Writing
 
 
+SWEEP_BYTES = 256 * 1024
+
+
 def has_hard_state(group: Group) -> bool:
     """Whether the group must be synced whatever it asks for."""
     return any(o.hard_state is not None for operations in group.values() for o in operations)
@@ -189,16 +192,26 @@ def _apply(
 
 
 def sweep(connection: apsw.Connection, partition: int, limit: int) -> bool:
-    """Remove up to `limit` rows of a deleted partition; True if none is left."""
+    """Remove up to `limit` rows of a deleted partition, not many bytes; True if none is left."""
     with connection:
-        for table, key in (("entry", "key"), ("meta", "name")):
-            connection.execute(
-                f"DELETE FROM {table} WHERE partition = ?1 AND {key} IN (SELECT {key}"
-                f" FROM {table} WHERE partition = ?1 ORDER BY {key} LIMIT ?2)",
+        for table, key, value in (("entry", "key", "payload"), ("meta", "name", "value")):
+            # Writers wait meanwhile, and a large row costs a page of work for each of its pages.
+            last, count, size = None, 0, 0
+            for last, length in connection.execute(  # noqa: B007  (the last one counts)
+                f"SELECT {key}, length({value}) FROM {table} WHERE partition = ?"
+                f" ORDER BY {key} LIMIT ?",
                 (partition, limit),
-            )
-            limit -= connection.changes()
-            if limit <= 0:
+            ):
+                count += 1
+                size += cast("int", length)
+                if size >= SWEEP_BYTES:
+                    break
+            if last is not None:
+                connection.execute(
+                    f"DELETE FROM {table} WHERE partition = ? AND {key} <= ?", (partition, last)
+                )
+            limit -= count
+            if limit <= 0 or size >= SWEEP_BYTES:
                 return False
         connection.execute("DELETE FROM state WHERE partition = ?", (partition,))
     return True
