@@ -27,7 +27,7 @@ from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
 from fairway.topics.watching import View, Watcher
-from fairway.topics.writing import Appended, NewBatch
+from fairway.topics.writing import NewBatch
 from fairway.wire.topics import (
     Match,
     RouterConfig,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from fairway.storage.wal import Wal
     from fairway.topics.batch import Record as RawRecord
+    from fairway.topics.outcome import Appended
     from fairway.topics.topic import Topic
 
 T = TypeVar("T")

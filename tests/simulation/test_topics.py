@@ -18,8 +18,9 @@ import pytest
 from fairway.topics import reading
 from fairway.topics.delivery import Delivery
 from fairway.topics.idempotency import KeyMemory
+from fairway.topics.live import LivePart
 from fairway.topics.retention import Retention
-from fairway.topics.topic import LivePart, Topic
+from fairway.topics.topic import Topic
 from fairway.topics.writing import Writing
 from tests.simulation.topics_sim import Broken, simulate
 

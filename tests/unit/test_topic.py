@@ -113,8 +113,8 @@ def test_adjacent_gaps_are_one() -> None:
 
 
 def test_a_full_topic_counts_what_is_under_way() -> None:
+    from fairway.topics.live import LivePart
     from fairway.topics.tail import Tail
-    from fairway.topics.topic import LivePart
 
     topic, _ = topic_with(2, cap_records=4)
     assert not topic.would_overflow(2, 50)

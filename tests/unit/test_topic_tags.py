@@ -12,11 +12,11 @@ from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
 from fairway.topics.batch import VERSION, Batch
 from fairway.topics.engine import TopicsConfig
+from fairway.topics.live import LivePart
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import Selection
 from fairway.topics.tags import BATCH_COST, TAG_COST, TagMemory
 from fairway.topics.tail import Tail
-from fairway.topics.topic import LivePart
 from fairway.wire.topics import TopicPatch
 from tests.support.topics import new, read_all, topics_on, values
 

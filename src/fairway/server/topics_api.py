@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from fairway.server.asgi import ExpressReply
     from fairway.server.host import Host
     from fairway.topics.engine import Diff
+    from fairway.topics.outcome import Appended
     from fairway.topics.topic import Topic
-    from fairway.topics.writing import Appended
 
 _APPEND = msgspec.json.Decoder(AppendRequest)
 _DIFF = msgspec.json.Decoder(DiffRequest)

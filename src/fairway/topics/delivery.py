@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
     from fairway.runtime.clock import Clock
     from fairway.storage.log import Log
+    from fairway.topics.live import LivePart
     from fairway.topics.reading import Page
-    from fairway.topics.topic import LivePart, Topic
+    from fairway.topics.topic import Topic
     from fairway.topics.watching import View, Watcher
 
 logger = logging.getLogger("fairway.topics")

@@ -37,16 +37,17 @@ from fairway.topics import names
 from fairway.topics.batch import batch_size, decode_batch
 from fairway.topics.delivery import Delivery, DeliveryConfig
 from fairway.topics.idempotency import KeyMemory
+from fairway.topics.live import LivePart
 from fairway.topics.reading import EVERYTHING, Page, Selection, cold_page, hot_page
 from fairway.topics.recovery import Recovery, StoredTopic, encode_topic
 from fairway.topics.retention import Retention, RetentionConfig
 from fairway.topics.routers import ROUTER, Routers
 from fairway.topics.tags import TagMemory
 from fairway.topics.tail import HotBytes, Tail
-from fairway.topics.topic import LivePart, Topic
+from fairway.topics.topic import Topic
 from fairway.topics.watching import Watcher
 from fairway.topics.writability import Writability
-from fairway.topics.writing import Appended, NewBatch, Told, Writing
+from fairway.topics.writing import NewBatch, Writing
 from fairway.wire.topics import RouterConfig, TopicConfig, TopicPatch, check_name
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from fairway.storage.reserve import DiskReserve
     from fairway.topics.batch import Batch
     from fairway.topics.match import TagMatch
+    from fairway.topics.outcome import Appended, Told
     from fairway.topics.routing import Router
     from fairway.topics.watching import Sink, View
 

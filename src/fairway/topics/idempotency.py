@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from fairway.topics.names import SeenKey
-    from fairway.topics.writing import Appended
+    from fairway.topics.outcome import Appended
 
 KEY_OVERHEAD: Final = 320
 """Bytes that remembering a key costs beside its text."""

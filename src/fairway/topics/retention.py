@@ -23,7 +23,8 @@ from fairway.storage.wal import INT_MAX, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
 from fairway.topics.batch import decode_batch, size_of
-from fairway.topics.topic import Doubt, Removal, Write, encode_snapshot
+from fairway.topics.live import Doubt, Write
+from fairway.topics.topic import Removal, encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     from fairway.storage.log import Log
     from fairway.topics.batch import Batch
     from fairway.topics.idempotency import KeyMemory
+    from fairway.topics.live import LivePart
     from fairway.topics.match import TagMatch
-    from fairway.topics.topic import LivePart, Topic
+    from fairway.topics.topic import Topic
 
 logger = logging.getLogger("fairway.topics")
 

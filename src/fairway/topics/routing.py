@@ -25,12 +25,13 @@ from fairway.topics.match import TagMatch
 from fairway.topics.reading import Selection
 from fairway.topics.topic import Gap, Topic
 from fairway.topics.watching import View, Watcher
-from fairway.topics.writing import Appended, NewBatch, Position
+from fairway.topics.writing import NewBatch, Position
 from fairway.wire.topics import NewRecord, RouterConfig, RouterState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
+    from fairway.topics.outcome import Appended
     from fairway.topics.writing import Writing
 
 logger = logging.getLogger("fairway.topics")

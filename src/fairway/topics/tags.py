@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from fairway.topics.batch import Batch
+    from fairway.topics.live import LivePart
     from fairway.topics.match import TagMatch
-    from fairway.topics.topic import LivePart
 
 BATCH_COST: Final = 200
 """Bytes that a tagged batch costs: its place in the order, with what Python needs to hold it."""

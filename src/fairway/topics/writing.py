@@ -11,7 +11,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -30,8 +30,11 @@ from fairway.storage.wal import NO_META, Entry, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
 from fairway.topics.batch import VERSION, Batch, batch_size, encode_batch
+from fairway.topics.live import Doubt, Write
 from fairway.topics.names import SeenKey
-from fairway.topics.topic import RESERVE_SEQS, Doubt, Gap, Write, encode_snapshot
+from fairway.topics.once import Once
+from fairway.topics.outcome import Appended, Told, fail
+from fairway.topics.topic import RESERVE_SEQS, Gap, encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,9 +42,10 @@ if TYPE_CHECKING:
     from fairway.runtime.clock import Clock
     from fairway.storage.log import Log
     from fairway.topics.idempotency import KeyMemory
+    from fairway.topics.live import LivePart
     from fairway.topics.tags import TagMemory
     from fairway.topics.tail import HotBytes
-    from fairway.topics.topic import LivePart, Topic
+    from fairway.topics.topic import Topic
     from fairway.topics.writability import Writability
     from fairway.wire.topics import LossReason, NewRecord
 
@@ -85,24 +89,6 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Metadata of other parts, written in the same operation."""
 
 
-class Appended(msgspec.Struct, frozen=True, gc=False):
-    """What an append was given. `deduped`: it had been made before, nothing was written."""
-
-    first_seq: int
-    last_seq: int
-    deduped: bool = False
-
-
-class Told(Protocol):
-    """Who is told what became of an append: a future, or whatever else has its methods."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, appended: Appended, /) -> None: ...
-
-    def set_exception(self, error: BaseException, /) -> None: ...
-
-
 class Writing:
     """Appends to topics."""
 
@@ -122,13 +108,12 @@ class Writing:
         self._log = log
         self._clock = clock
         self._hot = hot
-        self._keys = keys
         self._tags = tags
         self._live = live
         self._published = published
         self._doubtful = doubtful
         self._writability = writability
-        self._repeats: dict[tuple[int, str], asyncio.Future[Appended]] = keys.under_way
+        self._once = Once(self, log, clock, keys=keys, live=live)
         self._patient_bytes = 0
         self._create_future: Callable[[], asyncio.Future[Appended]]
         self._create_future = asyncio.get_running_loop().create_future
@@ -136,12 +121,16 @@ class Writing:
     async def append(self, topic: Topic, new: NewBatch) -> Appended:
         """Append all records or none. Raises as `Log.submit` does, or `TopicFull`, `NotFound`."""
         if new.key is not None:
-            return await self._append_once(topic, new, new.key)
+            return await self._once.append(topic, new, new.key)
+        return await (await self.begin(topic, new))
+
+    async def begin(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
+        """Queue an append as soon as all that it needs is known and, if it is patient, has room."""
         if topic.weak or new.position is not None:
             await self.prepare(topic, new)
         if new.patient:
-            return await (await self._enqueue_patiently(topic, new))
-        return await self.enqueue(topic, new)
+            return await self._enqueue_patiently(topic, new)
+        return self.enqueue(topic, new)
 
     def append_now(self, reply: Told, topic: Topic, new: NewBatch) -> bool:
         """As `append`, begun at once; False if something must be looked up or waited for first."""
@@ -277,7 +266,7 @@ class Writing:
             live.quick -= 1
             if error is not None:
                 self._failed(topic, live, error, producer)
-                _fail(reply, error)
+                fail(reply, error)
             elif not reply.done():
                 reply.set_result(None)
 
@@ -326,7 +315,7 @@ class Writing:
                 if isinstance(error, OutcomeUnknown) and not quick:
                     live.in_doubt.append(Doubt(snapshot, gap.first, show))
                 self._failed(topic, live, error, producer)
-                _fail(reply, error)
+                fail(reply, error)
                 return
             if not quick and topic.epoch >= 0:
                 show()
@@ -380,7 +369,7 @@ class Writing:
                 reply.set_result(answer)
             return
         self._failed(topic, live, error, producer)
-        _fail(reply, error)
+        fail(reply, error)
 
     def _settle_quick(
         self,
@@ -432,69 +421,6 @@ class Writing:
 
     # What must be known first
 
-    async def _append_once(self, topic: Topic, new: NewBatch, key: str) -> Appended:
-        place = (topic.epoch, key)
-        while (other := self._repeats.get(place)) is not None:
-            try:
-                first = await asyncio.shield(other)
-            except FairwayError:
-                continue  # that one failed: this one is the first now
-            return Appended(first.first_seq, first.last_seq, deduped=True)
-        reply = self._repeats[place] = self._create_future()
-        try:
-            answer = await self._seen(topic, key)
-            if answer is None:
-                await self.prepare(topic, new)
-                if new.patient:
-                    waiting = await self._enqueue_patiently(topic, new)
-                else:
-                    waiting = self.enqueue(topic, new)
-        except BaseException as error:
-            # Nothing was accepted; whoever waits with the same key may try.
-            del self._repeats[place]
-            known = isinstance(error, FairwayError)
-            _fail(reply, error if known else Unavailable("the first of these requests went away"))
-            raise
-        if answer is not None:
-            del self._repeats[place]
-            reply.set_result(answer)
-            return answer
-        # From here on it will happen, whether or not this caller stays to see it.
-        waiting.add_done_callback(partial(self._settle_key, topic, place, reply))
-        return await asyncio.shield(reply)
-
-    async def _seen(self, topic: Topic, key: str) -> Appended | None:
-        now_ms = self._clock.wall_ns() // 1_000_000
-        seen = self._keys.get(topic.epoch, key)
-        if seen is None and now_ms < self._keys.cold_until_ms:
-            await self._live(topic).wait_written()  # a class that does not wait may still be at it
-            stored = await self._log.meta(topic.epoch, names.KEY + key)
-            seen = names.decode_key(stored) if stored is not None else None
-        if seen is None or now_ms - seen.ts >= topic.config.idempotency_window_ms:
-            return None
-        return Appended(seen.first_seq, seen.last_seq, deduped=True)
-
-    def _settle_key(
-        self,
-        topic: Topic,
-        place: tuple[int, str],
-        reply: asyncio.Future[Appended],
-        done: asyncio.Future[Appended],
-    ) -> None:
-        del self._repeats[place]
-        error = done.exception()
-        if error is not None:
-            if isinstance(error, OutcomeUnknown):
-                # The key may be in the store, with its records: until its window has passed, ask.
-                self._keys.doubt(topic.last_ts + topic.config.idempotency_window_ms)
-            _fail(reply, error)
-            return
-        answer = done.result()
-        seen = SeenKey(answer.first_seq, answer.last_seq, topic.last_ts)
-        window_ms = topic.config.idempotency_window_ms
-        self._keys.remember(*place, seen, topic.last_ts + window_ms)
-        reply.set_result(answer)
-
     async def _enqueue_patiently(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
         """Wait for room up to a deadline; how much may wait is bounded too."""
         size = len(new.raw)
@@ -535,10 +461,3 @@ class Writing:
                 raise WriteFailed(f"no seqs could be reserved: {error}") from error
             if live.reserving >= upto:  # else the class changed meanwhile, and took it back
                 topic.reserved = max(topic.reserved, upto)
-
-
-def _fail(reply: Told | asyncio.Future[Any], error: BaseException) -> None:
-    if not reply.done():
-        reply.set_exception(error)
-        if isinstance(reply, asyncio.Future):
-            reply.exception()  # whoever waited may be gone: that is no reason for a warning

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fairway.server.streams.protocol import AppendRequest, Offset
     from fairway.topics.engine import Topics
-    from fairway.topics.writing import Appended
+    from fairway.topics.outcome import Appended
 
 PRODUCER: Final = "ds:"
 """Before the names of producers, which share their place with those of routers."""

@@ -1,0 +1,100 @@
+"""Appends with an idempotency key: made once, however often and however soon they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fairway.errors import FairwayError, OutcomeUnknown, Unavailable
+from fairway.topics import names
+from fairway.topics.names import SeenKey
+from fairway.topics.outcome import Appended, fail
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairway.runtime.clock import Clock
+    from fairway.storage.log import Log
+    from fairway.topics.idempotency import KeyMemory
+    from fairway.topics.live import LivePart
+    from fairway.topics.topic import Topic
+    from fairway.topics.writing import NewBatch, Writing
+
+
+class Once:
+    """Repeats of an append are answered as the first one was, within the window of its topic."""
+
+    def __init__(
+        self,
+        writing: Writing,
+        log: Log,
+        clock: Clock,
+        *,
+        keys: KeyMemory,
+        live: Callable[[Topic], LivePart],
+    ) -> None:
+        self._writing = writing
+        self._log = log
+        self._clock = clock
+        self._keys = keys
+        self._live = live
+
+    async def append(self, topic: Topic, new: NewBatch, key: str) -> Appended:
+        place = (topic.epoch, key)
+        while (other := self._keys.under_way.get(place)) is not None:
+            try:
+                first = await asyncio.shield(other)
+            except FairwayError:
+                continue  # that one failed: this one is the first now
+            return Appended(first.first_seq, first.last_seq, deduped=True)
+        reply = self._keys.under_way[place] = asyncio.get_running_loop().create_future()
+        try:
+            answer = await self._seen(topic, key)
+            if answer is None:
+                waiting = await self._writing.begin(topic, new)
+        except BaseException as error:
+            # Nothing was accepted; whoever waits with the same key may try.
+            del self._keys.under_way[place]
+            known = isinstance(error, FairwayError)
+            fail(reply, error if known else Unavailable("the first of these requests went away"))
+            raise
+        if answer is not None:
+            del self._keys.under_way[place]
+            reply.set_result(answer)
+            return answer
+        # From here on it will happen, whether or not this caller stays to see it.
+        waiting.add_done_callback(partial(self._settle_key, topic, place, reply))
+        return await asyncio.shield(reply)
+
+    async def _seen(self, topic: Topic, key: str) -> Appended | None:
+        now_ms = self._clock.wall_ns() // 1_000_000
+        seen = self._keys.get(topic.epoch, key)
+        if seen is None and now_ms < self._keys.cold_until_ms:
+            await self._live(topic).wait_written()  # a class that does not wait may still be at it
+            stored = await self._log.meta(topic.epoch, names.KEY + key)
+            seen = names.decode_key(stored) if stored is not None else None
+        if seen is None or now_ms - seen.ts >= topic.config.idempotency_window_ms:
+            return None
+        return Appended(seen.first_seq, seen.last_seq, deduped=True)
+
+    def _settle_key(
+        self,
+        topic: Topic,
+        place: tuple[int, str],
+        reply: asyncio.Future[Appended],
+        done: asyncio.Future[Appended],
+    ) -> None:
+        del self._keys.under_way[place]
+        error = done.exception()
+        if error is not None:
+            if isinstance(error, OutcomeUnknown):
+                # The key may be in the store, with its records: until its window has passed, ask.
+                self._keys.doubt(topic.last_ts + topic.config.idempotency_window_ms)
+            fail(reply, error)
+            return
+        answer = done.result()
+        seen = SeenKey(answer.first_seq, answer.last_seq, topic.last_ts)
+        window_ms = topic.config.idempotency_window_ms
+        self._keys.remember(*place, seen, topic.last_ts + window_ms)
+        reply.set_result(answer)
