@@ -59,7 +59,7 @@ class Backpressure(TryLater):
 class Throttled(TryLater):
     """Saturated, or over a quota. Nothing was accepted; try again after `retry_after_ns`.
 
-    `limit` names the quota that was reached and `maximum` its value; None means pressure.
+    `limit` names the bound or quota that was reached and `maximum` its value; None means pressure.
     """
 
     def __init__(

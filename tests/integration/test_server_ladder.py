@@ -225,6 +225,8 @@ def test_what_a_client_sees_saturated_a_429_before_anything_is_taken(tmp_path: P
                 assert (answer.status, answer.code) == (429, "throttled")
                 assert answer.header("retry-after") == "1"
                 assert answer.error["detail"] == {"retry_after_ms": 200}
+            counted = (await api.get("/metrics")).body.decode()
+            assert 'fairway_requests_throttled_total{cause="pressure"} 2\n' in counted
             assert (await api.get("/v0/topics/new")).status == 404
             assert (await api.state("t"))["head_seq"] == 0
             bypass = await api.post("/v0/topics/t", {**RECORD, "disable_backpressure": True})

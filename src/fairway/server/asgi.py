@@ -105,9 +105,10 @@ class Routes:
 class ExpressReply:
     """Answers a request that is under way without a task. It stands where a future would."""
 
-    __slots__ = ("_answer", "_request", "finish")
+    __slots__ = ("_answer", "_host", "_request", "finish")
 
-    def __init__(self, answer: Answer, request: Request) -> None:
+    def __init__(self, host: Host, answer: Answer, request: Request) -> None:
+        self._host = host
         self._answer = answer
         self._request = request
         self.finish: Callable[[Any], Reply]
@@ -120,11 +121,11 @@ class ExpressReply:
         try:
             reply = self.finish(outcome)
         except Exception as error:
-            reply = failure(error, self._request)
+            reply = failure(self._host, error, self._request)
         write(self._answer, reply)
 
     def set_exception(self, error: BaseException) -> None:
-        write(self._answer, failure(error, self._request))
+        write(self._answer, failure(self._host, error, self._request))
 
 
 class HttpApp:
@@ -169,10 +170,10 @@ class HttpApp:
             identity = request.identity = identify(host, request)
             if identity.quota is not UNLIMITED:
                 return False  # it is counted while it lasts
-            reply = ExpressReply(answer, request)
+            reply = ExpressReply(host, answer, request)
             return route.express(host, request, bytes(answer.body), reply, *found[1])
         except Exception as error:
-            write(answer, failure(error, request))
+            write(answer, failure(host, error, request))
             return True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -196,7 +197,7 @@ class HttpApp:
         except Disconnected:
             return
         except Exception as error:
-            reply = failure(error, request)
+            reply = failure(self.host, error, request)
         if reply is None:
             return  # it was streamed
         await respond(send, reply, cors, head_only=request.method == "HEAD")
@@ -297,9 +298,11 @@ class HttpApp:
         await mount(scope, receive, send)
 
 
-def failure(error: BaseException, request: Request) -> Reply:
+def failure(host: Host | None, error: BaseException, request: Request) -> Reply:
     """What a client sees of an error."""
     if isinstance(error, errors.FairwayError):
+        if host is not None:
+            host.count_refusal(error)
         return problems.problem(error)
     logger.error("%s %s failed", request.method, request.path, exc_info=error)
     return problems.reply(500, "internal", "the server failed; its log says how")

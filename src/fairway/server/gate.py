@@ -67,7 +67,10 @@ class Gate:
         if refusal is not None:
             self.refused += 1
             raise Throttled(
-                f"{WAITING_MAX:,} requests wait already", retry_after_ns=refusal.retry_after_ns
+                f"{WAITING_MAX:,} requests wait already",
+                retry_after_ns=refusal.retry_after_ns,
+                limit="waiting_requests",
+                maximum=WAITING_MAX,
             )
         self._bands[key] = band
         self._ready.mark(key, band, now_ns)

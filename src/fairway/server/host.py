@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.core.priority import Band
-from fairway.errors import FairwayError, Unauthorized, Unavailable
+from fairway.errors import Backpressure, FairwayError, Throttled, Unauthorized, Unavailable
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.server.gate import Gate
 from fairway.server.quotas import Quotas
@@ -133,6 +133,18 @@ class Host:
             begin()
         else:
             self.gate.wait(path, Band.B2, begin)
+
+    def count_refusal(self, error: FairwayError) -> None:
+        """Count a request that was refused for the time being, by what it ran into."""
+        if isinstance(error, Throttled):
+            cause = error.limit or "pressure"
+        elif isinstance(error, Backpressure):
+            cause = "lane"
+        else:
+            return
+        self.topics.telemetry.counter(
+            "fairway_requests_throttled", "Requests answered 429", cause=cause
+        ).add()
 
     def now_ms(self) -> int:
         return self.clock.wall_ns() // 1_000_000
