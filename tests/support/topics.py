@@ -167,6 +167,12 @@ async def read_all(topics: Topics, name: str, cursor: int = 0, **options: Any) -
         assert not stuck, f"a reader at {found.cursor} of {diff.topic.head} gets nowhere"
 
 
+async def until_idle(topics: Topics, topic: Topic) -> None:
+    """Return when nothing of a topic is under way."""
+    while topics.live(topic).under_way:
+        await asyncio.wait([topics.live(topic).under_way[-1].decided()])
+
+
 def values(reading: Reading) -> list[Any]:
     return [msgspec.json.decode(record.data) for record in reading.records]
 

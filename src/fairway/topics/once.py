@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING
 
 from fairway.errors import FairwayError, OutcomeUnknown, Unavailable
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from fairway.storage.log import Log
     from fairway.topics.idempotency import KeyMemory
     from fairway.topics.live import LivePart
+    from fairway.topics.outcome import Told
     from fairway.topics.topic import Topic
     from fairway.topics.writing import NewBatch, Writing
 
@@ -64,8 +64,24 @@ class Once:
             reply.set_result(answer)
             return answer
         # From here on it will happen, whether or not this caller stays to see it.
-        waiting.add_done_callback(partial(self._settle_key, topic, place, reply))
+        waiting.add_done_callback(
+            lambda done: self._settle(topic, place, done.exception() or done.result())
+        )
         return await asyncio.shield(reply)
+
+    def append_now(self, reply: Told, topic: Topic, new: NewBatch, key: str) -> bool:
+        """As `append`, begun at once and told to `reply`; False if something must come first."""
+        place = (topic.epoch, key)
+        now_ms = self._clock.wall_ns() // 1_000_000
+        if place in self._keys.under_way or now_ms < self._keys.cold_until_ms:
+            return False
+        seen = self._keys.get(topic.epoch, key)
+        if seen is not None and now_ms - seen.ts < topic.config.idempotency_window_ms:
+            reply.set_result(Appended(seen.first_seq, seen.last_seq, deduped=True))
+            return True
+        self._writing.enqueue_for(_First(self, topic, place, reply), topic, new)
+        self._keys.under_way[place] = asyncio.get_running_loop().create_future()
+        return True
 
     async def _seen(self, topic: Topic, key: str) -> Appended | None:
         now_ms = self._clock.wall_ns() // 1_000_000
@@ -78,23 +94,42 @@ class Once:
             return None
         return Appended(seen.first_seq, seen.last_seq, deduped=True)
 
-    def _settle_key(
-        self,
-        topic: Topic,
-        place: tuple[int, str],
-        reply: asyncio.Future[Appended],
-        done: asyncio.Future[Appended],
+    def _settle(
+        self, topic: Topic, place: tuple[int, str], outcome: Appended | BaseException
     ) -> None:
-        del self._keys.under_way[place]
-        error = done.exception()
-        if error is not None:
-            if isinstance(error, OutcomeUnknown):
+        """The first append with a key is decided: remember it, and tell those that repeated it."""
+        reply = self._keys.under_way.pop(place)
+        if isinstance(outcome, BaseException):
+            if isinstance(outcome, OutcomeUnknown):
                 # The key may be in the store, with its records: until its window has passed, ask.
                 self._keys.doubt(topic.last_ts + topic.config.idempotency_window_ms)
-            fail(reply, error)
+            fail(reply, outcome)
             return
-        answer = done.result()
-        seen = SeenKey(answer.first_seq, answer.last_seq, topic.last_ts)
+        seen = SeenKey(outcome.first_seq, outcome.last_seq, topic.last_ts)
         window_ms = topic.config.idempotency_window_ms
         self._keys.remember(*place, seen, topic.last_ts + window_ms)
-        reply.set_result(answer)
+        if not reply.done():
+            reply.set_result(outcome)
+
+
+class _First:
+    """The first append with a key, begun without a task; whoever asked for it is told after us."""
+
+    __slots__ = ("_once", "_place", "_reply", "_topic")
+
+    def __init__(self, once: Once, topic: Topic, place: tuple[int, str], reply: Told) -> None:
+        self._once = once
+        self._topic = topic
+        self._place = place
+        self._reply = reply
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, appended: Appended) -> None:
+        self._once._settle(self._topic, self._place, appended)
+        self._reply.set_result(appended)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._once._settle(self._topic, self._place, error)
+        self._reply.set_exception(error)

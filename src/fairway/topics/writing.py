@@ -134,8 +134,10 @@ class Writing:
 
     def append_now(self, reply: Told, topic: Topic, new: NewBatch) -> bool:
         """As `append`, begun at once; False if something must be looked up or waited for first."""
-        if new.key is not None or new.position is not None or new.patient or topic.weak:
+        if new.position is not None or new.patient or topic.weak:
             return False
+        if new.key is not None:
+            return self._once.append_now(reply, topic, new, new.key)
         self.enqueue_for(reply, topic, new)
         return True
 
