@@ -74,6 +74,7 @@ class GroupService(Generic[T]):
         self._under_way: list[list[Drained[int, T]]] = []
         self._next: asyncio.Handle | None = None  # when the next group is taken
         self._lingering = False  # it is taken later than it could be
+        self._busy = False  # a group will be taken, or as many as may be are under way
         self._ended: asyncio.Future[None] = self._loop.create_future()
         self._drained = asyncio.Event()
         self._running = False
@@ -94,7 +95,7 @@ class GroupService(Generic[T]):
                 limit=refusal.limit,
                 retry_after_ns=refusal.retry_after_ns,
             )
-        if self._next is None:
+        if not self._busy:
             self._schedule()
 
     def hurry(self) -> None:
@@ -133,6 +134,7 @@ class GroupService(Generic[T]):
     def _schedule(self) -> None:
         """Take the next group in the next turn, with what others offer in this one."""
         if self._running and len(self._under_way) < self._workers and self._next is None:
+            self._busy = True
             self._lingering = bool(self.linger_ns) and not self._closing
             if self._lingering:
                 self._next = self._loop.call_later(self.linger_ns / 1e9, self._take)
@@ -147,6 +149,7 @@ class GroupService(Generic[T]):
                 self._owner.serve(group, partial(self._served, group))
         except Exception as error:
             self.crash(error)
+        self._busy = len(self._under_way) >= self._workers
 
     def crash(self, error: BaseException) -> None:
         """End the service: `run` raises this. For what is no failure of a store."""
@@ -160,6 +163,7 @@ class GroupService(Generic[T]):
 
     def _settle(self, group: list[Drained[int, T]]) -> None:
         self._under_way.remove(group)
+        self._busy = self._next is not None
         now_ns = self._clock.now_ns()
         for drained in group:
             self.groups.settle(drained, now_ns)
