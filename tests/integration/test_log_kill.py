@@ -67,7 +67,7 @@ def test_a_planted_bug_is_caught(
     ledger = Ledger(place, campaign.tally)
 
     def until_caught() -> None:
-        for _ in range(20):
+        for _ in range(80):  # one in seven meets the moment
             kill_one(place, ledger, rng, plant)
 
     with pytest.raises(Broken, match=complaint):
