@@ -31,8 +31,11 @@ class GroupOwner(Protocol[T]):
         """Take the next group, with the owner's limits."""
         ...
 
-    def serve(self, group: list[Drained[int, T]], served: Callable[[], None]) -> None:
-        """Begin the group's work; at its end resolve its callers and call `served`, once."""
+    def serve(self, group: list[Drained[int, T]], served: Callable[[bool], None]) -> None:
+        """Begin the group's work; at its end resolve its callers and call `served`, once.
+
+        `served(True)` has the next group taken within the call, `served(False)` a turn later.
+        """
         ...
 
     def interrupt(self, group: list[Drained[int, T]]) -> None:
@@ -156,10 +159,13 @@ class GroupService(Generic[T]):
         if not self._ended.done():
             self._ended.set_exception(error)
 
-    def _served(self, group: list[Drained[int, T]]) -> None:
+    def _served(self, group: list[Drained[int, T]], at_once: bool) -> None:
         self._settle(group)
-        if self.groups.waiting_keys:
-            self._schedule()  # not at once: a turn's company makes fewer and larger groups
+        if self.groups.waiting_keys and self._running:
+            if at_once and self._next is None and not self.linger_ns:
+                self._take()
+            else:
+                self._schedule()  # a turn's company makes fewer and larger groups
 
     def _settle(self, group: list[Drained[int, T]]) -> None:
         self._under_way.remove(group)

@@ -121,7 +121,7 @@ class FairReader:
         config = self.config
         return groups.take(keys=1, items=config.max_batch, size=config.lane.size)
 
-    def serve(self, group: list[Drained[int, _Read]], served: Callable[[], None]) -> None:
+    def serve(self, group: list[Drained[int, _Read]], served: Callable[[bool], None]) -> None:
         (part,) = group
         reads = [read for read in part.items if not read.waiter.done()]
         told = partial(self._made, part, reads, self._clock.now_ns(), served)
@@ -135,7 +135,7 @@ class FairReader:
         part: Drained[int, _Read],
         reads: list[_Read],
         started_ns: int,
-        served: Callable[[], None],
+        served: Callable[[bool], None],
         results: list[tuple[Any, Exception | None]] | None,
         error: BaseException | None,
     ) -> None:
@@ -155,7 +155,7 @@ class FairReader:
                 read.waiter.set_result(result)
             else:
                 read.waiter.set_exception(failed)
-        served()
+        served(False)
 
     def interrupt(self, group: list[Drained[int, _Read]]) -> None:
         self._stopped = True

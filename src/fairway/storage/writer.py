@@ -374,7 +374,7 @@ class FairWriter:
             total_size=config.max_group_bytes,
         )
 
-    def serve(self, group: list[Drained[int, _Pending]], served: Callable[[], None]) -> None:
+    def serve(self, group: list[Drained[int, _Pending]], served: Callable[[bool], None]) -> None:
         operations = {part.key: [item.operation for item in part.items] for part in group}
         sync = any(item.sync for part in group for item in part.items)
         told = partial(self._wrote, group, sync, self._clock.now_ns(), served)
@@ -388,7 +388,7 @@ class FairWriter:
         group: list[Drained[int, _Pending]],
         sync: bool,
         started_ns: int,
-        served: Callable[[], None],
+        served: Callable[[bool], None],
         failures: Mapping[int, FairwayError] | None,
         error: BaseException | None,
     ) -> None:
@@ -410,7 +410,7 @@ class FairWriter:
         group: list[Drained[int, _Pending]],
         sync: bool,
         started_ns: int,
-        served: Callable[[], None],
+        served: Callable[[bool], None],
         failures: Mapping[int, FairwayError],
     ) -> None:
         if self._stopped:
@@ -418,6 +418,12 @@ class FairWriter:
         group.sort(key=_count)  # whoever asked for little hears of it before a flood does
         written = [part for part in group if part.key not in failures] if failures else group
         self._telemetry.wrote(written, sync, started_ns, self._clock.now_ns())
+        # With a full batch at hand nobody is worth waiting for: the store goes on while callers are
+        # told. With less, those who are told now are the company that the next group waits for.
+        waiting = self._service.groups.depth - sum(map(_count, group))
+        ahead = not failures and waiting >= self.config.max_batch
+        if ahead:
+            served(True)
         for part in group:
             failure = failures.get(part.key)
             if failure is None:
@@ -425,7 +431,8 @@ class FairWriter:
             else:
                 self._fail(part, failure)
         self._completions.tell()
-        served()
+        if not ahead:
+            served(False)
 
     def _look_again(
         self, doubtful: list[int], failures: Mapping[int, FairwayError], then: Callable[[], None]
