@@ -7,6 +7,8 @@ governor is replaced by its own answer to a chosen pressure; elsewhere the load 
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -517,3 +519,15 @@ def test_a_two_hop_router_delivers_everything_once_and_in_order(tmp_path: Path) 
             assert await api.read_all("hop.c") == list(range(1, 1301))
 
     run(scenario(), within_s=60)
+
+
+def test_the_interpreter_is_tuned_only_while_a_server_runs(tmp_path: Path) -> None:
+    before = sys.getswitchinterval(), gc.get_threshold()
+
+    async def scenario() -> None:
+        async with serving(tmp_path):
+            assert sys.getswitchinterval() < before[0]
+            assert gc.get_threshold() != before[1]
+
+    run(scenario())
+    assert (sys.getswitchinterval(), gc.get_threshold()) == before

@@ -726,3 +726,20 @@ def test_nothing_is_numbered_behind_a_failure() -> None:
 
 def _full() -> None:
     raise OSError(28, "no space")
+
+
+def test_a_write_to_an_urgent_topic_does_not_linger() -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+            loop = asyncio.get_running_loop()
+            took = {}
+            for name, priority in (("urgent", 750), ("other", 749)):
+                topic, _ = await topics.create(name, TopicPatch(priority=priority))
+                topics._log.linger_ns = 1_000_000_000  # as if the pressure were high
+                begin = loop.time()
+                await topics.writing.append(topic, new(1))
+                took[name] = loop.time() - begin
+                topics._log.linger_ns = 0
+            assert took["urgent"] < 0.1 < 1 <= took["other"]
+
+    run(main, seed=1, quiet=True)

@@ -118,6 +118,19 @@ def test_a_full_line_refuses_and_says_when_to_come_back() -> None:
             line.ask("a")
         assert refusal.value.retry_after_ns > 0
         assert line.gate.fill == 1.0
-        assert line.gate.refused == 1
+        assert refusal.value.limit == "waiting_requests"
 
     on_line(body)
+
+
+def test_one_that_cannot_begin_jams_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(line: Line) -> None:
+        for _ in range(PER_TURN):
+            line.ask("a")
+        line.gate.wait("a", Band.B2, lambda: 1 // 0)
+        line.ask("a")
+        await line.turns(3)
+        assert len(line.begun) == PER_TURN + 1
+
+    on_line(body)
+    assert "could not begin" in caplog.text

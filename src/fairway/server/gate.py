@@ -9,6 +9,7 @@ line, in the band of its priority, as for delivery. What does not fit the bound 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Final
 
 from fairway.core.lanes import LaneLimits, Lanes
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fairway.runtime.clock import Clock
+
+logger = logging.getLogger("fairway.server")
 
 PER_TURN: Final = 8
 """Requests begun in one turn of the loop, and as many urgent ones: half a millisecond of work."""
@@ -37,7 +40,6 @@ class Gate:
         self._ready: Ready[str, Band] = Ready(WEIGHTS)
         self._bands: dict[str, Band] = {}
         self._loop = asyncio.get_running_loop()
-        self.refused = 0
 
     @property
     def fill(self) -> float:
@@ -65,7 +67,6 @@ class Gate:
         now_ns = self._clock.now_ns()
         refusal = self._lanes.offer(key, begin, 1, now_ns)
         if refusal is not None:
-            self.refused += 1
             raise Throttled(
                 f"{WAITING_MAX:,} requests wait already",
                 retry_after_ns=refusal.retry_after_ns,
@@ -87,6 +88,9 @@ class Gate:
                 del self._bands[key]
             self._ready.release(key, now_ns)
             self._begun += 1
-            drained.items[0]()
+            try:
+                drained.items[0]()
+            except Exception:  # or nobody behind it would ever begin
+                logger.exception("a request could not begin")
         if self._begun:
             self._loop.call_soon(self._turn)

@@ -228,7 +228,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.url = b""
         self.expect_100_continue = False
         self.headers = []
-        self.scope = {**self._scope, "headers": self.headers}  # type: ignore[typeddict-item]
+        own = {"headers": self.headers, "state": self.app_state.copy()}
+        self.scope = {**self._scope, **own}  # type: ignore[typeddict-item]
 
     def on_url(self, url: bytes) -> None:
         self._reading = HEAD

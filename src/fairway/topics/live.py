@@ -135,19 +135,3 @@ class LivePart:
     def pending(self) -> tuple[int, int]:
         """(records, bytes) of appends under way."""
         return self.pending_count, self.pending_bytes
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is lost by forgetting this."""
-        return not (
-            len(self.tail)
-            or self.tags is not None
-            or self.pending_count
-            or self.readers
-            or self.routers
-            or self.waiters
-            or self.dirty_ns
-            or self.doubt
-            or self.under_way
-            or self.lock.locked()
-        )

@@ -363,6 +363,25 @@ def test_what_only_memory_acknowledged_and_then_failed_is_counted() -> None:
     on_log(body, max_group_partitions=1)
 
 
+def test_what_is_urgent_does_not_wait_for_company() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        slow = log.append(1, b"a")
+        await slow
+        assert loop.time() - begin >= 1, "this one lingered"
+        begin = loop.time()
+        company = log.append(1, b"b")
+        urgent = loop.create_future()
+        log.submit_for(urgent, 2, Operation((Entry(1, b"c"),)), urgent=True)
+        assert await urgent == 1
+        assert loop.time() - begin < 0.1
+        assert await company == 2
+        assert wal.groups[-1][1] == {1: [2], 2: [1]}, "who waited goes along"
+
+    on_log(body, linger_ns=1_000_000_000)
+
+
 def test_cancelling_a_waiter_withdraws_nothing() -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
         waiter = log.append(1, b"still written")
