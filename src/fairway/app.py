@@ -7,69 +7,58 @@ admitting, drains and closes.
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import msgspec
 
 from fairway.core.lanes import LaneLimits
 from fairway.errors import Closing, InvalidConfig
+from fairway.jobs.engine import Jobs, Kinds
+from fairway.jobs.feeder import FeederConfig
+from fairway.jobs.handles import JobDecorator, JobFunction, JobHandle, Machine
+from fairway.jobs.job import MAX_ATTEMPTS, MAX_CRASHES
+from fairway.jobs.kinds import (
+    BACKOFF,
+    Isolation,
+    Order,
+    Unique,
+    function_kind,
+    machine_kind,
+    options_of,
+)
+from fairway.jobs.part import JobsPart, store_at
+from fairway.jobs.worker import WorkerConfig
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.log import Log
 from fairway.storage.reserve import DiskReserve
 from fairway.storage.wals import wal_at
 from fairway.storage.writer import WriterConfig
 from fairway.topics.engine import Topics, TopicsConfig
-from fairway.topics.match import TagMatch
-from fairway.topics.reading import NO_NODES, Selection
-from fairway.topics.topic import Gap
-from fairway.topics.watching import View, Watcher
-from fairway.topics.writing import NewBatch
-from fairway.wire.topics import (
-    Match,
-    RouterConfig,
-    TopicPatch,
-    check_name,
-    parse_records,
-)
+from fairway.topics.handle import Lost, Read, Record, TopicHandle
+from fairway.wire.topics import RouterConfig, TopicPatch, check_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
+    from fairway.core.backoff import BackoffConfig
+    from fairway.jobs.store import JobStore
     from fairway.storage.wal import Wal
-    from fairway.topics.batch import Record as RawRecord
-    from fairway.topics.outcome import Appended
-    from fairway.topics.topic import Topic
 
 T = TypeVar("T")
 
+__all__ = ["Fairway", "Lost", "Read", "Record", "TopicHandle"]
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+WORKER: Final = WorkerConfig()
+"""Work on every queue that a declared job waits in, as eagerly as by default."""
 MIB: Final = 1024 * 1024
 WRITER: Final = WriterConfig(total=LaneLimits(items=65_536, size=256 * MIB))
 DATA: Final = "fairway-data"
-
-
-class Record(NamedTuple, Generic[T]):
-    """One record of a topic, its data as the topic's type."""
-
-    seq: int
-    ts: int
-    data: T
-    tag: str | None
-    node: str | None
-    meta: dict[str, Any] | None
-
-
-class Lost(NamedTuple):
-    """Seqs `first..last` are gone (cap, TTL, crash), and nobody asked for it."""
-
-    first: int
-    last: int
-    reason: str
 
 
 class Fairway:
@@ -90,8 +79,18 @@ class Fairway:
         *,
         writer: WriterConfig = WRITER,
         topics: TopicsConfig | None = None,
+        jobs: str | Path | JobStore | None = None,
+        worker: WorkerConfig | None = WORKER,
     ) -> None:
+        """Topics live in `place`, and so do jobs unless `jobs` says where.
+
+        `worker` says how this process works on them; None, not at all: another one does.
+        """
         self.place = place
+        self._jobs_place = jobs
+        self._worker = worker
+        self._kinds = Kinds()
+        self._part: JobsPart | None = None
         self.telemetry = Telemetry()
         self._writer = writer
         self._topics_config = topics
@@ -129,6 +128,104 @@ class Fairway:
         """Declare a router from one topic to another (see `RouterConfig`)."""
         router = msgspec.convert({"source": source, "dest": dest, **config}, RouterConfig)
         self._routers[name or f"{source}->{dest}"] = router
+
+    @overload
+    def job(self, function: Callable[..., Any], /) -> JobFunction[..., Any]: ...
+    @overload
+    def job(
+        self,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        queue: str = "default",
+        priority: int = 0,
+        max_attempts: int = MAX_ATTEMPTS,
+        max_crashes: int = MAX_CRASHES,
+        backoff: BackoffConfig = BACKOFF,
+        timeout: float | None = None,
+        partition_key: str | None = None,
+        strict: bool = False,
+        tenant: str = "",
+        unique: bool | str | Unique = False,
+        isolation: Isolation = "none",
+    ) -> JobDecorator: ...
+    def job(self, *functions: Callable[..., Any], **given: Any) -> Any:
+        """Declare a function, sync or async, as a job; its parameters are the job's arguments.
+
+            @app.job(queue="mail", partition_key="order-{id}", max_attempts=5)
+            async def send_receipt(ctx: Context, id: int) -> None: ...
+
+            await send_receipt.enqueue(id=7)
+
+        What each option buys and costs is in the reference, and in `fairway.jobs.kinds.Options`.
+        """
+
+        def declare(function: Callable[..., Any]) -> JobFunction[..., Any]:
+            name = given.pop("name", None) or function.__name__
+            version = given.pop("version", 1)
+            kind = function_kind(function, name, version, options_of(**given))
+            self._kinds.add(kind)
+            return JobFunction(self._running_jobs, kind)
+
+        return declare(*functions) if functions else declare
+
+    @overload
+    def machine(self, state: type[S], /) -> Machine[S]: ...
+    @overload
+    def machine(
+        self,
+        *,
+        name: str | None = None,
+        version: int = 1,
+        initial: str | None = None,
+        queue: str = "default",
+        priority: int = 0,
+        max_attempts: int = MAX_ATTEMPTS,
+        max_crashes: int = MAX_CRASHES,
+        backoff: BackoffConfig = BACKOFF,
+        timeout: float | None = None,
+        partition_key: str | None = None,
+        strict: bool = False,
+        tenant: str = "",
+        unique: bool | str | Unique = False,
+    ) -> Callable[[type[S]], Machine[S]]: ...
+    def machine(self, *states: type[Any], **given: Any) -> Any:
+        """Declare a durable state machine: a `msgspec.Struct` whose public methods are its steps.
+
+            @app.machine(queue="orders")
+            class Order(msgspec.Struct):
+                id: int
+
+                async def start(self, ctx: Context) -> Outcome:
+                    return ctx.wait("payment", then="paid", timeout_s=3600)
+
+        A step returns how it goes on; the state is committed before anything else runs.
+        """
+
+        def declare(state: type[Any]) -> Machine[Any]:
+            name = given.pop("name", None) or state.__name__
+            version = given.pop("version", 1)
+            initial = given.pop("initial", None)
+            kind = machine_kind(state, name, version, options_of(**given), initial)
+            self._kinds.add(kind)
+            return Machine(self._running_jobs, kind)
+
+        return declare(*states) if states else declare
+
+    async def enqueue(self, *orders: Order, within: Any = None) -> list[JobHandle[Any]]:
+        """Enqueue jobs of any kinds, all or none of them; durable when this returns."""
+        added = await self.jobs.enqueue([order.job for order in orders], within=within)
+        return [JobHandle(self._running_jobs, one.id, fresh=one.fresh) for one in added]
+
+    def _running_jobs(self) -> Jobs:
+        return self.jobs
+
+    @property
+    def jobs(self) -> Jobs:
+        """Jobs, to look at and to steer, once the app is entered."""
+        if self._part is None:
+            raise Closing("the app is not running: enter it with `async with app:`")
+        return self._part.engine
 
     @property
     def log(self) -> Log:
@@ -176,6 +273,7 @@ class Fairway:
                     if engine.find(end) is None:
                         await engine.create(end)
                 await engine.put_router(name, router)
+            self._part = await stack.enter_async_context(self._jobs_part())
             self._log, self._engine = log, engine
             self._stack = stack.pop_all()
         return self
@@ -190,202 +288,24 @@ class Fairway:
         try:
             await self._stack.__aexit__(kind, error, trace)
         finally:
-            self._log = self._engine = self._starting = None
+            self._log = self._engine = self._starting = self._part = None
+
+    def _jobs_part(self) -> JobsPart:
+        place: Any = self._jobs_place
+        if place is None:
+            place = self.place if isinstance(self.place, str | Path) else "memory:"
+        store = store_at(place) if isinstance(place, str | Path) else place
+        worker = self._worker if self._kinds.newest else None
+        if worker is WORKER:
+            worker = WorkerConfig(queues={queue: FeederConfig() for queue in self._queues()})
+        return JobsPart(store, self._kinds, worker)
+
+    def _queues(self) -> list[str]:
+        """Every queue that a declared job waits in."""
+        return sorted({kind.options.queue for kind in self._kinds.newest.values()})
 
 
 def _reserve_of(place: object) -> DiskReserve | None:
     """Room kept back beside the data, where that is a directory of this machine."""
     path = Path(place) if isinstance(place, str | Path) else None
     return DiskReserve(path / "reserve") if path is not None and path.is_dir() else None
-
-
-class TopicHandle(Generic[T]):
-    """One topic, typed: what is appended is encoded, what is read is decoded and checked."""
-
-    def __init__(self, app: Fairway, name: str, type: Any, patch: TopicPatch) -> None:
-        self.name = name
-        self.type = type
-        self.patch = patch
-        self._app = app
-        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type)
-
-    def __repr__(self) -> str:
-        return f"TopicHandle({self.name!r})"
-
-    async def append(
-        self,
-        *values: T,
-        tag: str | None = None,
-        node: str | None = None,
-        meta: dict[str, Any] | None = None,
-        key: str | None = None,
-        wait_for_room: bool = False,
-    ) -> Appended:
-        """Append values, all or none of them, and return once they are as durable as configured.
-
-        Raises `Backpressure` or `Throttled` (nothing happened; they say when to come back),
-        `TopicFull`, `WriteFailed`, or `OutcomeUnknown`. With `key` a repeat changes nothing.
-        """
-        encode = msgspec.json.encode
-        extra = b""
-        if tag is not None:
-            extra += b',"tag":' + encode(tag)
-        if meta is not None:
-            extra += b',"meta":' + encode(meta)
-        raw = b"[%b]" % b",".join(b'{"data":%b%b}' % (encode(value), extra) for value in values)
-        raw, records = parse_records(raw)
-        new = NewBatch(raw=raw, records=records, node=node, key=key, patient=wait_for_room)
-        _, appended, _ = await self._app.topics.append(self.name, new, config=self.patch)
-        return appended
-
-    async def read(
-        self,
-        from_seq: int = 0,
-        *,
-        limit: int = 256,
-        node: str | None = None,
-        match: Match | None = None,
-        wait_s: float = 0.0,
-    ) -> Read[T]:
-        """What comes after `from_seq`; waits up to `wait_s` if nothing does."""
-        if self._app.topics.find(self.name) is None:
-            await self._app.topics.create(self.name, self.patch)
-        answer = await self._app.topics.diff(
-            self.name,
-            from_seq,
-            limit=limit,
-            selection=_selection(node, match),
-            wait_ns=round(wait_s * 1e9),
-        )
-        topic, page, recreated = answer
-        gap = page.gap
-        lost = Lost(gap.first, gap.last, gap.reason) if gap is not None else None
-        if recreated:
-            lost = Lost(1, topic.evict_floor - 1, "recreated")
-        return Read(
-            [self._record(record) for record in page.records],
-            lost,
-            page.next_seq,
-            page.next_seq >= topic.head,
-        )
-
-    async def watch(
-        self, from_seq: int = 0, *, node: str | None = None, match: Match | None = None
-    ) -> AsyncIterator[Record[T] | Lost]:
-        """Every record after `from_seq`, then every new one as it comes; `Lost` for a gap.
-
-        Ends when the topic is deleted. A reader that is slow falls behind and catches up from the
-        log: it costs nobody else anything.
-        """
-        engine = self._app.topics
-        topic = engine.find(self.name)
-        if topic is None:
-            topic, _ = await engine.create(self.name, self.patch)
-        inbox = _Inbox()
-        watcher = engine.watch(
-            topic, View(_PLAIN, _selection(node, match)), inbox, min(from_seq, topic.head)
-        )
-        try:
-            while True:
-                frame = await inbox.take()
-                if frame is _DELETED:
-                    return
-                if isinstance(frame, Gap):
-                    yield Lost(frame.first, frame.last, frame.reason)
-                else:
-                    for record in frame:
-                        yield self._record(record)
-        finally:
-            engine.unwatch(watcher)
-
-    async def delete(self, *, before_seq: int | None = None, match: Match | None = None) -> int:
-        """Delete records that are there now, for good; returns how many."""
-        tags = TagMatch.of(match) if match is not None else None
-        _, count = await self._app.topics.delete_records(
-            self.name, before_seq=before_seq, match=tags
-        )
-        return count
-
-    @property
-    def state(self) -> Topic:
-        """Where the topic is now: `head`, `earliest`, `count`, `bytes`, `config`."""
-        return self._app.topics.get(self.name)
-
-    def _record(self, record: RawRecord) -> Record[T]:
-        return Record(
-            record.seq,
-            record.ts,
-            self._decoder.decode(record.data),
-            record.tag,
-            record.node,
-            msgspec.json.decode(record.meta) if record.meta is not None else None,
-        )
-
-
-class Read(NamedTuple, Generic[T]):
-    """A page of records. `lost` comes before them."""
-
-    records: list[Record[T]]
-    lost: Lost | None
-    next_seq: int
-    caught_up: bool
-
-
-def _selection(node: str | None, match: Match | None) -> Selection:
-    return Selection(
-        frozenset((node,)) if node is not None else NO_NODES,
-        TagMatch.of(match) if match is not None else None,
-    )
-
-
-_DELETED: Final = object()
-
-
-class _PlainEncoder:
-    """Frames as they are: for readers in this process."""
-
-    def records(
-        self, topic: Topic, records: Sequence[RawRecord], from_seq: int, to_seq: int, view: View
-    ) -> Sequence[RawRecord]:
-        return records
-
-    def gap(self, topic: Topic, gap: Gap) -> Gap:
-        return gap
-
-    def caught_up(self, topic: Topic) -> None:
-        return None
-
-    def deleted(self, topic: Topic) -> object:
-        return _DELETED
-
-
-_PLAIN: Final = _PlainEncoder()
-
-
-class _Inbox:
-    """The sink of a reader in this process: a few frames, then it falls behind."""
-
-    FRAMES_MAX = 64
-
-    def __init__(self) -> None:
-        self._frames: deque[Any] = deque()
-        self._came = asyncio.Event()
-        self._stalled: Watcher | None = None
-
-    def write(self, watcher: Watcher, frame: Any, to_seq: int) -> bool:
-        if len(self._frames) >= self.FRAMES_MAX and frame is not _DELETED:
-            self._stalled = watcher
-            return False
-        self._frames.append(frame)
-        self._came.set()
-        return True
-
-    async def take(self) -> Any:
-        while not self._frames:
-            self._came.clear()
-            await self._came.wait()
-        frame = self._frames.popleft()
-        if self._stalled is not None and len(self._frames) <= self.FRAMES_MAX // 2:
-            stalled, self._stalled = self._stalled, None
-            stalled.resume()
-        return frame

@@ -19,6 +19,7 @@
     │   ├── TopicFull             the topic is at its cap and refuses rather than discards
     │   ├── Unauthorized          who asks is not known: no key, or not one that counts
     │   └── Forbidden             who asks may not do this, or may not do it from there
+    ├── JobFailed                 the job whose result was asked for failed (carries its error)
     ├── WriteFailed               the store said no; nothing of this operation was written
     ├── OutcomeUnknown            the store failed half-way: the operation may or may not be durable
     └── Stop                      do not go on: a person has to look
@@ -152,6 +153,16 @@ class Forbidden(Invalid):
     def __init__(self, message: str, *, detail: dict[str, object] | None = None) -> None:
         super().__init__(message)
         self.detail = detail or {}
+
+
+class JobFailed(FairwayError):
+    """The job whose result was asked for failed, died or was cancelled; `error` is what it said."""
+
+    def __init__(self, id: int, status: str, error: str | None) -> None:
+        super().__init__(f"job {id} is {status}: {error or 'no reason given'}")
+        self.id = id
+        self.status = status
+        self.error = error
 
 
 class WriteFailed(FairwayError):

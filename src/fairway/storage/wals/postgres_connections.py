@@ -5,10 +5,8 @@ The statements are in `postgres.sql`; they name no schema, the search path of a 
 
 from __future__ import annotations
 
-import re
 import threading
 from contextlib import suppress
-from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import psycopg
@@ -19,6 +17,7 @@ from psycopg.pq import ConnStatus, Format
 from psycopg.types.numeric import Int8BinaryDumper
 
 from fairway.errors import Closing, Corrupt, FairwayError, InvalidConfig, TryLater
+from fairway.storage.named_sql import named_sql
 from fairway.storage.wals.postgres_rows import ByteaArray, Int8Array
 
 if TYPE_CHECKING:
@@ -39,13 +38,7 @@ PATIENCE = {
 }
 
 
-def _named(text: str) -> dict[str, bytes]:
-    parts = re.split(r"^-- (\w+): .*\n", text, flags=re.MULTILINE)
-    named = zip(parts[1::2], parts[2::2], strict=True)
-    return {name: body.strip().encode() for name, body in named}
-
-
-SQL = _named(resources.files(__package__).joinpath("postgres.sql").read_text("utf-8"))
+SQL = {name: text.encode() for name, text in named_sql(__package__, "postgres.sql").items()}
 
 
 class _Int8ArrayDumper(Dumper):

@@ -1,0 +1,1 @@
+"""Other job queues, each drained by a script of its own in an environment of its own."""

@@ -1,0 +1,1 @@
+"""Durable jobs, state machines and workflows in a database."""

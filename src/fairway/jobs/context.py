@@ -1,0 +1,165 @@
+"""What a step is given: who it is, what it knows, and the ways it may end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from fairway.errors import FairwayError
+from fairway.jobs import outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from fairway.jobs.job import Child, Claim
+    from fairway.jobs.kinds import Order
+
+T = TypeVar("T")
+
+SECOND_NS = 1_000_000_000
+
+
+class Cancelled(FairwayError):
+    """The job was cancelled, or its worker must stop it; raised by `ctx.check()`."""
+
+
+class ReceivedSignal(msgspec.Struct, frozen=True):
+    """A signal that came for the job."""
+
+    name: str
+    payload: Any
+
+
+class ChildResult(msgspec.Struct, frozen=True):
+    """How a child ended, or that it has not."""
+
+    id: int
+    kind: str
+    status: str
+    result: Any
+    error: str | None
+
+
+class Context(Generic[T]):
+    """The job that runs, as its step sees it."""
+
+    __slots__ = ("_claim", "_stop", "_tell", "state")
+
+    def __init__(self, claim: Claim, state: T, tell: Callable[[int, bytes], None]) -> None:
+        self._claim = claim
+        self._tell = tell
+        self._stop: str | None = None
+        self.state = state
+        """A machine's state; for a function, its arguments."""
+
+    def __repr__(self) -> str:
+        return f"Context(job={self.id}, kind={self.kind!r}, step={self.step!r})"
+
+    @property
+    def id(self) -> int:
+        return self._claim.id
+
+    @property
+    def kind(self) -> str:
+        return self._claim.kind
+
+    @property
+    def step(self) -> str:
+        return self._claim.step
+
+    @property
+    def attempt(self) -> int:
+        """Which try of this step this is: 1 is the first."""
+        return self._claim.attempt + self._claim.crashes + 1
+
+    @property
+    def queue(self) -> str:
+        return self._claim.queue
+
+    @property
+    def tenant(self) -> str:
+        return self._claim.tenant
+
+    @property
+    def parent(self) -> int | None:
+        return self._claim.parent
+
+    @property
+    def traceparent(self) -> str | None:
+        """Of whoever enqueued the job."""
+        return self._claim.trace
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether a wait ended because its time was up."""
+        return self._claim.timed_out
+
+    @property
+    def signals(self) -> list[ReceivedSignal]:
+        """What came of the signals the job waited for, in order."""
+        return [
+            ReceivedSignal(one.name, msgspec.json.decode(one.payload))
+            for one in self._claim.signals
+        ]
+
+    @property
+    def children(self) -> list[ChildResult]:
+        """The children of this job, in the order they were spawned."""
+        return [_result(child) for child in self._claim.children]
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this run is to end. A step in a thread looks now and then; see `check`."""
+        return self._stop is not None
+
+    def check(self) -> None:
+        """Raise `Cancelled` if this run is to end."""
+        if self._stop is not None:
+            raise Cancelled(self._stop)
+
+    def progress(self, value: Any) -> None:
+        """Say how far the job is: anything JSON can hold. Seen by `jobs show` within a second."""
+        self._tell(self.id, msgspec.json.encode(value))
+
+    # How a step may end. Return one of these.
+
+    def next(self, step: str) -> outcome.Next:
+        """Go on with another step; what the state is now is committed first."""
+        return outcome.Next(step)
+
+    def retry(self, *, after_s: float | None = None, reason: str | None = None) -> outcome.Retry:
+        """Try this step again, after so long (else by the job's backoff), if attempts are left."""
+        return outcome.Retry(None if after_s is None else round(after_s * SECOND_NS), reason)
+
+    def defer(self, *, after_s: float) -> outcome.Retry:
+        """Come back to this step later. It frees the slot and uses up no attempt."""
+        return outcome.Retry(max(1, round(after_s * SECOND_NS)), counts=False)
+
+    def wait(self, *names: str, then: str, timeout_s: float | None = None) -> outcome.Wait:
+        """Wait for a signal of one of these names, and go on with the step `then`."""
+        return outcome.Wait(names, then, round((timeout_s or 0) * SECOND_NS))
+
+    def spawn(
+        self, children: Iterable[Order], *, then: str, timeout_s: float | None = None
+    ) -> outcome.Spawn:
+        """Start children and go on with the step `then` when all of them have ended."""
+        return outcome.Spawn(tuple(children), then, (), round((timeout_s or 0) * SECOND_NS))
+
+    def done(self, result: Any = None) -> outcome.Done:
+        """End the job, with a result."""
+        return outcome.Done(result)
+
+    def stop(self, reason: str) -> outcome.Stop:
+        """End the job as failed: no further attempt."""
+        return outcome.Stop(reason)
+
+
+def stop_context(context: Context[Any], reason: str) -> None:
+    """Tell a step that it is to end."""
+    context._stop = reason
+
+
+def _result(child: Child) -> ChildResult:
+    result = msgspec.json.decode(child.result) if child.result is not None else None
+    return ChildResult(child.id, child.kind, child.status.word, result, child.error)

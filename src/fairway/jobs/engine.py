@@ -1,0 +1,176 @@
+"""`Jobs`: everything one can do with jobs, over one store; and, where asked, a worker beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairway.core.priority import band_of
+from fairway.errors import InvalidConfig, JobFailed, NotFound
+from fairway.jobs.job import Filter, Lane, Status
+from fairway.jobs.store import Ended
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fairway.jobs.job import Enqueued, Job, Limits, NewJob, QueueState
+    from fairway.jobs.kinds import Kind
+    from fairway.jobs.store import Cancelled, Cursor, JobStore
+    from fairway.jobs.worker import Worker
+
+SECOND_NS = 1_000_000_000
+POLL_NS = 50_000_000
+POLL_MAX_NS = SECOND_NS
+"""How often a result is asked for that another process will bring."""
+
+
+class Kinds:
+    """Every kind that was declared, by name and version."""
+
+    def __init__(self) -> None:
+        self.by_version: dict[tuple[str, int], Kind] = {}
+        self.newest: dict[str, Kind] = {}
+
+    def add(self, kind: Kind) -> None:
+        if (kind.name, kind.version) in self.by_version:
+            raise InvalidConfig(f"job {kind.name!r}, version {kind.version}, is declared twice")
+        self.by_version[kind.name, kind.version] = kind
+        newest = self.newest.get(kind.name)
+        if newest is None or newest.version < kind.version:
+            self.newest[kind.name] = kind
+
+    def get(self, name: str) -> Kind:
+        try:
+            return self.newest[name]
+        except KeyError:
+            raise NotFound("job", name) from None
+
+
+class Jobs:
+    """Enqueue jobs, look at them and steer them."""
+
+    def __init__(self, store: JobStore, kinds: Kinds) -> None:
+        self.store = store
+        self.kinds = kinds
+        self._worker: Worker | None = None
+        self._waiting: dict[int, list[asyncio.Future[Ended]]] = {}
+
+    def attach(self, worker: Worker) -> None:
+        """A worker in this process: it hears at once of what is enqueued here."""
+        self._worker = worker
+
+    async def enqueue(
+        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
+    ) -> list[Enqueued]:
+        """Add jobs, all or none of them; durable when this returns.
+
+        `within` a transaction of the caller they are added when he commits.
+        """
+        added = await self.store.enqueue(jobs, within=within, cursor=cursor)
+        if within is None and self._worker is not None:
+            self._worker.wake({_lane(job) for job in jobs})
+        return added
+
+    async def result(self, id: int, timeout_s: float | None = None) -> Any:
+        """What a job came to. Raises `JobFailed`, or `TimeoutError` if it takes longer."""
+        async with asyncio.timeout(timeout_s):
+            ended = await self._wait_ended(id)
+        if ended.status is not Status.DONE:
+            raise JobFailed(id, ended.status.word, ended.error)
+        return msgspec.json.decode(ended.result) if ended.result is not None else None
+
+    async def _wait_ended(self, id: int) -> Ended:
+        told: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(id, []).append(told)
+        wait_ns = POLL_NS
+        try:
+            while True:
+                if (ended := await self._ended(id)) is not None:
+                    return ended
+                done, _ = await asyncio.wait({told}, timeout=wait_ns / 1e9)
+                if done:
+                    return told.result()
+                wait_ns = min(wait_ns * 2, POLL_MAX_NS)
+        finally:
+            waiting = self._waiting[id]
+            waiting.remove(told)
+            if not waiting:
+                del self._waiting[id]
+
+    async def _ended(self, id: int) -> Ended | None:
+        job = await self.store.find(id)
+        if job is None:
+            raise NotFound("job", str(id))
+        return Ended(id, job.status, job.result, job.error) if job.status.ended else None
+
+    def told(self, ended: Sequence[Ended]) -> None:
+        """Jobs ended by the hands of this process's worker."""
+        if self._waiting:
+            for one in ended:
+                for waiter in self._waiting.get(one.id, ()):
+                    if not waiter.done():
+                        waiter.set_result(one)
+
+    async def signal(
+        self, target: int | str, name: str, payload: Any = None, *, dedup: str | None = None
+    ) -> bool:
+        """Send a signal to a job, by id or by unique key. False if it had one of that dedup key.
+
+        Raises `NotFound` if there is no such job, or it has ended.
+        """
+        said = await self.store.signal(target, name, msgspec.json.encode(payload), dedup=dedup)
+        if said.job is None:
+            raise NotFound("job", str(target))
+        if said.woken is not None and self._worker is not None:
+            self._worker.wake((said.woken,))
+        return said.fresh
+
+    async def cancel(self, *ids: int, reason: str = "cancelled") -> Cancelled:
+        """End jobs and their children; what runs is told to stop."""
+        cancelled = await self.store.cancel(ids, reason=reason)
+        if self._worker is not None:
+            self._worker.cancel(cancelled.running)
+        return cancelled
+
+    async def retry(self, *ids: int) -> list[int]:
+        """Make failed, dead or cancelled jobs ready again; the ids it could."""
+        again = await self.store.retry(ids)
+        if self._worker is not None:
+            jobs = [await self.store.find(id) for id in again]
+            self._worker.wake(
+                Lane(job.queue, job.tenant, band_of(job.priority))
+                for job in jobs
+                if job is not None
+            )
+        return again
+
+    async def find(self, id: int) -> Job:
+        job = await self.store.find(id)
+        if job is None:
+            raise NotFound("job", str(id))
+        return job
+
+    async def browse(self, filter: Filter | None = None) -> list[Job]:
+        return await self.store.browse(filter or Filter())
+
+    async def queues(self) -> list[QueueState]:
+        return await self.store.queues()
+
+    async def pause(self, queue: str) -> None:
+        """Start nothing more from a queue; what runs goes on."""
+        await self.store.set_paused(queue, True)
+
+    async def resume(self, queue: str) -> None:
+        await self.store.set_paused(queue, False)
+        if self._worker is not None:
+            self._worker.look(queue)
+
+    async def limit(self, queue: str, limits: Limits) -> None:
+        """What a queue may do over all workers together; the queue `*` is all queues."""
+        await self.store.set_limits(queue, limits)
+
+
+def _lane(job: NewJob) -> Lane:
+    return Lane(job.queue, job.tenant, band_of(job.priority))

@@ -1,0 +1,215 @@
+"""Decides when a worker asks for work, for how much, and from which lanes. Pure.
+
+One `Feeder` per queue. It claims rows into a small buffer and lets at most `concurrency` of them
+run. A finished job is followed by one from the buffer without a round trip; when there is room for
+`min_demand` more, the next exchange asks for them. Polling only governs how soon work that others
+enqueued is noticed while this queue is idle: an empty pick on an idle queue doubles the interval up
+to `max_poll_interval_ns`, anything else snaps it back.
+
+Fairness. The lanes of a queue that have work take turns: bands by weight (`core.turns`, 8/4/2/1/1),
+inside a band tenant after tenant. With T tenants ready in a band of weight w, and W the weights of
+all bands that are ready, a tenant's oldest job is among the next ceil(T / w) * W that this worker
+claims from the queue, however long the others' lanes are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fairway.core.priority import WEIGHTS, Band
+from fairway.core.turns import Turns
+from fairway.errors import InvalidConfig
+from fairway.jobs.store import Want
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fairway.jobs.job import Claim, Lane
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeederConfig:
+    """How eagerly one queue is worked on."""
+
+    concurrency: int = 10
+    """Jobs that run at once. Raising it does more at a time and needs more of everything."""
+    prefetch: int = 0
+    """Jobs claimed beyond those that run. Raising it makes fewer, larger claims; what waits in this
+    buffer is invisible to other workers and to newer priorities, and waits for the reaper if this
+    worker dies."""
+    min_demand: int = 1
+    """The least room before more is claimed. Raising it makes claims fewer and larger at the cost
+    of slots that stand empty; ignored while the queue is idle, and clamped to all there is."""
+    poll_interval_ns: int = SECOND_NS
+    """How often a busy queue is looked at. Raising it spares the database and notices others'
+    work later."""
+    max_poll_interval_ns: int = 5 * SECOND_NS
+    """How rarely an idle queue is looked at, in the end. Raising it spares the database while
+    nothing happens; the first job after a quiet time, enqueued elsewhere, starts later."""
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 1 or self.prefetch < 0 or self.min_demand < 1:
+            raise InvalidConfig("concurrency and min_demand are at least 1, prefetch at least 0")
+        if not 0 < self.poll_interval_ns <= self.max_poll_interval_ns:
+            raise InvalidConfig("0 < poll_interval <= max_poll_interval")
+
+
+class LaneTurns:
+    """Which lanes of a queue have work, as far as we know, and how many each may give us next."""
+
+    def __init__(self) -> None:
+        self._turns: Turns[Band] = Turns(WEIGHTS)
+        self._rings: dict[Band, deque[Lane]] = {band: deque() for band in WEIGHTS}
+        self._known: set[Lane] = set()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, lane: Lane) -> None:
+        """The lane has work."""
+        if lane not in self._known:
+            self._known.add(lane)
+            self._rings[lane.band].append(lane)
+            self._turns.wake(lane.band)
+
+    def drop(self, lane: Lane) -> None:
+        """The lane gave less than it was asked for: it is empty for now."""
+        if lane in self._known:
+            self._known.remove(lane)
+            ring = self._rings[lane.band]
+            ring.remove(lane)
+            if not ring:
+                self._turns.rest(lane.band)
+
+    def replace(self, lanes: Iterable[Lane]) -> None:
+        """Exactly these have work. Lanes that had it before keep their place in the ring."""
+        fresh = set(lanes)
+        for lane in self._known - fresh:
+            self.drop(lane)
+        for lane in sorted(fresh - self._known):
+            self.add(lane)
+
+    def split(self, count: int) -> list[Want]:
+        """How many to ask of each lane, `count` together."""
+        if not self._known or count < 1:
+            return []
+        if len(self._known) == 1:
+            return [Want(next(iter(self._known)), count)]
+        shares: dict[Lane, int] = {}
+        for _ in range(count):
+            band = self._turns.take()
+            assert band is not None, "a band with a lane has work"
+            ring = self._rings[band]
+            lane = ring[0]
+            ring.rotate(-1)
+            shares[lane] = shares.get(lane, 0) + 1
+        return [Want(lane, most) for lane, most in shares.items()]
+
+
+class Feeder:
+    """The buffer and the slots of one queue, and when to ask for more."""
+
+    def __init__(self, queue: str, config: FeederConfig, now_ns: int) -> None:
+        self.queue = queue
+        self.config = config
+        self.lanes = LaneTurns()
+        self.buffer: deque[Claim] = deque()
+        self.running: dict[int, Claim] = {}
+        self.poll_ns = config.poll_interval_ns
+        self.next_poll_ns = now_ns
+        self._prefetch = config.prefetch
+        self._asked = 0
+        self._stirred = True
+        self._held_until_ns = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.running and not self.buffer
+
+    @property
+    def room(self) -> int:
+        """How many more may be claimed."""
+        return (
+            self.config.concurrency
+            + self._prefetch
+            - len(self.running)
+            - len(self.buffer)
+            - self._asked
+        )
+
+    def press(self, pressure: float) -> None:
+        """Under pressure hold less in the buffer: claimed work that waits helps nobody."""
+        self._prefetch = int(self.config.prefetch * (1.0 - min(1.0, max(0.0, pressure))))
+
+    def stir(self) -> None:
+        """Something may be there: work was enqueued here, or a slot came free."""
+        self._stirred = True
+
+    def due(self, now_ns: int) -> bool:
+        """Whether it is time to look, by itself."""
+        return now_ns >= self.next_poll_ns
+
+    def demand(self, now_ns: int) -> int:
+        """How many to ask for now: 0 unless something happened and there is room for enough."""
+        if not self._stirred and not self.due(now_ns):
+            return 0
+        if now_ns < self._held_until_ns:
+            return 0
+        room = self.room
+        least = min(self.config.min_demand, self.config.concurrency + self._prefetch)
+        return room if room > 0 and (room >= least or self.idle) else 0
+
+    def asking(self, count: int) -> None:
+        """An exchange is under way that asks for `count`, or only looks (0)."""
+        self._asked = count
+        self._stirred = False
+
+    def picked(self, claims: Iterable[Claim], now_ns: int, *, more: bool = False) -> None:
+        """The exchange is back with these. `more`: it was seen that something is there still."""
+        self._asked = 0
+        before = len(self.buffer)
+        self.buffer.extend(claims)
+        if more or len(self.buffer) > before or not self.idle:
+            self.poll_ns = self.config.poll_interval_ns
+        else:
+            self.poll_ns = min(self.poll_ns * 2, self.config.max_poll_interval_ns)
+        self.next_poll_ns = now_ns + self.poll_ns
+
+    def failed(self) -> None:
+        """The exchange came to nothing: ask again."""
+        self._asked = 0
+        self._stirred = True
+
+    def hold_back(self, wait_ns: int, now_ns: int) -> None:
+        """The queue is at one of its limits: nothing is to be had before then."""
+        self._held_until_ns = now_ns + max(wait_ns, 1)
+        self.next_poll_ns = min(self.next_poll_ns, self._held_until_ns)
+
+    def start(self) -> Claim | None:
+        """The next job to run, if a slot is free."""
+        if not self.buffer or len(self.running) >= self.config.concurrency:
+            return None
+        claim = self.buffer.popleft()
+        self.running[claim.id] = claim
+        return claim
+
+    def finished(self, id: int) -> None:
+        """A job's run is over; its slot is free."""
+        if self.running.pop(id, None) is not None:
+            self._stirred = True
+
+    def release(self) -> list[Claim]:
+        """Empty the buffer: these go back to the store."""
+        claims = list(self.buffer)
+        self.buffer.clear()
+        return claims
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        assert len(self.running) <= self.config.concurrency
+        assert not {claim.id for claim in self.buffer} & self.running.keys(), "in two places"
+        assert self.config.poll_interval_ns <= self.poll_ns <= self.config.max_poll_interval_ns

@@ -1,0 +1,308 @@
+"""What a job is, in every place that speaks of one: states, lanes, claims and what settles them.
+
+Plain data and one table. The legal moves between states are in `MOVES`; the documentation draws
+its diagram from it and the stores are checked against it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from msgspec import Raw, Struct, json
+
+if TYPE_CHECKING:
+    from fairway.core.priority import Band
+
+RUN: Final = "run"
+"""The step of a job that is a plain function."""
+NO_TENANT: Final = ""
+MAX_ATTEMPTS: Final = 20
+MAX_CRASHES: Final = 5
+
+
+class Status(Enum):
+    """Where a job is. The value is the letter the stores keep."""
+
+    SCHEDULED = "s"
+    """A timer brings it back: it starts later, or is tried again."""
+    READY = "r"
+    BLOCKED = "b"
+    """Another job with its partition key runs."""
+    RUNNING = "x"
+    """A worker has it, running or in its buffer, under a lease."""
+    WAITING = "w"
+    """For signals, or for its children."""
+    DONE = "d"
+    FAILED = "f"
+    """It said so, or used up its attempts."""
+    DEAD = "k"
+    """Its worker died with it too often."""
+    CANCELLED = "c"
+
+    @property
+    def ended(self) -> bool:
+        return self in ENDED
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+ENDED: Final = frozenset({Status.DONE, Status.FAILED, Status.DEAD, Status.CANCELLED})
+
+MOVES: Final = MappingProxyType(
+    {
+        Status.SCHEDULED: {Status.READY: "due", Status.CANCELLED: "cancel"},
+        Status.READY: {
+            Status.RUNNING: "claim",
+            Status.BLOCKED: "key is taken",
+            Status.CANCELLED: "cancel",
+        },
+        Status.BLOCKED: {Status.READY: "key is free", Status.CANCELLED: "cancel"},
+        Status.RUNNING: {
+            Status.DONE: "done",
+            Status.FAILED: "stop, or attempts used up",
+            Status.DEAD: "crashed too often",
+            Status.CANCELLED: "cancel",
+            Status.READY: "next, release, or worker died",
+            Status.SCHEDULED: "retry",
+            Status.WAITING: "wait, spawn",
+        },
+        Status.WAITING: {
+            Status.READY: "signal, timeout, or children ended",
+            Status.CANCELLED: "cancel",
+        },
+        Status.DONE: {},
+        Status.FAILED: {Status.READY: "retry by hand"},
+        Status.DEAD: {Status.READY: "retry by hand"},
+        Status.CANCELLED: {Status.READY: "retry by hand"},
+    }
+)
+"""From each state, where a job may go and why. Nothing else ever happens to one."""
+
+
+class Lane(NamedTuple):
+    """What ready jobs wait in, first enqueued first: one queue, one tenant, one band."""
+
+    queue: str
+    tenant: str
+    band: Band
+
+
+class NewJob(Struct, frozen=True, kw_only=True):
+    """A job to enqueue."""
+
+    kind: str
+    state: bytes = b"{}"
+    """Arguments of a function, or the state of a machine, as JSON."""
+    version: int = 1
+    step: str = RUN
+    queue: str = "default"
+    tenant: str = NO_TENANT
+    priority: int = 0
+    delay_ns: int = 0
+    """How much later than now it may start."""
+    at_wall_ns: int | None = None
+    """Or the time it may start; a time that has passed is now."""
+    max_attempts: int = MAX_ATTEMPTS
+    max_crashes: int = MAX_CRASHES
+    partition_key: str | None = None
+    strict: bool = False
+    """Whether later jobs of the key wait while this one is between attempts or waits."""
+    unique_key: str | None = None
+    window_ns: int = 0
+    """How long after its enqueueing the unique key stands, even if the job has ended."""
+    parent: int | None = None
+    notify: str | None = None
+    """The signal its parent is sent when it ends; without one the parent counts it."""
+    trace: str | None = None
+    """The `traceparent` of who enqueued it."""
+
+
+class Enqueued(NamedTuple):
+    id: int
+    fresh: bool
+    """False if a job with the unique key was there already: `id` is that one."""
+
+
+class Signal(Struct, frozen=True, gc=False):
+    """What waits in a job's inbox."""
+
+    id: int
+    name: str
+    payload: bytes
+
+
+class Child(Struct, frozen=True, gc=False):
+    """How a child of a job stands."""
+
+    id: int
+    kind: str
+    status: Status
+    result: bytes | None
+    error: str | None
+
+
+class Ending(Struct, frozen=True):
+    """The payload of the signal that tells a parent how its child ended."""
+
+    id: int
+    status: str
+    result: Raw = Raw(b"null")
+    error: str | None = None
+
+
+def ending(id: int, status: Status, result: bytes | None, error: str | None) -> bytes:
+    """How a job ended, as the payload of a signal."""
+    return json.encode(Ending(id, status.word, Raw(result or b"null"), error))
+
+
+class Claim(Struct, gc=False):
+    """A job in our hands: what is needed to run it, and the token that proves it is ours."""
+
+    id: int
+    token: int
+    kind: str
+    version: int
+    step: str
+    state: bytes
+    attempt: int
+    """Failed attempts of this step so far."""
+    crashes: int
+    max_attempts: int
+    queue: str
+    tenant: str
+    priority: int
+    partition_key: str | None
+    parent: int | None
+    trace: str | None
+    timed_out: bool
+    """Whether it was woken by the end of its waiting time."""
+    cancelling: bool
+    signals: tuple[Signal, ...] = ()
+    children: tuple[Child, ...] = ()
+
+
+class Fate(Enum):
+    """How one run of a claimed job ended, as far as its store is concerned."""
+
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    NEXT = "next"
+    RETRY = "retry"
+    WAIT = "wait"
+    SPAWN = "spawn"
+    RELEASE = "release"
+    """Not run: back where it came from, its attempts unchanged."""
+
+
+TERMINAL: Final = frozenset({Fate.DONE, Fate.FAILED, Fate.CANCELLED})
+
+
+class Settlement(Struct, gc=False, kw_only=True):
+    """What to commit for one claim. Only the holder of `token` can: the others are stale."""
+
+    claim: Claim
+    fate: Fate
+    step: str = RUN
+    state: bytes | None = None
+    """None leaves it as it is."""
+    result: bytes | None = None
+    error: str | None = None
+    delay_ns: int = 0
+    """Before the next attempt (retry), or until a timeout wakes it (wait; 0 is never)."""
+    counts: bool = True
+    """Whether a retry uses up an attempt. Waiting for a condition does not."""
+    names: tuple[str, ...] = ()
+    """The signals it waits for."""
+    children: tuple[NewJob, ...] = ()
+    progress: bytes | None = None
+
+
+class Beat(NamedTuple):
+    """The answer to a heartbeat."""
+
+    alive: bool
+    """False: the lease ran out and the worker's jobs are others' now."""
+    cancel: tuple[int, ...] = ()
+    """Jobs of this worker that somebody cancelled."""
+    released: int = 0
+    """Leases the store had for this worker that the worker knew nothing of."""
+
+
+class Reaped(NamedTuple):
+    """What came of workers that died."""
+
+    workers: int = 0
+    returned: int = 0
+    dead: int = 0
+    lanes: frozenset[Lane] = frozenset()
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """What a queue may do, over all workers together. None is no limit."""
+
+    concurrency: int | None = None
+    rate_per_s: float | None = None
+    """Starts per second on average."""
+    burst: int = 1
+    """How many starts a quiet queue saves up."""
+
+
+class QueueState(Struct, frozen=True, kw_only=True):
+    """One queue as the store sees it."""
+
+    name: str
+    paused: bool
+    limits: Limits
+    ready: int
+    scheduled: int
+    waiting: int
+    blocked: int
+    running: int
+
+
+class Job(Struct, frozen=True, kw_only=True):
+    """Everything known of one job, for whoever looks at it."""
+
+    id: int
+    kind: str
+    version: int
+    status: Status
+    queue: str
+    tenant: str
+    priority: int
+    step: str
+    state: bytes
+    attempt: int
+    crashes: int
+    max_attempts: int
+    partition_key: str | None
+    unique_key: str | None
+    parent: int | None
+    trace: str | None
+    enqueued_wall_ns: int
+    due_wall_ns: int | None = None
+    finished_wall_ns: int | None = None
+    worker: int | None = None
+    cancelling: bool = False
+    waits_for: tuple[str, ...] = ()
+    progress: bytes | None = None
+    result: bytes | None = None
+    error: str | None = None
+
+
+class Filter(Struct, frozen=True, kw_only=True):
+    """Which jobs to list, newest first."""
+
+    queue: str | None = None
+    kind: str | None = None
+    status: Status | None = None
+    tenant: str | None = None
+    parent: int | None = None
+    before: int | None = None
+    """Ids below this one: where the page before ended."""
+    limit: int = 50

@@ -1,0 +1,256 @@
+"""What the user declared: kinds of jobs, their arguments, and everything decided about them.
+
+A kind knows how to turn arguments into a `NewJob` (and refuses those that do not fit, with the
+field named) and how to read a claim back. It runs nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, get_type_hints
+
+import msgspec
+
+from fairway.core.backoff import BackoffConfig
+from fairway.errors import InvalidConfig, InvalidRequest
+from fairway.jobs.context import Context
+from fairway.jobs.job import MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, NewJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SECOND_NS: Final = 1_000_000_000
+BACKOFF: Final = BackoffConfig(base_ns=SECOND_NS, cap_ns=300 * SECOND_NS, jitter=0.25)
+"""1 s, doubled after each failure, at most 5 minutes, less up to a quarter by chance."""
+
+Isolation = Literal["none", "process"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unique:
+    """At most one job per key, while it lives and for `window_ns` after it was enqueued."""
+
+    key: str | None = None
+    """A template over the arguments, such as `order-{id}`; None takes all of them."""
+    window_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What holds for every job of a kind, unless it is enqueued with something else."""
+
+    queue: str = "default"
+    """Where it waits."""
+    priority: int = 0
+    """-1000 to 1000; 750 and more is the most urgent band."""
+    max_attempts: int = MAX_ATTEMPTS
+    """Tries in all, deaths of its worker included. Raising it outlasts longer outages of what the
+    job needs; a job that can never succeed is tried longer."""
+    max_crashes: int = MAX_CRASHES
+    """How often its worker may die while it has the job, before it is put aside as dead."""
+    backoff: BackoffConfig = BACKOFF
+    """How long to wait between attempts."""
+    timeout_ns: int | None = None
+    """How long one run may take."""
+    partition_key: str | None = None
+    """A template over the arguments: at most one job per key runs, over all workers."""
+    strict: bool = False
+    """Jobs of one key run in the order they were enqueued, whatever becomes of each."""
+    tenant: str = NO_TENANT
+    """A template over the arguments: tenants take turns."""
+    unique: Unique | None = None
+    isolation: Isolation = "none"
+    """`process` runs it in a process of its own, which a timeout or a cancel ends."""
+
+    def __post_init__(self) -> None:
+        if not self.queue or self.queue == "*":
+            raise InvalidConfig("a queue has a name, and `*` stands for all of them")
+        if self.max_attempts < 1 or self.max_crashes < 1:
+            raise InvalidConfig("max_attempts and max_crashes are at least 1")
+        if not -1000 <= self.priority <= 1000:
+            raise InvalidConfig(f"a priority lies between -1000 and 1000, not at {self.priority}")
+        if self.timeout_ns is not None and self.timeout_ns <= 0:
+            raise InvalidConfig("a timeout is positive")
+
+
+def options_of(
+    *, timeout: float | None = None, unique: bool | str | Unique = False, **given: Any
+) -> Options:
+    """Options as people write them: seconds, and `unique` as a flag or a template."""
+    if unique is True:
+        unique = Unique()
+    elif isinstance(unique, str):
+        unique = Unique(key=unique)
+    return Options(
+        timeout_ns=None if timeout is None else round(timeout * SECOND_NS),
+        unique=unique or None,
+        **given,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A job to be, with its arguments checked: what `spawn` and `enqueue` take."""
+
+    job: NewJob
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """One kind of job: a function, or a state machine."""
+
+    name: str
+    version: int
+    options: Options
+    arguments: type[msgspec.Struct]
+    """The arguments of the function, or the state of the machine."""
+    initial: str
+    steps: Mapping[str, StepCall]
+    decoder: msgspec.json.Decoder[Any] = field(repr=False)
+    is_machine: bool
+
+    def job(self, values: Mapping[str, Any], **given: Any) -> NewJob:
+        """A job with these arguments. Raises `InvalidRequest` naming the one that does not fit."""
+        try:
+            state = msgspec.convert(dict(values), self.arguments, from_attributes=True)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(f"job {self.name!r}: {_plainly(str(error))}") from None
+        return self.job_with(state, **given)
+
+    def job_with(self, state: msgspec.Struct, **given: Any) -> NewJob:
+        """A job with arguments that were checked already."""
+        options = self.options
+        unique = options.unique
+        key = given.pop("unique_key", None)
+        window_ns = given.pop("window_ns", None)
+        encoded = msgspec.json.encode(state)
+        if key is None and unique is not None:
+            rest = _filled(unique.key, state) if unique.key else encoded.decode()
+            key = f"{self.name}:{rest}"
+        partition_key = given.pop("partition_key", None)
+        if partition_key is None and options.partition_key is not None:
+            partition_key = _filled(options.partition_key, state)
+        tenant = given.pop("tenant", None)
+        if tenant is None:
+            tenant = _filled(options.tenant, state) if "{" in options.tenant else options.tenant
+        return NewJob(
+            kind=self.name,
+            version=self.version,
+            state=encoded,
+            step=self.initial,
+            queue=given.pop("queue", None) or options.queue,
+            tenant=tenant,
+            priority=_or(given.pop("priority", None), options.priority),
+            max_attempts=options.max_attempts,
+            max_crashes=options.max_crashes,
+            partition_key=partition_key,
+            strict=options.strict,
+            unique_key=key,
+            window_ns=_or(window_ns, unique.window_ns if unique is not None else 0),
+            **given,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """How a step is called."""
+
+    call: Callable[..., Any]
+    is_async: bool
+    wants_context: bool
+
+
+def function_kind(function: Callable[..., Any], name: str, version: int, options: Options) -> Kind:
+    """The kind of a plain function: its parameters are the job's arguments."""
+    hints = _hints(function)
+    parameters = list(inspect.signature(function).parameters.values())
+    wants_context = bool(parameters) and _is_context(parameters[0], hints)
+    fields: list[Any] = []
+    for parameter in parameters[wants_context:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise InvalidConfig(
+                f"job {name!r}: parameter {parameter.name!r} takes any number of values;"
+                " a job's arguments are stored, so each has a name"
+            )
+        hint = hints.get(parameter.name, Any)
+        if parameter.default is parameter.empty:
+            fields.append((parameter.name, hint))
+        else:
+            fields.append((parameter.name, hint, _default(parameter.default)))
+    try:
+        arguments = msgspec.defstruct(
+            "Arguments", fields, kw_only=True, forbid_unknown_fields=True, module=__name__
+        )
+        decoder = msgspec.json.Decoder(arguments)
+    except TypeError as error:
+        raise InvalidConfig(f"job {name!r}: {error}") from None
+    step = StepCall(function, inspect.iscoroutinefunction(function), wants_context)
+    return Kind(name, version, options, arguments, RUN, {RUN: step}, decoder, False)
+
+
+def machine_kind(
+    state: type, name: str, version: int, options: Options, initial: str | None
+) -> Kind:
+    """The kind of a state machine: a struct whose public methods are its steps."""
+    if not (isinstance(state, type) and issubclass(state, msgspec.Struct)):
+        raise InvalidConfig(
+            f"machine {name!r}: its class is a msgspec.Struct; the fields are the state that is"
+            " saved, the methods are the steps"
+        )
+    steps = {}
+    for step, method in vars(state).items():
+        if step.startswith("_") or not inspect.isfunction(method):
+            continue
+        wants_context = len(inspect.signature(method).parameters) > 1
+        steps[step] = StepCall(method, inspect.iscoroutinefunction(method), wants_context)
+    if not steps:
+        raise InvalidConfig(f"machine {name!r} has no steps: each public method is one")
+    first = initial or next(iter(steps))
+    if first not in steps:
+        raise InvalidConfig(f"machine {name!r} has no step {first!r} to begin with")
+    decoder = msgspec.json.Decoder(state)
+    return Kind(name, version, options, state, first, steps, decoder, True)
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise InvalidConfig(
+            f"job {function.__qualname__!r}: its annotations name something unknown: {error};"
+            " types of arguments are needed at run time, not only under TYPE_CHECKING"
+        ) from None
+
+
+def _is_context(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
+    hint = hints.get(parameter.name)
+    return parameter.name in ("ctx", "context") or (
+        isinstance(hint, type) and issubclass(hint, Context)
+    )
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, list | dict | set):
+        return msgspec.field(default_factory=lambda: type(value)(value))
+    return value
+
+
+def _filled(template: str, state: msgspec.Struct) -> str:
+    try:
+        return template.format(**msgspec.structs.asdict(state))
+    except (KeyError, IndexError, AttributeError) as error:
+        raise InvalidRequest(f"the template {template!r} needs {error}") from None
+
+
+def _or(given: Any, otherwise: Any) -> Any:
+    return otherwise if given is None else given
+
+
+def _plainly(message: str) -> str:
+    """msgspec says `$.id`; a caller knows the argument `id`."""
+    return (
+        message.replace("Object missing required field", "missing argument")
+        .replace("Object contains unknown field", "unknown argument")
+        .replace("`$.", "`")
+    )

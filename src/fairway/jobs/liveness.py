@@ -1,0 +1,102 @@
+"""Keeps a worker's lease alive, and notices before its end that it cannot.
+
+Everything here happens on the pulse's own thread. The store's clock decides when the lease ends;
+ours only says how long we dare to trust the last answer, counted from when it was asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fairway.errors import FairwayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from fairway.core.lease import LeaseConfig
+    from fairway.jobs.job import Beat
+    from fairway.jobs.store import Heart
+    from fairway.runtime.clock import Clock
+
+logger = logging.getLogger("fairway.jobs")
+
+RETRY_NS = 500_000_000
+"""How soon a heartbeat that failed is tried again."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """The lease of one registration of a worker."""
+
+    worker: int
+    held: Mapping[int, int]
+    """The jobs it has, by token: a live view of the worker's own book."""
+    trusted_until_ns: int
+    lost: bool = False
+
+
+class Liveness:
+    """Renews the lease of a worker, again and again.
+
+    `told` hears each answer; `lost` is called once for a lease that could not be renewed in time,
+    or that the store says has ended. Both are called on the pulse's thread.
+    """
+
+    def __init__(
+        self,
+        heart: Heart,
+        config: LeaseConfig,
+        clock: Clock,
+        *,
+        told: Callable[[Lease, Beat], None],
+        lost: Callable[[Lease, str], None],
+    ) -> None:
+        self._heart = heart
+        self._config = config
+        self._clock = clock
+        self._told = told
+        self._lost = lost
+        self._lease: Lease | None = None
+
+    def begin(self, worker: int, held: Mapping[int, int], asked_at_ns: int) -> Lease:
+        """A lease that was granted when it was asked for at `asked_at_ns`."""
+        lease = Lease(worker, held, self._config.trusted_until_ns(asked_at_ns))
+        self._lease = lease
+        return lease
+
+    def end(self) -> None:
+        """There is no lease to renew any more."""
+        self._lease = None
+
+    def close(self) -> None:
+        self._heart.close()
+
+    def beat(self) -> int | None:
+        """Renew once; how long to wait until the next time, None for the usual interval."""
+        lease = self._lease
+        if lease is None or lease.lost:
+            return RETRY_NS
+        now_ns = self._clock.now_ns()
+        try:
+            answer = self._heart.beat(
+                lease.worker, dict(lease.held), self._config.ttl_ns, self._config.heartbeat_ns
+            )
+        except FairwayError as error:
+            logger.warning("a heartbeat failed and is tried again: %s", error)
+            left_ns = lease.trusted_until_ns - self._clock.now_ns()
+            if left_ns > 0:
+                return min(RETRY_NS, left_ns)
+            self._give_up(lease, str(error))
+            return RETRY_NS
+        if not answer.alive:
+            self._give_up(lease, "its lease has run out")
+            return RETRY_NS
+        lease.trusted_until_ns = self._config.trusted_until_ns(now_ns)
+        self._told(lease, answer)
+        return None
+
+    def _give_up(self, lease: Lease, reason: str) -> None:
+        lease.lost = True
+        self._lost(lease, reason)

@@ -1,0 +1,81 @@
+"""The jobs of an app while it runs: the store, and a worker beside it if there is one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fairway.errors import InvalidConfig
+from fairway.jobs.engine import Jobs, Kinds
+from fairway.jobs.worker import Worker, WorkerConfig
+
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
+    from fairway.jobs.store import JobStore
+
+FILE = "jobs.db"
+
+
+def store_at(place: str | Path) -> JobStore:
+    """The job store that belongs to a place: a PostgreSQL URL, a directory, or `memory:`."""
+    text = str(place)
+    if text.startswith(("postgresql://", "postgres://")):
+        try:
+            from fairway.jobs.stores.postgres import PostgresStore
+        except ImportError as error:
+            raise InvalidConfig(
+                f"jobs in PostgreSQL need asyncpg and psycopg ({error}):"
+                " pip install 'fairway[postgres]'"
+            ) from None
+        return PostgresStore(text)
+    if text == "memory:":
+        from fairway.jobs.stores.memory import MemoryStore
+
+        return MemoryStore()
+    from fairway.jobs.stores.sqlite import SqliteStore
+
+    path = Path(place)
+    path.mkdir(parents=True, exist_ok=True)
+    return SqliteStore(path / FILE)
+
+
+class JobsPart:
+    """Opens the store on entering and closes it on leaving; between, jobs run if there is a worker.
+
+    Leaving it stops claiming, gives back what did not start and waits for what runs, for a while.
+    """
+
+    def __init__(self, store: JobStore, kinds: Kinds, config: WorkerConfig | None) -> None:
+        self.store = store
+        self.engine = Jobs(store, kinds)
+        self.worker: Worker | None = None
+        if config is not None:
+            self.worker = Worker(store, kinds.by_version, config, told=self.engine.told)
+            self.engine.attach(self.worker)
+        self._group = asyncio.TaskGroup()
+        self._running: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.store.open()
+        await self._group.__aenter__()
+        if self.worker is not None:
+            self._running = self._group.create_task(self.worker.run(), name=self.worker.name)
+            await self.worker.wait_started()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self.worker is not None and self._running is not None:
+                await self.worker.drain()
+                self._running.cancel()
+            await self._group.__aexit__(None, None, None)
+        finally:
+            await self.store.aclose()

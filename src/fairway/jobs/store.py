@@ -1,0 +1,220 @@
+"""The contract of a job store: what a database must do for jobs, and what it promises.
+
+Every call is one transaction. Its effects are durable when it returns; a call that raises changed
+nothing, except `OutcomeUnknown`, which says so. Times are the store's own: callers give durations.
+One conformance suite holds every store to this.
+
+What a store decides by itself, because only it sees all workers: who gets a ready job, who holds a
+partition key, whether a lease still stands, whether a settlement is stale, when a parked job wakes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from fairway.jobs.job import (
+        Beat,
+        Claim,
+        Enqueued,
+        Filter,
+        Job,
+        Lane,
+        Limits,
+        NewJob,
+        QueueState,
+        Reaped,
+        Settlement,
+        Status,
+    )
+
+
+class Cursor(NamedTuple):
+    """How far the reader `name` has come in a topic: an incarnation of it, and a seq there."""
+
+    name: str
+    epoch: int
+    seq: int
+
+
+class Want(NamedTuple):
+    """How many jobs a worker would take from one lane."""
+
+    lane: Lane
+    most: int
+
+
+class Ended(NamedTuple):
+    """A job that ended in an exchange, for whoever waits for its result."""
+
+    id: int
+    status: Status
+    result: bytes | None
+    error: str | None
+
+
+class Exchanged(Struct, kw_only=True):
+    """What an exchange brought."""
+
+    claims: list[Claim]
+    stale: list[int]
+    """Jobs whose settlement was refused: the claim was no longer ours, nothing was committed."""
+    lanes: Mapping[str, Sequence[Lane]]
+    """For each queue that was probed: its lanes with something ready, after the claims."""
+    woken: Collection[Lane]
+    """Lanes that got something ready by what was settled and that nobody claimed; perhaps more."""
+    held_back_ns: Mapping[str, int]
+    """Queues at one of their limits, and when to ask again."""
+    ended: list[Ended]
+    """Jobs that ended with this exchange."""
+    cancelling: list[int] = []
+    """With a probe: jobs of this worker that somebody cancelled."""
+
+
+class Delivered(NamedTuple):
+    """What came of a signal."""
+
+    job: int | None
+    """The job it reached; None if there is none that could still read it."""
+    fresh: bool
+    """False if one with the same dedup key was in its inbox already."""
+    woken: Lane | None
+
+
+class Cancelled(NamedTuple):
+    """What came of a cancel: jobs that ended at once, and those their workers are told to stop."""
+
+    ended: tuple[int, ...]
+    running: tuple[int, ...]
+
+
+class Promoted(NamedTuple):
+    """What timers brought."""
+
+    moved: int
+    lanes: frozenset[Lane]
+    next_due_ns: int | None
+    """How long until the next timer; None if there is none."""
+
+
+class Heart(Protocol):
+    """A connection of its own that keeps one worker alive. Used by one thread, which may block."""
+
+    def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+        """Renew the worker's lease, unless it has run out.
+
+        `held` maps the jobs the worker knows it has to their tokens. Leases in the store that it
+        does not know of, and that are older than `grace_ns`, are released: the reply that told of
+        them was lost. Raises `TryLater` if the store does not answer.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class JobStore(Protocol):
+    """Where jobs live."""
+
+    async def open(self) -> None:
+        """Connect, and bring the tables to the version of this release."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+    async def enqueue(
+        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
+    ) -> list[Enqueued]:
+        """Add jobs, all or none. `within` is a connection of the caller in a transaction of his.
+
+        With `cursor` they are added only if it moves forward, and it moves with them; if it stood
+        there already, the answer is empty and nothing changed.
+        """
+        ...
+
+    async def cursor(self, name: str) -> Cursor | None:
+        """How far a reader of a topic has come."""
+        ...
+
+    async def register(self, name: str, ttl_ns: int) -> int:
+        """A number for a worker, never given to another; its lease begins."""
+        ...
+
+    async def unregister(self, worker: int) -> None:
+        """The worker ends. What it still holds is the reaper's at once."""
+        ...
+
+    async def exchange(
+        self,
+        worker: int,
+        token: int,
+        settlements: Sequence[Settlement] = (),
+        wants: Sequence[Want] = (),
+        probe: Collection[str] = (),
+    ) -> Exchanged:
+        """Settle what was claimed, then claim what is wanted under `token`: one commit.
+
+        `token` is above every token this worker used before. A worker whose lease ran out gets
+        nothing and all it settles is stale.
+        """
+        ...
+
+    def heart(self) -> Heart: ...
+
+    async def promote(self, limit: int) -> Promoted:
+        """Make ready what is due, at most `limit` of them."""
+        ...
+
+    async def reap(self, limit: int) -> Reaped:
+        """Take the jobs of workers whose lease ran out, at most `limit`: back to ready, or dead."""
+        ...
+
+    async def age(self, limit: int) -> int:
+        """Move what has waited long up a band, at most `limit` from the head of each lane."""
+        ...
+
+    async def signal(
+        self, target: int | str, name: str, payload: bytes, *, dedup: str | None = None
+    ) -> Delivered:
+        """Put a signal into the inbox of a job, named by its id or its unique key."""
+        ...
+
+    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
+        """End jobs and the children they have, or ask the workers that run them to."""
+        ...
+
+    async def retry(self, jobs: Sequence[int]) -> list[int]:
+        """Make failed, dead or cancelled jobs ready again, attempts forgotten; those it could.
+
+        One whose unique key belongs to another job by now stays as it is, and so does a child whose
+        parent lives: the parent has counted it.
+        """
+        ...
+
+    async def progress(self, worker: int, values: Mapping[int, bytes]) -> None:
+        """Note how far running jobs are."""
+        ...
+
+    async def find(self, id: int) -> Job | None: ...
+
+    async def find_by_key(self, unique_key: str) -> Job | None: ...
+
+    async def browse(self, filter: Filter) -> list[Job]: ...
+
+    async def queues(self) -> list[QueueState]: ...
+
+    async def set_paused(self, queue: str, paused: bool) -> None: ...
+
+    async def set_limits(self, queue: str, limits: Limits) -> None:
+        """Set what a queue may do; the queue `*` is all of them together."""
+        ...
+
+    async def prune(self, older_than_ns: int, *, exact: bool = True) -> int:
+        """Forget jobs that ended longer ago. What an unfinished parent may still read stays.
+
+        With `exact` off a store may keep some a day longer, if that lets it drop them in one piece.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""The stores that hold jobs."""

@@ -1,0 +1,664 @@
+"""Jobs in the memory of this process: for tests, and the twin the databases must agree with.
+
+Nothing here is clever, so that it can be believed: one dictionary of jobs, scanned where a database
+would use an index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field, structs
+
+from fairway.core.priority import band_at, band_of
+from fairway.errors import Invalid
+from fairway.jobs.job import (
+    Beat,
+    Child,
+    Claim,
+    Enqueued,
+    Fate,
+    Filter,
+    Job,
+    Lane,
+    Limits,
+    NewJob,
+    QueueState,
+    Reaped,
+    Settlement,
+    Signal,
+    Status,
+    ending,
+)
+from fairway.jobs.store import (
+    Cancelled,
+    Cursor,
+    Delivered,
+    Ended,
+    Exchanged,
+    Promoted,
+    Want,
+)
+from fairway.runtime.clock import Clock, clock_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+SECOND_NS = 1_000_000_000
+_END = {Fate.DONE: Status.DONE, Fate.FAILED: Status.FAILED, Fate.CANCELLED: Status.CANCELLED}
+
+
+class _Row(Struct, kw_only=True, eq=False):
+    id: int
+    new: NewJob
+    status: Status
+    lane: Lane
+    step: str
+    state: bytes
+    enqueued_ns: int
+    since_ns: int
+    attempt: int = 0
+    crashes: int = 0
+    due_ns: int | None = None
+    worker: int | None = None
+    token: int = 0
+    claimed_ns: int = 0
+    names: tuple[str, ...] = ()
+    timed_out: bool = False
+    cancelling: bool = False
+    inbox: list[tuple[Signal, str | None]] = field(default_factory=list)
+    progress: bytes | None = None
+    result: bytes | None = None
+    error: str | None = None
+    finished_ns: int | None = None
+
+
+class _Bucket(Struct):
+    paused: bool = False
+    limits: Limits = Limits()
+    tokens: float = 0.0
+    refilled_ns: int = 0
+
+
+class MemoryStore:
+    """A `JobStore` that ends with its process."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock
+        self._rows: dict[int, _Row] = {}
+        self._keys: dict[str, tuple[int, int]] = {}  # unique key -> job, until when at least
+        self._workers: dict[int, int] = {}
+        self._queues: dict[str, _Bucket] = {}
+        self._cursors: dict[str, Cursor] = {}
+        self._last_worker = 0
+        self._last_job = 0
+        self._last_signal = 0
+
+    async def open(self) -> None:
+        self._clock = self._clock or clock_of(asyncio.get_running_loop())
+
+    async def aclose(self) -> None:
+        pass
+
+    def _now(self) -> int:
+        assert self._clock is not None, "the store is open"
+        return self._clock.wall_ns()
+
+    # Enqueueing
+
+    async def enqueue(
+        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
+    ) -> list[Enqueued]:
+        if within is not None:
+            raise Invalid("a store in memory has no transactions to take part in")
+        if cursor is not None:
+            known = self._cursors.get(cursor.name)
+            if known is not None and known[1:] >= cursor[1:]:
+                return []
+            self._cursors[cursor.name] = cursor
+        return self._enqueue(jobs)
+
+    async def cursor(self, name: str) -> Cursor | None:
+        return self._cursors.get(name)
+
+    def _enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        now = self._now()
+        added = []
+        for new in jobs:
+            key = new.unique_key
+            if key is not None and (known := self._keyed(key)) is not None:
+                added.append(Enqueued(known, False))
+                continue
+            due = now + new.delay_ns if new.at_wall_ns is None else new.at_wall_ns
+            self._last_job += 1
+            self._rows[self._last_job] = _Row(
+                id=self._last_job,
+                new=new,
+                status=Status.SCHEDULED if due > now else Status.READY,
+                lane=Lane(new.queue, new.tenant, band_of(new.priority)),
+                step=new.step,
+                state=new.state,
+                enqueued_ns=now,
+                since_ns=now,
+                due_ns=due if due > now else None,
+            )
+            if key is not None:
+                self._keys[key] = (self._last_job, now + new.window_ns)
+            added.append(Enqueued(self._last_job, True))
+        return added
+
+    def _keyed(self, key: str) -> int | None:
+        """The job a unique key stands for, as long as it does."""
+        id, until = self._keys.get(key, (0, 0))
+        row = self._rows.get(id)
+        if until > self._now() or (row is not None and not row.status.ended):
+            return id
+        return None
+
+    # Workers
+
+    async def register(self, name: str, ttl_ns: int) -> int:
+        self._last_worker += 1
+        self._workers[self._last_worker] = self._now() + ttl_ns
+        return self._last_worker
+
+    async def unregister(self, worker: int) -> None:
+        if self._leased(worker):
+            self._workers[worker] = min(self._workers.get(worker, 0), self._now())
+        else:
+            self._workers.pop(worker, None)
+
+    def heart(self) -> MemoryStore:
+        return self
+
+    def close(self) -> None:
+        pass
+
+    def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+        now = self._now()
+        if not self._alive(worker):
+            return Beat(alive=False)
+        self._workers[worker] = max(self._workers[worker], now + ttl_ns)
+        cancel = []
+        released = 0
+        for row in self._leased(worker):
+            if held.get(row.id) != row.token and row.claimed_ns + grace_ns <= now:
+                self._give_back(row)
+                released += 1
+            elif row.cancelling:
+                cancel.append(row.id)
+        return Beat(alive=True, cancel=tuple(cancel), released=released)
+
+    def _alive(self, worker: int) -> bool:
+        return self._workers.get(worker, 0) > self._now()
+
+    def _leased(self, worker: int | None = None) -> list[_Row]:
+        return [
+            row
+            for row in self._rows.values()
+            if row.status is Status.RUNNING and worker in (None, row.worker)
+        ]
+
+    # The exchange
+
+    async def exchange(
+        self,
+        worker: int,
+        token: int,
+        settlements: Sequence[Settlement] = (),
+        wants: Sequence[Want] = (),
+        probe: Collection[str] = (),
+    ) -> Exchanged:
+        out = Exchanged(claims=[], stale=[], lanes={}, woken=set(), held_back_ns={}, ended=[])
+        alive = self._alive(worker)
+        before = {id: row.status for id, row in self._rows.items()}
+        for settlement in settlements:
+            row = self._rows.get(settlement.claim.id)
+            if (
+                not alive
+                or row is None
+                or row.status is not Status.RUNNING
+                or (row.worker, row.token) != (worker, settlement.claim.token)
+            ):
+                out.stale.append(settlement.claim.id)
+                continue
+            self._settle(row, settlement)
+        for id, row in self._rows.items():
+            if row.status.ended and before.get(id) is not row.status:
+                out.ended.append(Ended(id, row.status, row.result, row.error))
+        if alive:
+            out.held_back_ns = self._claim(worker, token, wants, out.claims)
+        out.woken = {
+            row.lane
+            for id, row in self._rows.items()
+            if row.status is Status.READY and before.get(id) is not Status.READY
+        }
+        if probe:
+            out.cancelling = [row.id for row in self._leased(worker) if row.cancelling]
+        out.lanes = {
+            queue: sorted({row.lane for row in self._ready() if row.lane.queue == queue})
+            for queue in probe
+        }
+        return out
+
+    def _settle(self, row: _Row, settlement: Settlement) -> None:
+        fate = settlement.fate
+        seen = frozenset(signal.id for signal in settlement.claim.signals)
+        row.worker = None
+        if row.cancelling and fate not in _END:
+            self._end(row, Status.CANCELLED, None, "cancelled")
+            return
+        if settlement.state is not None:
+            row.state = settlement.state
+        if settlement.progress is not None:
+            row.progress = settlement.progress
+        row.error = settlement.error
+        if fate in _END:
+            self._end(row, _END[fate], settlement.result, settlement.error)
+            return
+        if fate is Fate.RELEASE:
+            self._give_back(row)
+            return
+        row.step = settlement.step
+        if fate is Fate.RETRY:
+            row.attempt += settlement.counts
+            self._park(row, Status.SCHEDULED, settlement.delay_ns)
+            return
+        row.attempt = 0
+        row.timed_out = False
+        if fate is Fate.WAIT:
+            row.names = settlement.names
+            if any(one.name in row.names and one.id not in seen for one, _ in row.inbox):
+                self._give_back(row)
+            else:
+                self._park(row, Status.WAITING, settlement.delay_ns or None)
+            return
+        row.inbox = [entry for entry in row.inbox if entry[0].id not in seen]
+        row.names = ()
+        self._enqueue([_adopted(child, row.id) for child in settlement.children])
+        if fate is Fate.SPAWN and settlement.names:
+            # Children that report by signal: it waits for those.
+            row.names = settlement.names
+            if any(one.name in row.names for one, _ in row.inbox):
+                self._give_back(row)
+            else:
+                self._park(row, Status.WAITING, settlement.delay_ns or None)
+        elif fate is Fate.SPAWN and self._pending(row):
+            self._park(row, Status.WAITING, settlement.delay_ns or None)
+        else:
+            self._give_back(row)
+
+    def _park(self, row: _Row, status: Status, delay_ns: int | None) -> None:
+        if status is Status.SCHEDULED and not delay_ns:
+            self._give_back(row)
+            return
+        row.status = status
+        row.due_ns = self._now() + delay_ns if delay_ns is not None else None
+        self._unblock(row.new.partition_key)
+
+    def _make_ready(self, row: _Row) -> None:
+        row.status = Status.READY
+        row.due_ns = None
+        row.worker = None
+        row.since_ns = self._now()
+        row.lane = row.lane._replace(band=band_of(row.new.priority))
+
+    def _give_back(self, row: _Row) -> None:
+        """A job that was in somebody's hands is ready again, and its key is free."""
+        self._make_ready(row)
+        self._unblock(row.new.partition_key)
+
+    def _unblock(self, key: str | None) -> None:
+        """The first job that waits for a key may try for it."""
+        blocked = [
+            row
+            for row in self._rows.values()
+            if row.status is Status.BLOCKED and row.new.partition_key == key
+        ]
+        if key is not None and blocked and not self._busy(key):
+            blocked[0].status = Status.READY
+
+    def _busy(self, key: str) -> bool:
+        return any(row.new.partition_key == key for row in self._leased())
+
+    def _end(self, row: _Row, status: Status, result: bytes | None, error: str | None) -> None:
+        row.status = status
+        row.result, row.error = result, error
+        row.worker = row.due_ns = None
+        row.finished_ns = self._now()
+        row.inbox = []
+        row.names = ()
+        row.cancelling = False
+        self._unblock(row.new.partition_key)
+        parent = self._rows.get(row.new.parent) if row.new.parent is not None else None
+        if parent is None or parent.status.ended:
+            return
+        if row.new.notify is not None:
+            self._deliver(parent, row.new.notify, ending(row.id, status, result, error), None)
+            return
+        if parent.status is Status.WAITING and not parent.names and not self._pending(parent):
+            self._make_ready(parent)
+
+    def _pending(self, row: _Row) -> bool:
+        """Whether a child that the job counts has not ended."""
+        return any(
+            child.new.parent == row.id and child.new.notify is None and not child.status.ended
+            for child in self._rows.values()
+        )
+
+    # Claiming
+
+    def _ready(self) -> list[_Row]:
+        return [
+            row
+            for row in sorted(self._rows.values(), key=lambda row: row.id)
+            if row.status is Status.READY and not self._bucket(row.lane.queue).paused
+        ]
+
+    def _claim(
+        self, worker: int, token: int, wants: Sequence[Want], claims: list[Claim]
+    ) -> dict[str, int]:
+        now = self._now()
+        allowed: dict[str, int] = {}
+        held_back: dict[str, int] = {}
+        running = Counter(row.lane.queue for row in self._leased())
+        for queue in {want.lane.queue for want in wants} | {"*"}:
+            bucket = self._bucket(queue)
+            have = running.total() if queue == "*" else running[queue]
+            allowed[queue], wait_ns = self._allowance(bucket, have, now)
+            if not allowed[queue]:
+                held_back[queue] = wait_ns
+        if "*" in held_back:
+            wait_ns = held_back.pop("*")
+            held_back.update({want.lane.queue: wait_ns for want in wants})
+        for lane, count in wants:
+            left = count
+            for row in self._ready():
+                if row.lane != lane:
+                    continue
+                if not left or not allowed[lane.queue] or not allowed["*"]:
+                    break
+                left -= 1
+                if not self._may_have_key(row):
+                    row.status = Status.BLOCKED
+                    continue
+                for queue in (lane.queue, "*"):
+                    allowed[queue] -= 1
+                    self._bucket(queue).tokens -= 1
+                claims.append(self._take(row, worker, token))
+        return held_back
+
+    def _bucket(self, queue: str) -> _Bucket:
+        return self._queues.setdefault(queue, _Bucket(refilled_ns=self._now()))
+
+    def _allowance(self, bucket: _Bucket, running: int, now: int) -> tuple[int, int]:
+        """How many may start now, and if none, when to ask again."""
+        limits = bucket.limits
+        free = 1 << 30 if limits.concurrency is None else max(0, limits.concurrency - running)
+        if limits.rate_per_s is None:
+            return free, 0
+        gained = (now - bucket.refilled_ns) / SECOND_NS * limits.rate_per_s
+        bucket.tokens = min(float(limits.burst), bucket.tokens + max(0.0, gained))
+        bucket.refilled_ns = now
+        short = max(0.0, 1 - bucket.tokens)
+        return min(free, int(bucket.tokens)), round(short / limits.rate_per_s * SECOND_NS)
+
+    def _may_have_key(self, row: _Row) -> bool:
+        key = row.new.partition_key
+        if key is None:
+            return True
+        if self._busy(key):
+            return False
+        return not row.new.strict or not any(
+            other.new.partition_key == key and not other.status.ended and other.id < row.id
+            for other in self._rows.values()
+        )
+
+    def _take(self, row: _Row, worker: int, token: int) -> Claim:
+        row.status = Status.RUNNING
+        row.worker, row.token, row.claimed_ns = worker, token, self._now()
+        new = row.new
+        return Claim(
+            id=row.id,
+            token=token,
+            kind=new.kind,
+            version=new.version,
+            step=row.step,
+            state=row.state,
+            attempt=row.attempt,
+            crashes=row.crashes,
+            max_attempts=new.max_attempts,
+            queue=new.queue,
+            tenant=new.tenant,
+            priority=new.priority,
+            partition_key=new.partition_key,
+            parent=new.parent,
+            trace=new.trace,
+            timed_out=row.timed_out,
+            cancelling=row.cancelling,
+            signals=tuple(one for one, _ in row.inbox if one.name in row.names),
+            children=tuple(
+                Child(child.id, child.new.kind, child.status, child.result, child.error)
+                for child in self._rows.values()
+                if child.new.parent == row.id and child.new.notify is None
+            ),
+        )
+
+    # Maintenance
+
+    async def promote(self, limit: int) -> Promoted:
+        now = self._now()
+        timed = [row for row in self._rows.values() if row.due_ns is not None]
+        timed.sort(key=lambda row: (row.due_ns or 0, row.id))
+        due = [row for row in timed if (row.due_ns or 0) <= now][:limit]
+        for row in due:
+            row.timed_out = row.timed_out or row.status is Status.WAITING
+            self._make_ready(row)
+        rest = timed[len(due) :]
+        next_due = max(0, (rest[0].due_ns or 0) - now) if rest else None
+        return Promoted(len(due), frozenset(row.lane for row in due), next_due)
+
+    async def reap(self, limit: int) -> Reaped:
+        lost = [worker for worker in self._workers if not self._alive(worker)]
+        returned = dead = 0
+        lanes = set()
+        rows = [row for worker in lost for row in self._leased(worker)]
+        for row in rows[:limit]:
+            row.crashes += 1
+            spent = row.attempt + row.crashes >= row.new.max_attempts
+            if row.cancelling:
+                self._end(row, Status.CANCELLED, None, "cancelled")
+            elif spent or row.crashes >= row.new.max_crashes:
+                dead += 1
+                self._end(row, Status.DEAD, None, f"its worker died {row.crashes} times")
+            else:
+                returned += 1
+                self._give_back(row)
+                lanes.add(row.lane)
+        for worker in lost:
+            if not self._leased(worker):
+                del self._workers[worker]
+        return Reaped(len(lost), returned, dead, frozenset(lanes))
+
+    async def age(self, limit: int) -> int:
+        now = self._now()
+        moved = 0
+        seen: Counter[Lane] = Counter()
+        for row in self._ready():
+            lane = row.lane
+            seen[lane] += 1
+            band = band_at(row.new.priority, False, None, row.since_ns, now)
+            if seen[lane] <= limit and band > lane.band:
+                row.lane = lane._replace(band=band)
+                moved += 1
+        return moved
+
+    # From outside
+
+    async def signal(
+        self, target: int | str, name: str, payload: bytes, *, dedup: str | None = None
+    ) -> Delivered:
+        id = self._keyed(target) if isinstance(target, str) else target
+        row = self._rows.get(id or 0)
+        if row is None or row.status.ended:
+            return Delivered(None, False, None)
+        return self._deliver(row, name, payload, dedup)
+
+    def _deliver(self, row: _Row, name: str, payload: bytes, dedup: str | None) -> Delivered:
+        if dedup is not None and any(dedup == known for _, known in row.inbox):
+            return Delivered(row.id, False, None)
+        self._last_signal += 1
+        row.inbox.append((Signal(self._last_signal, name, payload), dedup))
+        if row.status is Status.WAITING and name in row.names:
+            self._make_ready(row)
+            return Delivered(row.id, True, row.lane)
+        return Delivered(row.id, True, None)
+
+    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
+        ended: list[int] = []
+        running: list[int] = []
+        family = list(jobs)
+        for id in family:
+            family += [row.id for row in self._rows.values() if row.new.parent == id]
+        for id in sorted(set(family), reverse=True):  # children first: no parent wakes for them
+            row = self._rows.get(id)
+            if row is None or row.status.ended:
+                continue
+            if row.status is Status.RUNNING:
+                row.cancelling = True
+                running.append(id)
+            else:
+                ended.append(id)
+                row.cancelling = True
+        for id in ended:
+            self._end(self._rows[id], Status.CANCELLED, None, reason)
+        return Cancelled(tuple(sorted(ended)), tuple(sorted(running)))
+
+    async def retry(self, jobs: Sequence[int]) -> list[int]:
+        again = []
+        for id in jobs:
+            row = self._rows.get(id)
+            if row is None or row.status not in (Status.FAILED, Status.DEAD, Status.CANCELLED):
+                continue
+            if self._parent_lives(row):
+                continue  # its parent has counted it already
+            key = row.new.unique_key
+            if key is not None:
+                if self._keyed(key) not in (None, id):
+                    continue  # another job stands for the key now
+                self._keys[key] = (id, self._now() + row.new.window_ns)
+            row.attempt = row.crashes = 0
+            row.timed_out = False
+            row.finished_ns = row.error = row.result = None
+            self._make_ready(row)
+            again.append(id)
+        return again
+
+    async def progress(self, worker: int, values: Mapping[int, bytes]) -> None:
+        for row in self._leased(worker):
+            row.progress = values.get(row.id, row.progress)
+
+    async def find(self, id: int) -> Job | None:
+        row = self._rows.get(id)
+        return _job(row) if row is not None else None
+
+    async def find_by_key(self, unique_key: str) -> Job | None:
+        id = self._keyed(unique_key)
+        return await self.find(id) if id is not None else None
+
+    async def browse(self, filter: Filter) -> list[Job]:
+        found = [
+            _job(row)
+            for row in sorted(self._rows.values(), key=lambda row: -row.id)
+            if filter.queue in (None, row.new.queue)
+            and filter.kind in (None, row.new.kind)
+            and filter.status in (None, row.status)
+            and filter.tenant in (None, row.new.tenant)
+            and filter.parent in (None, row.new.parent)
+            and (filter.before is None or row.id < filter.before)
+        ]
+        return found[: filter.limit]
+
+    async def queues(self) -> list[QueueState]:
+        names = {row.new.queue for row in self._rows.values()} | set(self._queues)
+        return [self._queue_state(name) for name in sorted(names - {"*"})]
+
+    def _queue_state(self, name: str) -> QueueState:
+        bucket = self._bucket(name)
+        counts = Counter(row.status for row in self._rows.values() if row.new.queue == name)
+        return QueueState(
+            name=name,
+            paused=bucket.paused,
+            limits=bucket.limits,
+            ready=counts[Status.READY],
+            scheduled=counts[Status.SCHEDULED],
+            waiting=counts[Status.WAITING],
+            blocked=counts[Status.BLOCKED],
+            running=counts[Status.RUNNING],
+        )
+
+    async def set_paused(self, queue: str, paused: bool) -> None:
+        self._bucket(queue).paused = paused
+
+    async def set_limits(self, queue: str, limits: Limits) -> None:
+        bucket = self._bucket(queue)
+        bucket.limits = limits
+        bucket.tokens = float(limits.burst)
+        bucket.refilled_ns = self._now()
+
+    async def prune(self, older_than_ns: int, *, exact: bool = True) -> int:
+        horizon = self._now() - older_than_ns
+        gone = [
+            row.id
+            for row in self._rows.values()
+            if row.finished_ns is not None
+            and row.finished_ns <= horizon
+            and not self._parent_lives(row)
+        ]
+        for id in gone:
+            del self._rows[id]
+        for key, (id, until) in list(self._keys.items()):
+            if id not in self._rows and until <= self._now():
+                del self._keys[key]
+        return len(gone)
+
+    def _parent_lives(self, row: _Row) -> bool:
+        parent = self._rows.get(row.new.parent) if row.new.parent is not None else None
+        return parent is not None and not parent.status.ended
+
+
+def _adopted(child: NewJob, parent: int) -> NewJob:
+    return structs.replace(child, parent=parent)
+
+
+def _job(row: _Row) -> Job:
+    new = row.new
+    return Job(
+        id=row.id,
+        kind=new.kind,
+        version=new.version,
+        status=row.status,
+        queue=new.queue,
+        tenant=new.tenant,
+        priority=new.priority,
+        step=row.step,
+        state=row.state,
+        attempt=row.attempt,
+        crashes=row.crashes,
+        max_attempts=new.max_attempts,
+        partition_key=new.partition_key,
+        unique_key=new.unique_key,
+        parent=new.parent,
+        trace=new.trace,
+        enqueued_wall_ns=row.enqueued_ns,
+        due_wall_ns=row.due_ns,
+        finished_wall_ns=row.finished_ns,
+        worker=row.worker,
+        cancelling=row.cancelling,
+        waits_for=row.names if row.status is Status.WAITING else (),
+        progress=row.progress,
+        result=row.result,
+        error=row.error,
+    )

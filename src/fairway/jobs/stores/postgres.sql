@@ -1,0 +1,565 @@
+-- lanes: the numbers of lanes, made on demand
+with wanted as (
+    select * from unnest($1::text[], $2::text[], $3::smallint[]) as w (queue, tenant, band)
+), added as (
+    insert into fw.lane (queue, tenant, band)
+    select queue, tenant, band from wanted order by queue, tenant, band
+    on conflict do nothing
+    returning id, queue, tenant, band
+)
+select id, queue, tenant, band from added
+union
+select l.id, l.queue, l.tenant, l.band from fw.lane l natural join wanted w
+
+-- known_lanes: every lane there is
+select id, queue, tenant, band from fw.lane
+
+-- numbers: for jobs to come, in order
+select nextval('fw.job_id') from generate_series(1, $1::int)
+
+-- take_keys: unique keys that stand for nothing any more, or nothing yet, now stand for new jobs
+insert into fw.unique_key as k (key, job, until)
+select w.key, w.job, fw.now_() + w.window_us * interval '1 microsecond'
+from unnest($1::text[], $2::bigint[], $3::bigint[]) as w (key, job, window_us) order by w.key
+on conflict (key) do update set job = excluded.job, until = excluded.until
+    where k.until <= fw.now_() and not exists (select 1 from fw.job j where j.id = k.job)
+returning key, job
+
+-- holders: the jobs that unique keys stand for
+select key, job from fw.unique_key where key = any($1::text[])
+
+-- enqueue: jobs, and their places in line
+with input as materialized (
+    select coalesce(u.id, nextval('fw.job_id')) as id, u.ord, u.kind, u.version, u.step, u.state,
+        u.lane, u.priority, u.max_attempts, u.max_crashes, u.pkey, u.strict, u.ukey, u.window_us,
+        u.parent, u.notify, u.trace,
+        case when u.at_us is null then fw.now_() + u.delay_us * interval '1 microsecond'
+             else 'epoch'::timestamptz + u.at_us * interval '1 microsecond' end as due
+    from unnest($1::bigint[], $2::text[], $3::int[], $4::text[], $5::bytea[], $6::int[],
+            $7::smallint[], $8::int[], $9::int[], $10::text[], $11::boolean[], $12::text[],
+            $13::bigint[], $14::bigint[], $15::text[], $16::text[], $17::bigint[], $18::bigint[])
+        with ordinality as u (id, kind, version, step, state, lane, priority, max_attempts,
+            max_crashes, pkey, strict, ukey, window_us, parent, notify, trace, delay_us, at_us, ord)
+), added as (
+    insert into fw.job (id, kind, version, step, state, lane, priority, max_attempts, max_crashes,
+        status, pkey, strict, ukey, window_us, parent, notify, trace, enqueued_at)
+    select id, kind, version, step, state, lane, priority, max_attempts, max_crashes,
+        case when due > fw.now_() then 's' else 'r' end, pkey, strict, ukey, window_us, parent,
+        notify, trace, fw.now_()
+    from input
+), queued as (
+    insert into fw.ready (lane, id, priority, pkey, strict, since)
+    select lane, id, priority, pkey, strict, fw.now_() from input where due <= fw.now_()
+), timed as (
+    insert into fw.timer (id, due) select id, due from input where due > fw.now_()
+)
+select id from input order by ord
+
+-- enqueue_alike: jobs that differ in their state alone, ready now
+with input as materialized (
+    select nextval('fw.job_id') as id, u.ord, u.state
+    from unnest($1::bytea[]) with ordinality as u (state, ord)
+), added as (
+    insert into fw.job (id, kind, version, step, state, lane, priority, max_attempts, max_crashes,
+        trace, enqueued_at)
+    select id, $2, $3, $4, state, $5, $6::smallint, $7, $8, $9, fw.now_() from input
+), queued as (
+    insert into fw.ready (lane, id, priority, strict, since)
+    select $5, id, $6::smallint, false, fw.now_() from input
+)
+select id from input order by ord
+
+-- move_cursor: a reader's cursor, forwards only
+insert into fw.cursor as c (name, epoch, seq) values ($1, $2, $3)
+on conflict (name) do update set epoch = excluded.epoch, seq = excluded.seq
+    where (c.epoch, c.seq) < (excluded.epoch, excluded.seq)
+returning true
+
+-- cursor: how far a reader has come
+select name, epoch, seq from fw.cursor where name = $1
+
+-- register: a number for a worker
+insert into fw.worker (name, started_at, expires_at)
+values ($1, fw.now_(), fw.now_() + $2::bigint * interval '1 microsecond')
+returning id
+
+-- unregister: a worker ends; what it still holds is the reaper's at once
+with gone as (
+    delete from fw.worker w where id = $1
+        and not exists (select 1 from fw.lease l where l.worker = w.id)
+)
+update fw.worker set expires_at = fw.now_() where id = $1
+    and exists (select 1 from fw.lease l where l.worker = $1)
+
+-- claim: the first jobs of lanes, leased; then those whose key is taken; then how far it looked
+with want as (
+    select w.lane, w.most, w.low, w.turn
+    from unnest($3::int[], $4::int[], $5::bigint[]) with ordinality as w (lane, most, low, turn)
+    where (select expires_at > fw.now_() from fw.worker where id = $1)
+        and not exists (
+            select 1 from fw.lane l join fw.queue q on q.name = l.queue
+            where l.id = w.lane and q.paused
+        )
+), picked as materialized (
+    select r.place, r.lane, r.id, r.pkey, r.strict, w.turn
+    from want w cross join lateral (
+        select ctid as place, lane, id, pkey, strict from fw.ready
+        where lane = w.lane and id >= w.low order by id limit w.most
+        for update skip locked
+    ) r
+), slot as (
+    insert into fw.key_slot (pkey, id)
+    select distinct on (p.pkey) p.pkey, p.id from picked p
+    where p.pkey is not null and (not p.strict or not exists (
+        select 1 from fw.job e where e.pkey = p.pkey and e.id < p.id))
+    order by p.pkey, p.turn, p.id
+    on conflict do nothing
+    returning id
+), won as (
+    select place, lane, id from picked
+    where pkey is null or id in (select id from slot)
+), taken as (
+    delete from fw.ready where ctid = any(array(select place from won))
+), leased as (
+    insert into fw.lease (id, worker, token, lane, claimed_at)
+    select id, $1, $2, lane, fw.now_() from won
+)
+select j.id, j.kind, j.version, j.step, j.state, j.attempt, j.crashes, j.max_attempts, j.lane,
+    j.priority, j.pkey, j.parent, j.trace, j.timed_out, j.cancelling,
+    case when j.inbox > 0 then j.names end as names, j.spawned
+from fw.job j where j.id = any(array(select id from won))
+union all
+select id, null, 0, null, null, 0, 0, 0, lane, 0::smallint, pkey, null, null, false, false, null, false
+from picked where pkey is not null and id not in (select id from slot)
+union all
+select max(id), null, count(*)::int, null, null, 0, 0, 0, lane, 0::smallint, null, null, null, false,
+    false, null, false
+from picked group by lane
+
+-- inbox: the signals jobs wait for
+select s.job, s.id, s.name, s.payload from fw.signal s join fw.job j on j.id = s.job
+where s.job = any($1::bigint[]) and s.name = any(j.names) order by s.id
+
+-- children: how the children of jobs stand, without those that report by signal
+select c.parent, c.id, c.kind, case when s.id is not null then 'x' when b.id is not null then 'b'
+    else c.status end as status, null::bytea as result, c.error
+from fw.job c left join fw.lease s on s.id = c.id
+    left join fw.blocked b on b.pkey = c.pkey and b.id = c.id
+where c.parent = any($1::bigint[]) and c.notify is null
+union all
+select h.parent, h.id, h.kind, h.status, h.result, h.error
+from fw.history h where h.parent = any($1::bigint[]) and h.notify is null
+order by 2
+
+-- held_keys: which of these keys are taken; their holders cannot give them up before we commit
+select pkey from fw.key_slot where pkey = any($1::text[]) for share
+
+-- earlier: for each of these jobs, whether an earlier one of its key lives; it cannot end meanwhile
+select p.id from unnest($1::bigint[], $2::text[]) as p (id, pkey) cross join lateral (
+    select e.id from fw.job e where e.pkey = p.pkey and e.id < p.id order by e.id limit 1
+    for key share
+) e
+
+-- block: ready jobs whose key is taken wait for it
+with moved as (
+    delete from fw.ready where lane = any($2::int[]) and id = any($1::bigint[])
+    returning lane, id, priority, pkey, strict, since
+)
+insert into fw.blocked (pkey, id, lane, priority, strict, since)
+select pkey, id, lane, priority, strict, since from moved
+
+-- unblock: the first job that waits for each of these keys, if the key is free
+with first as (
+    select b.pkey, b.id, b.lane, b.priority, b.strict, b.since
+    from unnest($1::text[]) as k (pkey) cross join lateral (
+        select * from fw.blocked b where b.pkey = k.pkey order by b.id limit 1 for update
+    ) b
+    where not exists (select 1 from fw.key_slot s where s.pkey = k.pkey)
+), moved as (
+    delete from fw.blocked b using first f where b.pkey = f.pkey and b.id = f.id
+    returning b.lane, b.id, b.priority, b.pkey, b.strict, b.since
+)
+insert into fw.ready (lane, id, priority, pkey, strict, since)
+select lane, id, priority, pkey, strict, since from moved
+returning lane
+
+-- free_keys: partition keys of jobs that run no longer
+delete from fw.key_slot where pkey = any($1::text[]) and id = any($2::bigint[])
+
+-- finish: jobs that ended, fenced by their leases
+with input as materialized (
+    select * from unnest($2::bigint[], $3::bigint[], $4::"char"[], $5::bytea[], $6::text[],
+            $7::bytea[], $8::bytea[]) as u (id, token, status, result, error, state, progress)
+    where (select expires_at > fw.now_() from fw.worker where id = $1)
+), fenced as (
+    delete from fw.lease l using input i
+    where l.id = i.id and l.worker = $1 and l.token = i.token
+    returning l.id
+), gone as (
+    delete from fw.job where id = any(array(select id from fenced)) returning *
+), kept as (
+    insert into fw.history (id, finished_at, kind, version, step, state, lane, priority, attempt,
+        crashes, max_attempts, max_crashes, status, pkey, strict, ukey, window_us, parent, notify,
+        trace, progress, result, error, enqueued_at)
+    select g.id, fw.now_(), g.kind, g.version, g.step, coalesce(i.state, g.state), g.lane,
+        g.priority, g.attempt, g.crashes, g.max_attempts, g.max_crashes, i.status, g.pkey, g.strict,
+        g.ukey, g.window_us, g.parent, g.notify, g.trace, coalesce(i.progress, g.progress),
+        i.result, i.error, g.enqueued_at
+    from gone g join input i on i.id = g.id
+), unsigned as (
+    delete from fw.signal where job = any(array(select id from gone where inbox > 0))
+), unkeyed as (
+    delete from fw.unique_key k
+    where k.key = any(array(select ukey from gone where ukey is not null))
+        and k.job = any(array(select id from gone where ukey is not null)) and k.until <= fw.now_()
+)
+select id, pkey, parent, notify from gone
+
+-- end_jobs: jobs that nobody runs, ended from outside
+with gone as (
+    delete from fw.job where id = any($1::bigint[]) returning *
+), kept as (
+    insert into fw.history (id, finished_at, kind, version, step, state, lane, priority, attempt,
+        crashes, max_attempts, max_crashes, status, pkey, strict, ukey, window_us, parent, notify,
+        trace, progress, result, error, enqueued_at)
+    select id, fw.now_(), kind, version, step, state, lane, priority, attempt, crashes,
+        max_attempts, max_crashes, $2::"char", pkey, strict, ukey, window_us, parent, notify, trace,
+        progress, null, coalesce($3, 'its worker died ' || crashes || ' times'), enqueued_at
+    from gone
+), unsigned as (
+    delete from fw.signal where job = any(array(select id from gone where inbox > 0))
+), untimed as (
+    delete from fw.timer where id = any($1::bigint[])
+), unkeyed as (
+    delete from fw.unique_key k
+    where k.key = any(array(select ukey from gone where ukey is not null))
+        and k.job = any(array(select id from gone where ukey is not null)) and k.until <= fw.now_()
+)
+select id, pkey, parent, notify, crashes from gone
+
+-- requeue: jobs that go on, at once or later, fenced by their leases
+with input as materialized (
+    select * from unnest($2::bigint[], $3::bigint[], $4::text[], $5::bytea[], $6::text[],
+            $7::bigint[], $8::smallint[], $9::bytea[])
+        as u (id, token, step, state, error, delay_us, tries, progress)
+    where (select expires_at > fw.now_() from fw.worker where id = $1)
+), fenced as (
+    delete from fw.lease l using input i
+    where l.id = i.id and l.worker = $1 and l.token = i.token
+    returning l.id
+), going as (
+    update fw.job j set step = coalesce(i.step, j.step), state = coalesce(i.state, j.state),
+        error = i.error, progress = coalesce(i.progress, j.progress),
+        timed_out = j.timed_out and i.tries >= 0,
+        attempt = case when i.tries < 0 then 0 else j.attempt + i.tries end,
+        names = case when i.tries < 0 then null else j.names end,
+        status = case when i.delay_us > 0 then 's' else 'r' end
+    from input i
+    where j.id = any(array(select id from fenced)) and j.id = i.id and not j.cancelling
+    returning j.id, j.lane, j.priority, j.pkey, j.strict, i.delay_us
+), queued as (
+    insert into fw.ready (lane, id, priority, pkey, strict, since)
+    select lane, id, priority, pkey, strict, fw.now_() from going where delay_us = 0
+), timed as (
+    insert into fw.timer (id, due)
+    select id, fw.now_() + delay_us * interval '1 microsecond' from going where delay_us > 0
+)
+select f.id, g.lane, g.delay_us from fenced f left join going g on g.id = f.id
+
+-- fence: one claim given up, its job held fast
+with fenced as (
+    delete from fw.lease where id = $2 and worker = $1 and token = $3
+        and (select expires_at > fw.now_() from fw.worker where id = $1)
+    returning id
+)
+select cancelling from fw.job where id = (select id from fenced) for no key update
+
+-- park: one job waits
+update fw.job set step = $2, state = coalesce($3, state), error = $4,
+    progress = coalesce($5, progress), timed_out = false, attempt = 0, status = 'w', names = $6,
+    spawned = spawned or $7
+where id = $1
+returning exists (select 1 from fw.job c where c.parent = $1 and c.notify is null)
+
+-- set_timer: when a job that waits stops waiting
+insert into fw.timer (id, due) values ($1, fw.now_() + $2::bigint * interval '1 microsecond')
+
+-- consume: the signals a step has dealt with
+delete from fw.signal where id = any($1::bigint[])
+
+-- unseen: whether a signal is there that the job waits for and was not shown
+select exists (
+    select 1 from fw.signal where job = $1 and name = any($2::text[]) and id <> all($3::bigint[])
+)
+
+-- wake: parked jobs become ready
+with woken as (
+    update fw.job set status = 'r' where id = any($1::bigint[]) and status in ('w', 's')
+    returning id, lane, priority, pkey, strict
+), untimed as (
+    delete from fw.timer where id = any(array(select id from woken))
+)
+insert into fw.ready (lane, id, priority, pkey, strict, since)
+select lane, id, priority, pkey, strict, fw.now_() from woken
+returning lane
+
+-- notified: a job is told that something comes into its inbox; it cannot park or end meanwhile
+update fw.job set inbox = inbox + 1 where id = $1 returning status, names, lane
+
+-- deliver: a signal into an inbox
+insert into fw.signal (job, name, payload, dedup) values ($1, $2, $3, $4)
+on conflict (job, dedup) where dedup is not null do nothing
+returning id
+
+-- lock_parents: in order, so that two endings never wait for each other
+select id from fw.job where id = any($1::bigint[]) order by id for no key update
+
+-- childless: which of these wait for children and have none any more
+select p.id from fw.job p
+where p.id = any($1::bigint[]) and p.status = 'w' and p.names is null
+    and not exists (select 1 from fw.job c where c.parent = p.id and c.notify is null)
+
+-- probe: which lanes of some queues have something ready, and which queues have limits
+select l.id, null as limited
+from fw.lane l left join fw.queue q on q.name = l.queue
+where l.queue = any($1::text[]) and q.paused is not true
+    and exists (select 1 from fw.ready r where r.lane = l.id)
+union all
+select 0, name from fw.queue
+where (name = '*' or name = any($1::text[])) and (concurrency is not null or rate_per_s is not null)
+
+-- cancelled: jobs of a worker that somebody cancelled
+select j.id from fw.lease l join fw.job j on j.id = l.id
+where l.worker = $1 and j.cancelling order by j.id
+
+-- limits: what some queues may do, held fast while it is used
+select name, concurrency, rate_per_s, burst,
+    least(burst::float8, tokens + greatest(0, extract(epoch from fw.now_() - refilled_at))::float8
+        * coalesce(rate_per_s, 0)),
+    case when concurrency is null then 0
+         when name = '*' then (select count(*) from fw.lease)
+         else (select count(*) from fw.lease s join fw.lane l on l.id = s.lane
+               where l.queue = name) end
+from fw.queue
+where name = any($1::text[]) and (concurrency is not null or rate_per_s is not null)
+order by name for no key update
+
+-- spend: tokens that were used
+update fw.queue q set tokens = s.tokens, refilled_at = fw.now_()
+from unnest($1::text[], $2::float8[]) as s (name, tokens) where q.name = s.name
+
+-- promote: what is due becomes ready
+with due as (
+    select id from fw.timer where due <= fw.now_() order by due, id limit $1
+), parked as (
+    select id from fw.job where id = any(array(select id from due)) and status in ('s', 'w')
+    for no key update skip locked
+), woken as (
+    update fw.job set status = 'r', timed_out = timed_out or status = 'w'
+    where id = any(array(select id from parked))
+    returning id, lane, priority, pkey, strict
+), gone as (
+    delete from fw.timer where id = any(array(select id from woken))
+)
+insert into fw.ready (lane, id, priority, pkey, strict, since)
+select lane, id, priority, pkey, strict, fw.now_() from woken
+returning lane
+
+-- next_due: how long until the next timer
+select (extract(epoch from min(due) - fw.now_()) * 1000000)::bigint from fw.timer
+
+-- lost_workers: workers whose lease ran out, held fast
+select id from fw.worker where expires_at <= fw.now_() order by id for update skip locked
+
+-- take_over: the jobs of lost workers, and what becomes of each
+with lost as (
+    select id from fw.lease where worker = any($1::bigint[]) order by id limit $2
+    for update skip locked
+), freed as (
+    delete from fw.lease where id = any(array(select id from lost)) returning id
+)
+update fw.job set crashes = crashes + 1, status = 'r'
+where id = any(array(select id from freed))
+returning id, pkey, cancelling, crashes >= max_crashes or attempt + crashes >= max_attempts
+
+-- bury_workers: lost workers that hold nothing any more
+delete from fw.worker w where id = any($1::bigint[])
+    and not exists (select 1 from fw.lease l where l.worker = w.id)
+
+-- queue_again: jobs that nobody holds, back in line
+insert into fw.ready (lane, id, priority, pkey, strict, since)
+select lane, id, priority, pkey, strict, fw.now_() from fw.job where id = any($1::bigint[])
+returning lane
+
+-- aged: which jobs at the head of their lanes have waited enough for a higher band
+select r.lane, r.id, l.queue, l.tenant, a.band
+from fw.lane l cross join lateral (
+    select lane, id, priority, since from fw.ready where lane = l.id order by id limit $1
+) r cross join lateral (
+    select (greatest(-1000, least(1000, r.priority)) + least(1000, greatest(0,
+        floor(extract(epoch from fw.now_() - r.since) * 100))))::int as points
+) p cross join lateral (
+    select case when p.points >= 750 then 4 when p.points >= 500 then 3
+        when p.points >= 250 then 2 when p.points >= 0 then 1 else 0 end as band
+) a
+where l.band < 4 and a.band > l.band
+    and not exists (select 1 from fw.queue q where q.name = l.queue and q.paused)
+
+-- climb: jobs move to the lanes of higher bands
+with held as (
+    select r.ctid as place, m.up from unnest($1::int[], $2::bigint[], $3::int[]) as m (lane, id, up)
+        join fw.ready r on r.lane = m.lane and r.id = m.id
+    for update of r skip locked
+)
+update fw.ready r set lane = h.up from held h where r.ctid = h.place returning r.id
+
+-- family: jobs and all their descendants, of those that ended too
+with recursive family (id) as (
+    select unnest($1::bigint[])
+    union
+    select c.id from family f cross join lateral (
+        select j.id from fw.job j where j.parent = f.id
+        union all
+        select h.id from fw.history h where h.parent = f.id
+    ) c
+)
+select id from family order by id
+
+-- mark_cancelled: jobs that are to end, held fast
+update fw.job set cancelling = true
+where id in (select id from fw.job where id = any($1::bigint[]) order by id for no key update)
+returning id, lane, pkey, status
+
+-- unqueue: ready and blocked jobs leave their lines
+with unready as (
+    delete from fw.ready where id = any($1::bigint[]) and lane = any(array(
+        select b.id from fw.lane a join fw.lane b using (queue, tenant) where a.id = any($2::int[])))
+    returning id
+), unblocked as (
+    delete from fw.blocked where pkey = any($3::text[]) and id = any($1::bigint[]) returning id
+)
+select id from unready union all select id from unblocked
+
+-- revive: jobs that ended badly, back from history, unless their key or their parent is in the way
+with back as (
+    delete from fw.history h where h.id = any($1::bigint[]) and h.status in ('f', 'k', 'c')
+        and not exists (select 1 from fw.job p where p.id = h.parent)
+        and (h.ukey is null or h.ukey = any($2::text[]))
+    returning *
+), revived as (
+    insert into fw.job (id, kind, version, step, state, lane, priority, max_attempts, max_crashes,
+        pkey, strict, ukey, window_us, parent, notify, trace, progress, enqueued_at, spawned)
+    select id, kind, version, step, state, lane, priority, max_attempts, max_crashes, pkey, strict,
+        ukey, window_us, parent, notify, trace, progress, enqueued_at, true
+    from back
+), queued as (
+    insert into fw.ready (lane, id, priority, pkey, strict, since)
+    select lane, id, priority, pkey, strict, fw.now_() from back
+)
+select id from back
+
+-- reviving_keys: the unique keys of ended jobs, and how long they stood
+select id, ukey, window_us from fw.history
+where id = any($1::bigint[]) and ukey is not null and status in ('f', 'k', 'c')
+
+-- retake_keys: unique keys of ended jobs that stand for no other job now stand for them again
+insert into fw.unique_key as k (key, job, until)
+select w.key, w.job, fw.now_() + w.window_us * interval '1 microsecond'
+from unnest($1::text[], $2::bigint[], $3::bigint[]) as w (key, job, window_us) order by w.key
+on conflict (key) do update set job = excluded.job, until = excluded.until
+    where k.job = excluded.job
+        or k.until <= fw.now_() and not exists (select 1 from fw.job j where j.id = k.job)
+returning key
+
+-- progress: how far running jobs are
+update fw.job j set progress = p.value
+from unnest($2::bigint[], $3::bytea[]) as p (id, value)
+where j.id = any($2::bigint[]) and j.id = p.id
+    and exists (select 1 from fw.lease l where l.id = j.id and l.worker = $1)
+
+-- find: one job, alive
+select j.*, l.queue, l.tenant, t.due, s.worker,
+    case when s.id is not null then 'x' when b.id is not null then 'b' else j.status end as shown
+from fw.job j join fw.lane l on l.id = j.lane
+    left join fw.timer t on t.id = j.id left join fw.lease s on s.id = j.id
+    left join fw.blocked b on b.pkey = j.pkey and b.id = j.id
+where j.id = $1
+
+-- find_ended: one job, in history
+select h.*, l.queue, l.tenant from fw.history h join fw.lane l on l.id = h.lane where h.id = $1
+
+-- find_key: the job a unique key stands for
+select job from fw.unique_key k where key = $1
+    and (until > fw.now_() or exists (select 1 from fw.job j where j.id = k.job))
+
+-- queues: every queue, its settings and what is in it
+with names as (
+    select queue as name from fw.lane union select name from fw.queue where name <> '*'
+), ready as (
+    select l.queue, count(*) as n from fw.ready r join fw.lane l on l.id = r.lane group by 1
+), blocked as (
+    select l.queue, count(*) as n from fw.blocked r join fw.lane l on l.id = r.lane group by 1
+), leased as (
+    select l.queue, count(*) as n from fw.lease r join fw.lane l on l.id = r.lane group by 1
+), parked as (
+    select l.queue, count(*) filter (where j.status = 's') as scheduled,
+        count(*) filter (where j.status = 'w') as waiting
+    from fw.job j join fw.lane l on l.id = j.lane where j.status in ('s', 'w') group by 1
+)
+select n.name, coalesce(q.paused, false), q.concurrency, q.rate_per_s, coalesce(q.burst, 1),
+    coalesce(r.n, 0), coalesce(p.scheduled, 0), coalesce(p.waiting, 0), coalesce(b.n, 0),
+    coalesce(x.n, 0)
+from names n left join fw.queue q on q.name = n.name left join ready r on r.queue = n.name
+    left join blocked b on b.queue = n.name left join leased x on x.queue = n.name
+    left join parked p on p.queue = n.name
+order by n.name
+
+-- set_paused: whether a queue gives out work
+insert into fw.queue (name, paused) values ($1, $2)
+on conflict (name) do update set paused = excluded.paused
+
+-- set_limits: what a queue may do
+insert into fw.queue (name, concurrency, rate_per_s, burst, tokens, refilled_at)
+values ($1, $2, $3, $4::int, $4::int, fw.now_())
+on conflict (name) do update set concurrency = excluded.concurrency,
+    rate_per_s = excluded.rate_per_s, burst = excluded.burst, tokens = excluded.tokens,
+    refilled_at = excluded.refilled_at
+
+-- prune: jobs that ended long ago, some at a time
+with old as (
+    select h.ctid as place, h.tableoid as part from fw.history h
+    where h.finished_at <= fw.now_() - $1::bigint * interval '1 microsecond'
+        and not exists (select 1 from fw.job p where p.id = h.parent)
+    limit $2
+)
+delete from fw.history h using old o where h.ctid = o.place and h.tableoid = o.part
+
+-- forget_keys: unique keys that stand for nothing any more
+delete from fw.unique_key k where until <= fw.now_()
+    and not exists (select 1 from fw.job j where j.id = k.job)
+
+-- today: the day it is
+select (fw.now_() at time zone 'utc')::date
+
+-- parts: the days of history
+select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
+where i.inhparent = 'fw.history'::regclass and c.relname ~ '^history_[0-9]{8}$' order by 1
+
+-- renew: a worker lives on, if it lives
+update fw.worker set expires_at = greatest(expires_at,
+    fw.now_() + $2::bigint * interval '1 microsecond')
+where id = $1 and expires_at > fw.now_() returning id
+
+-- old_leases: what a worker has held for a while
+select id, token from fw.lease
+where worker = $1 and claimed_at <= fw.now_() - $2::bigint * interval '1 microsecond'
+
+-- give_back: leases whose holder knows nothing of them
+with freed as (
+    delete from fw.lease l using unnest($2::bigint[], $3::bigint[]) as u (id, token)
+    where l.worker = $1 and l.id = u.id and l.token = u.token returning l.id
+)
+insert into fw.ready (lane, id, priority, pkey, strict, since)
+select lane, id, priority, pkey, strict, fw.now_() from fw.job
+where id = any(array(select id from freed))
+returning id, pkey

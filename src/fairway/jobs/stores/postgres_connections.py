@@ -1,0 +1,198 @@
+"""Connections to PostgreSQL for jobs: statements, transactions, and what its errors mean.
+
+`asyncpg` for everything on the event loop; the heart uses `psycopg`, which may block its thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from contextlib import asynccontextmanager
+from importlib import resources
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import asyncpg
+
+from fairway.errors import (
+    Closing,
+    FairwayError,
+    InvalidConfig,
+    OutcomeUnknown,
+    Unavailable,
+    UnknownFormat,
+    WriteFailed,
+)
+from fairway.storage.named_sql import named_sql
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+T = TypeVar("T")
+
+Connection: TypeAlias = "asyncpg.Connection[Any]"
+
+TRIES = 5
+"""How often a transaction is tried that others' locks stood in the way of."""
+CONNECT_TIMEOUT_S = 10
+COMMAND_TIMEOUT_S = 60
+QUERIES_MAX = 10_000_000
+"""After which a connection is replaced by a fresh one."""
+
+_LOST = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.IdleSessionTimeoutError,
+    ConnectionError,
+    OSError,
+    asyncio.TimeoutError,
+)
+_IN_THE_WAY = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_NOT_SET_UP = (
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.UndefinedTableError,
+    asyncpg.InvalidSchemaNameError,
+)
+
+MIGRATIONS = ("postgres_0001.sql",)
+
+
+def statements(schema: str) -> dict[str, str]:
+    """Every statement, for the tables of one schema."""
+    return {name: in_schema(text, schema) for name, text in _SQL.items()}
+
+
+def in_schema(text: str, schema: str) -> str:
+    """`fw.` stands for the schema. Qualified names: a caller's connection has its own path."""
+    quoted = '"' + schema.replace('"', '""') + '"'
+    return re.sub(r"\bfw\.", lambda _: f"{quoted}.", text)
+
+
+_SQL = named_sql(__package__, "postgres.sql")
+
+
+class Connections:
+    """A few connections to one database, made again when they break."""
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        schema: str,
+        size: int,
+        options: Mapping[str, Any],
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        self._dsn = dsn
+        self._size = size
+        self._options = dict(options)
+        self._settings = {"application_name": f"fairway {schema}", "jit": "off", **(settings or {})}
+        self._pool: asyncpg.Pool[Any] | None = None
+        self.schema = schema
+        self.sql = statements(schema)
+
+    async def open(self) -> None:
+        try:
+            self._pool = await asyncpg.create_pool(
+                self._dsn,
+                min_size=1,
+                max_size=self._size,
+                timeout=CONNECT_TIMEOUT_S,
+                command_timeout=COMMAND_TIMEOUT_S,
+                max_queries=QUERIES_MAX,
+                reset=_as_it_is,
+                server_settings=self._settings,
+                **self._options,
+            )
+        except (*_LOST, asyncpg.PostgresError, ValueError) as error:
+            raise trouble(error, sent=False) from error
+
+    async def aclose(self) -> None:
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            await pool.close()
+
+    @asynccontextmanager
+    async def connection(self, *, sent: bool = True) -> AsyncIterator[Connection]:
+        """A connection for one or more statements. `sent`: whether a loss leaves us in doubt."""
+        if self._pool is None:
+            raise Closing("the job store is closed")
+        try:
+            connection = await self._pool.acquire()
+        except (*_LOST, asyncpg.PostgresError) as error:
+            raise trouble(error, sent=False) from error
+        try:
+            yield connection
+        except (*_LOST, asyncpg.PostgresError) as error:
+            raise trouble(error, sent=sent) from error
+        finally:
+            await self._pool.release(connection)
+
+    async def fetch(self, name: str, *args: Any) -> list[Any]:
+        """The rows of one statement that changes nothing."""
+        async with self.connection(sent=False) as connection:
+            rows: list[Any] = await connection.fetch(self.sql[name], *args)
+            return rows
+
+    async def transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run `work` in a transaction, again from the start if locks of others stood in its way."""
+        tries = 0
+        while True:
+            tries += 1
+            async with self.connection() as connection:
+                try:
+                    async with connection.transaction():
+                        return await work(connection)
+                except _IN_THE_WAY:
+                    if tries == TRIES:
+                        raise
+
+    async def migrate(self) -> None:
+        """Bring the tables to the version of this release. Safe when several start at once."""
+
+        async def bring(connection: Connection) -> None:
+            quoted = in_schema("fw.", self.schema)[:-1]
+            await connection.execute(
+                "select pg_advisory_xact_lock(hashtextextended($1, 0))", f"fairway {self.schema}"
+            )
+            await connection.execute(f"create schema if not exists {quoted}")
+            await connection.execute(
+                f"create table if not exists {quoted}.migration"
+                " (version int primary key, applied_at timestamptz not null default now())"
+            )
+            at = await connection.fetchval(
+                f"select coalesce(max(version), 0) from {quoted}.migration"
+            )
+            if at > len(MIGRATIONS):
+                raise UnknownFormat(
+                    f"schema {self.schema} is at version {at}; this release knows"
+                    f" {len(MIGRATIONS)}: run a newer release"
+                )
+            for version, file in enumerate(MIGRATIONS[at:], at + 1):
+                text = resources.files(f"{__package__}.migrations").joinpath(file).read_text()
+                await connection.execute(in_schema(text, self.schema))
+                await connection.execute(
+                    f"insert into {quoted}.migration (version) values ($1)", version
+                )
+
+        await self.transaction(bring)
+
+
+async def _as_it_is(connection: Connection) -> None:
+    """Nothing here changes a session, so nothing has to be undone: that saves a round trip."""
+
+
+def trouble(error: BaseException, *, sent: bool) -> FairwayError:
+    """What an error of the database means to whoever asked."""
+    said = f"{getattr(error, 'sqlstate', None) or type(error).__name__} {error}".strip()
+    if isinstance(error, _LOST):
+        if sent:
+            return OutcomeUnknown(f"the connection to PostgreSQL was lost: {said}")
+        return Unavailable(f"PostgreSQL cannot be reached: {said}")
+    if isinstance(error, (*_NOT_SET_UP, ValueError)):
+        return InvalidConfig(f"PostgreSQL: {said}")
+    return WriteFailed(f"PostgreSQL: {said}")

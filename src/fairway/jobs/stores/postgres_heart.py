@@ -1,0 +1,72 @@
+"""The heartbeat of a worker on PostgreSQL: a connection of its own that may block its thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from fairway.errors import Unavailable
+from fairway.jobs.job import Beat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+CONNECT_TIMEOUT_S = 5
+STATEMENT_TIMEOUT_MS = 10_000
+
+
+class PostgresHeart:
+    """Keeps one worker alive."""
+
+    def __init__(self, dsn: str, sql: Mapping[str, str], *, gave_back: Callable[[], None]) -> None:
+        self._dsn = dsn
+        self._sql = sql
+        self._gave_back = gave_back
+        self._connection: psycopg.Connection[Any] | None = None
+
+    def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+        try:
+            return self._beat(worker, held, ttl_ns, grace_ns)
+        except (psycopg.Error, OSError) as error:
+            self.close()
+            raise Unavailable(f"PostgreSQL did not take the heartbeat: {error}") from error
+
+    def _beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+        if self._connection is None:
+            self._connection = psycopg.connect(
+                self._dsn,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                application_name="fairway heart",
+                options=f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c synchronous_commit=off",
+            )
+        with self._connection.transaction(), psycopg.RawCursor(self._connection) as cursor:
+
+            def ask(name: str, *args: Any) -> list[Any]:
+                rows: list[Any] = cursor.execute(self._sql[name].encode(), args).fetchall()
+                return rows
+
+            if not ask("renew", worker, ttl_ns // 1000):
+                return Beat(alive=False)
+            unknown = [
+                row
+                for row in ask("old_leases", worker, grace_ns // 1000)
+                if held.get(row[0]) != row[1]
+            ]
+            if unknown:
+                given = ask(
+                    "give_back", worker, [row[0] for row in unknown], [row[1] for row in unknown]
+                )
+                if keyed := {row[0]: row[1] for row in given if row[1] is not None}:
+                    keys = sorted(set(keyed.values()))
+                    cursor.execute(self._sql["free_keys"].encode(), (keys, list(keyed)))
+                    ask("unblock", keys)
+                self._gave_back()
+            gone = {row[0] for row in unknown}
+            cancel = tuple(row[0] for row in ask("cancelled", worker) if row[0] not in gone)
+            return Beat(alive=True, cancel=cancel, released=len(unknown))
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()

@@ -1,0 +1,296 @@
+"""How claims are settled in PostgreSQL, and everything that follows from a job's ending.
+
+Everything here runs in the transaction of the connection it is given. The first statement of each
+settlement deletes the lease by worker, job and token: what it does not find is stale, and nothing
+else happens to it. Numbers of lanes that got something ready are added to `woken`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from msgspec import structs
+
+from fairway.jobs.job import TERMINAL, Fate, Status, ending
+from fairway.jobs.store import Ended
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from fairway.jobs.job import Enqueued, NewJob, Settlement
+    from fairway.jobs.store import Exchanged
+    from fairway.jobs.stores.postgres_connections import Connection
+
+_STATUS = {
+    Fate.DONE: Status.DONE,
+    Fate.FAILED: Status.FAILED,
+    Fate.CANCELLED: Status.CANCELLED,
+}
+_LETTER = {fate: status.value.encode() for fate, status in _STATUS.items()}
+_SIMPLE = frozenset({Fate.NEXT, Fate.RETRY, Fate.RELEASE})
+
+
+class _Gone(NamedTuple):
+    """A job that has ended, and who may have waited for it."""
+
+    id: int
+    key: str | None
+    parent: int | None
+    notify: str | None
+    ended: Ended
+
+
+class Settling:
+    """Settles claims and ends jobs."""
+
+    def __init__(
+        self,
+        sql: Mapping[str, str],
+        enqueue: Callable[[Any, Sequence[NewJob]], Awaitable[list[Enqueued]]],
+        lane_number: Callable[[NewJob], int],
+    ) -> None:
+        self._sql = sql
+        self._enqueue = enqueue
+        self._lane_number = lane_number
+
+    async def settle(
+        self,
+        connection: Connection,
+        worker: int,
+        settlements: Sequence[Settlement],
+        out: Exchanged,
+        woken: set[int],
+    ) -> None:
+        finishing: list[Settlement] = []
+        going: list[Settlement] = []
+        parking: list[Settlement] = []
+        again: list[Settlement] = []
+        seen: set[int] = set()
+        for one in settlements:
+            id = one.claim.id
+            if id in seen:  # an old claim of the job and its successor: one at a time
+                again.append(one)
+                continue
+            seen.add(id)
+            if one.fate in TERMINAL:
+                finishing.append(one)
+            elif one.fate in _SIMPLE and not one.children:
+                going.append(one)
+            else:
+                parking.append(one)
+        if finishing:
+            await self._finish(connection, worker, finishing, out, woken)
+        if going:
+            await self._requeue(connection, worker, going, out, woken)
+        for one in parking:
+            await self._park(connection, worker, one, out, woken)
+        if again:
+            await self.settle(connection, worker, again, out, woken)
+
+    async def _finish(
+        self,
+        connection: Connection,
+        worker: int,
+        settlements: Sequence[Settlement],
+        out: Exchanged,
+        woken: set[int],
+    ) -> None:
+        rows = await connection.fetch(
+            self._sql["finish"],
+            worker,
+            [one.claim.id for one in settlements],
+            [one.claim.token for one in settlements],
+            [_LETTER[one.fate] for one in settlements],
+            [one.result for one in settlements],
+            [one.error for one in settlements],
+            [one.state for one in settlements],
+            [one.progress for one in settlements],
+        )
+        found = {row[0]: row for row in rows}
+        gone = []
+        for one in settlements:
+            row = found.get(one.claim.id)
+            if row is None:
+                out.stale.append(one.claim.id)
+                continue
+            ended = Ended(one.claim.id, _STATUS[one.fate], one.result, one.error)
+            out.ended.append(ended)
+            if row[1] is not None or row[2] is not None:
+                gone.append(_Gone(row[0], row[1], row[2], row[3], ended))
+        if gone:
+            await self._after(connection, gone, woken)
+
+    async def _requeue(
+        self,
+        connection: Connection,
+        worker: int,
+        settlements: Sequence[Settlement],
+        out: Exchanged,
+        woken: set[int],
+    ) -> None:
+        rows = await connection.fetch(
+            self._sql["requeue"],
+            worker,
+            [one.claim.id for one in settlements],
+            [one.claim.token for one in settlements],
+            [None if one.fate is Fate.RELEASE else one.step for one in settlements],
+            [one.state for one in settlements],
+            [one.error for one in settlements],
+            [_us(one.delay_ns) if one.fate is Fate.RETRY else 0 for one in settlements],
+            [_tries(one) for one in settlements],
+            [one.progress for one in settlements],
+        )
+        found = {row[0]: row for row in rows}
+        keyed: dict[int, str] = {}
+        cancelled: list[int] = []
+        seen: list[int] = []
+        for one in settlements:
+            claim = one.claim
+            row = found.get(claim.id)
+            if row is None:
+                out.stale.append(claim.id)
+                continue
+            if row[1] is None:
+                cancelled.append(claim.id)
+                continue
+            if claim.partition_key is not None:
+                keyed[claim.id] = claim.partition_key
+            if row[2] == 0:
+                woken.add(row[1])
+            if one.fate is Fate.NEXT:
+                seen += [signal.id for signal in claim.signals]
+        if seen:
+            await connection.execute(self._sql["consume"], seen)
+        await self.free_keys(connection, keyed, woken)
+        if cancelled:
+            out.ended += await self.end(connection, cancelled, Status.CANCELLED, "cancelled", woken)
+
+    async def _park(
+        self,
+        connection: Connection,
+        worker: int,
+        one: Settlement,
+        out: Exchanged,
+        woken: set[int],
+    ) -> None:
+        claim = one.claim
+        held = await connection.fetch(self._sql["fence"], worker, claim.id, claim.token)
+        if not held:
+            out.stale.append(claim.id)
+            return
+        keyed = {} if claim.partition_key is None else {claim.id: claim.partition_key}
+        if held[0][0]:
+            out.ended += await self.end(
+                connection, [claim.id], Status.CANCELLED, "cancelled", woken
+            )
+            return
+        seen = [signal.id for signal in claim.signals]
+        if one.children:
+            children = [structs.replace(child, parent=claim.id) for child in one.children]
+            await self._enqueue(connection, children)
+            woken |= {self._lane_number(child) for child in children}
+        if one.fate is not Fate.WAIT and seen:
+            await connection.execute(self._sql["consume"], seen)
+            seen = []
+        left = await connection.fetchval(
+            self._sql["park"],
+            claim.id,
+            one.step,
+            one.state,
+            one.error,
+            one.progress,
+            list(one.names) or None,
+            bool(one.children),
+        )
+        if one.names:
+            wakes = await connection.fetchval(self._sql["unseen"], claim.id, list(one.names), seen)
+        else:
+            wakes = one.fate is not Fate.SPAWN or not left
+        if wakes:
+            woken |= {row[0] for row in await connection.fetch(self._sql["wake"], [claim.id])}
+        elif one.delay_ns:
+            await connection.execute(self._sql["set_timer"], claim.id, _us(one.delay_ns))
+        await self.free_keys(connection, keyed, woken)
+
+    async def end(
+        self,
+        connection: Connection,
+        ids: Sequence[int],
+        status: Status,
+        error: str | None,
+        woken: set[int],
+    ) -> list[Ended]:
+        """End jobs that nobody holds. Without an error it is told how often their worker died."""
+        rows = await connection.fetch(
+            self._sql["end_jobs"], list(ids), status.value.encode(), error
+        )
+        gone = []
+        for id, key, parent, notify, crashes in rows:
+            said = error if error is not None else f"its worker died {crashes} times"
+            gone.append(_Gone(id, key, parent, notify, Ended(id, status, None, said)))
+        await self._after(connection, gone, woken)
+        return [one.ended for one in gone]
+
+    async def _after(self, connection: Connection, gone: Sequence[_Gone], woken: set[int]) -> None:
+        """What follows from endings: keys are free, parents are told."""
+        keyed = {one.id: one.key for one in gone if one.key is not None}
+        await self.free_keys(connection, keyed, woken)
+        parents = sorted({one.parent for one in gone if one.parent is not None and not one.notify})
+        if parents:
+            # Locked first, looked at in a second statement: of two children that end at the same
+            # time, the later one sees that the other has gone.
+            await connection.fetch(self._sql["lock_parents"], parents)
+            ready = [row[0] for row in await connection.fetch(self._sql["childless"], parents)]
+            if ready:
+                woken |= {row[0] for row in await connection.fetch(self._sql["wake"], ready)}
+        for one in sorted(gone, key=lambda one: (one.parent or 0, one.id)):
+            if one.parent is not None and one.notify is not None:
+                payload = ending(*one.ended)
+                await self.deliver(connection, one.parent, one.notify, payload, None, woken)
+
+    async def deliver(
+        self,
+        connection: Connection,
+        job: int,
+        name: str,
+        payload: bytes,
+        dedup: str | None,
+        woken: set[int],
+    ) -> bool | None:
+        """Put a signal into an inbox. None if the job has ended, False if it was there already.
+
+        The job's row is changed first, always: whoever is about to park the job waits for us and
+        then sees the signal, or we wait for him and then see that it is parked.
+        """
+        rows = await connection.fetch(self._sql["notified"], job)
+        if not rows:
+            return None
+        if not await connection.fetch(self._sql["deliver"], job, name, payload, dedup):
+            return False
+        status, names, _ = rows[0]
+        if status == b"w" and names is not None and name in names:
+            woken |= {row[0] for row in await connection.fetch(self._sql["wake"], [job])}
+        return True
+
+    async def free_keys(
+        self, connection: Connection, keyed: Mapping[int, str], woken: set[int]
+    ) -> None:
+        """Jobs run no longer: the first that waits for each of their keys may try for it.
+
+        In two statements: the second sees who began to wait while the first waited for them.
+        """
+        if keyed:
+            keys = sorted(set(keyed.values()))
+            await connection.execute(self._sql["free_keys"], keys, list(keyed))
+            woken |= {row[0] for row in await connection.fetch(self._sql["unblock"], keys)}
+
+
+def _tries(one: Settlement) -> int:
+    """What a settlement does to the count of attempts; -1 resets it."""
+    if one.fate is Fate.RETRY:
+        return int(one.counts)
+    return 0 if one.fate is Fate.RELEASE else -1
+
+
+def _us(ns: int) -> int:
+    return -(-ns // 1000)

@@ -1,0 +1,321 @@
+"""A `JobStore` in one SQLite file, which several processes of a machine may share.
+
+Writes go through one thread and share commits (`sqlite_writer`); what they do is in the modules
+beside this one, a noun each. Whatever somebody else was promised is synced before the call returns:
+jobs that were added, settled, signalled, cancelled or retried, and settings. Claims, leases and
+timers are not: after a power cut they come back older, and are made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fairway.errors import Closing, InvalidConfig
+from fairway.jobs.job import Status
+from fairway.jobs.store import Cancelled, Delivered, Exchanged
+from fairway.jobs.stores import sqlite_claim as claiming
+from fairway.jobs.stores import sqlite_upkeep as upkeep
+from fairway.jobs.stores.sqlite_guest import OPENED, add_within
+from fairway.jobs.stores.sqlite_heart import SqliteHeart
+from fairway.jobs.stores.sqlite_intake import Intake
+from fairway.jobs.stores.sqlite_moves import numbers
+from fairway.jobs.stores.sqlite_reader import Reader
+from fairway.jobs.stores.sqlite_schema import RUNNING, UNFINISHED, UNHAPPY
+from fairway.jobs.stores.sqlite_settle import Settling
+from fairway.jobs.stores.sqlite_writer import Writer
+from fairway.runtime.clock import Clock, clock_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from fairway.jobs.job import (
+        Enqueued,
+        Filter,
+        Job,
+        Limits,
+        NewJob,
+        QueueState,
+        Reaped,
+        Settlement,
+    )
+    from fairway.jobs.store import Cursor, Promoted, Want
+    from fairway.jobs.stores.sqlite_moves import Moves
+
+FAMILY = f"""
+WITH RECURSIVE family(id) AS (
+    SELECT value FROM carray(?1)
+    UNION SELECT job.id FROM job JOIN family ON job.parent = family.id
+)
+SELECT id, status FROM job WHERE id IN family AND {UNFINISHED} ORDER BY id DESC
+"""
+
+
+class SqliteStore:
+    """Jobs in the SQLite file at `path`, made if it is not there.
+
+    A call that has to wait more than five seconds for another process is refused with
+    `Unavailable`. The processes that share the file must be on one machine, and so have one clock.
+    """
+
+    def __init__(self, path: str | Path, *, clock: Clock | None = None) -> None:
+        if not str(path) or str(path).startswith((":", "file:")):
+            raise InvalidConfig(f"jobs live in a file of their own, and {path!s} names none")
+        self._place = os.path.realpath(path)
+        self._clock = clock
+        self._writer: Writer | None = None
+        self._reader: Reader | None = None
+
+    async def open(self) -> None:
+        clock = self._now()
+        writer, reader = Writer(self._place, clock), Reader(self._place, clock)
+        OPENED[self._place] += 1
+        try:
+            await writer.open()
+            await reader.open()
+        except BaseException:
+            await self._close(writer, reader)
+            raise
+        self._writer, self._reader = writer, reader
+
+    async def aclose(self) -> None:
+        writer, reader = self._writer, self._reader
+        self._writer = self._reader = None
+        if writer is not None and reader is not None:
+            await self._close(writer, reader)
+
+    async def _close(self, writer: Writer, reader: Reader) -> None:
+        try:
+            await reader.aclose()  # before the writer: the last connection tidies the files up
+        finally:
+            await writer.aclose()
+            OPENED[self._place] -= 1
+
+    def _now(self) -> Clock:
+        return self._clock or clock_of(asyncio.get_running_loop())
+
+    @property
+    def _write(self) -> Writer:
+        if self._writer is None:
+            raise Closing(f"{self._place} is not open")
+        return self._writer
+
+    @property
+    def _read(self) -> Reader:
+        if self._reader is None:
+            raise Closing(f"{self._place} is not open")
+        return self._reader
+
+    # Enqueueing
+
+    async def enqueue(
+        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
+    ) -> list[Enqueued]:
+        """See `JobStore`. `within` runs in the caller's thread, that of the event loop."""
+        if within is not None:
+            return add_within(within, self._place, self._now().wall_ns(), jobs, cursor)
+        size = sum([len(new.state) for new in jobs])
+        return await self._write.run(partial(_enqueue, jobs, cursor), durable=True, size=size)
+
+    async def cursor(self, name: str) -> Cursor | None:
+        return await self._read.cursor(name)
+
+    # Workers
+
+    async def register(self, name: str, ttl_ns: int) -> int:
+        def register(moves: Moves) -> int:
+            moves.connection.execute(
+                "INSERT INTO worker (name, until_ns) VALUES (?, ?)", (name, moves.now_ns + ttl_ns)
+            )
+            return moves.connection.last_insert_rowid()
+
+        return await self._write.run(register, durable=False)
+
+    async def unregister(self, worker: int) -> None:
+        await self._write.run(lambda moves: upkeep.dismiss(moves, worker), durable=False)
+
+    def heart(self) -> SqliteHeart:
+        return SqliteHeart(self._place, self._now())
+
+    async def exchange(
+        self,
+        worker: int,
+        token: int,
+        settlements: Sequence[Settlement] = (),
+        wants: Sequence[Want] = (),
+        probe: Collection[str] = (),
+    ) -> Exchanged:
+        exchange = partial(_exchange, worker, token, settlements, wants, probe)
+        return await self._write.run(exchange, durable=bool(settlements))
+
+    async def progress(self, worker: int, values: Mapping[int, bytes]) -> None:
+        def progress(moves: Moves) -> None:
+            moves.connection.executemany(
+                "UPDATE job SET progress = ? WHERE id = (SELECT job FROM lease WHERE job = ?"
+                " AND worker = ?)",
+                [(value, id, worker) for id, value in values.items()],
+            )
+
+        await self._write.run(progress, durable=False)
+
+    # Maintenance
+
+    async def promote(self, limit: int) -> Promoted:
+        return await self._write.run(lambda moves: upkeep.promote(moves, limit), durable=False)
+
+    async def reap(self, limit: int) -> Reaped:
+        return await self._write.run(lambda moves: upkeep.reap(moves, limit), durable=False)
+
+    async def age(self, limit: int) -> int:
+        return await self._write.run(lambda moves: upkeep.age(moves, limit), durable=False)
+
+    async def prune(self, older_than_ns: int, *, exact: bool = True) -> int:
+        """See `JobStore`. In several transactions, so that others get their turn between them."""
+        horizon_ns = self._now().wall_ns() - older_than_ns
+        place: upkeep.Place | None = upkeep.Place()
+        gone = 0
+        while place is not None:
+            prune = partial(upkeep.prune, horizon_ns=horizon_ns, place=place)
+            count, place = await self._write.run(prune, durable=False)
+            gone += count
+        return gone
+
+    # From outside
+
+    async def signal(
+        self, target: int | str, name: str, payload: bytes, *, dedup: str | None = None
+    ) -> Delivered:
+        def signal(moves: Moves) -> Delivered:
+            id = moves.keyed(target) if isinstance(target, str) else target
+            if id is None:
+                return Delivered(None, False, None)
+            return moves.deliver(id, name, payload, dedup)
+
+        return await self._write.run(signal, durable=True, size=len(payload))
+
+    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
+        if not jobs:
+            return Cancelled((), ())
+        return await self._write.run(partial(_cancel, jobs, reason), durable=True)
+
+    async def retry(self, jobs: Sequence[int]) -> list[int]:
+        return await self._write.run(partial(_retry, jobs), durable=True)
+
+    async def set_paused(self, queue: str, paused: bool) -> None:
+        def set_paused(moves: Moves) -> None:
+            moves.connection.execute(
+                "UPDATE queue SET paused = ? WHERE id = ?", (paused, moves.names.queue(queue))
+            )
+
+        await self._write.run(set_paused, durable=True)
+
+    async def set_limits(self, queue: str, limits: Limits) -> None:
+        def set_limits(moves: Moves) -> None:
+            moves.connection.execute(
+                "UPDATE queue SET concurrency = ?, rate_per_s = ?, burst = ?, tokens = ?,"
+                " refilled_ns = ? WHERE id = ?",
+                (
+                    limits.concurrency,
+                    limits.rate_per_s,
+                    limits.burst,
+                    float(limits.burst),
+                    moves.now_ns,
+                    moves.names.queue(queue),
+                ),
+            )
+
+        await self._write.run(set_limits, durable=True)
+
+    # Looking
+
+    async def find(self, id: int) -> Job | None:
+        return await self._read.find(id)
+
+    async def find_by_key(self, unique_key: str) -> Job | None:
+        return await self._read.find_by_key(unique_key)
+
+    async def browse(self, filter: Filter) -> list[Job]:
+        return await self._read.browse(filter)
+
+    async def queues(self) -> list[QueueState]:
+        return await self._read.queues()
+
+
+def _enqueue(jobs: Sequence[NewJob], cursor: Cursor | None, moves: Moves) -> list[Enqueued]:
+    intake = Intake(moves.connection, moves.names, moves.now_ns)
+    if cursor is not None and not intake.advance(cursor):
+        return []
+    return intake.add(jobs)
+
+
+def _exchange(
+    worker: int,
+    token: int,
+    settlements: Sequence[Settlement],
+    wants: Sequence[Want],
+    probe: Collection[str],
+    moves: Moves,
+) -> Exchanged:
+    settling = Settling(moves)
+    claims = claiming.Claiming(moves, worker, token)
+    held_back: dict[str, int] = {}
+    if moves.alive(worker):
+        settling.settle(worker, settlements)
+        held_back = claims.claim(wants)
+    else:
+        settling.stale.extend(settlement.claim.id for settlement in settlements)
+    return Exchanged(
+        claims=claims.claims,
+        stale=settling.stale,
+        lanes=claiming.probe(moves, probe),
+        woken=moves.woken(),
+        held_back_ns=held_back,
+        ended=settling.ended,
+        cancelling=claiming.cancelling(moves, worker) if probe else [],
+    )
+
+
+def _cancel(jobs: Sequence[int], reason: str, moves: Moves) -> Cancelled:
+    ended: list[int] = []
+    running: list[int] = []
+    family = moves.connection.execute(FAMILY, (numbers(jobs),)).fetchall()
+    for id, code in family:
+        (running if code == RUNNING else ended).append(id)
+    if running:
+        moves.connection.execute(
+            "UPDATE job SET cancelling = 1 WHERE id IN carray(?)", (numbers(running),)
+        )
+    for id in ended:  # children first: no parent wakes for them
+        moves.end(id, Status.CANCELLED, None, reason)
+    return Cancelled(tuple(sorted(ended)), tuple(sorted(running)))
+
+
+def _retry(jobs: Sequence[int], moves: Moves) -> list[int]:
+    again = []
+    for id in jobs:
+        found = moves.connection.execute(
+            f"SELECT unique_key, window_ns FROM job WHERE id = ? AND {UNHAPPY}"
+            f" AND NOT {upkeep.PARENT_LIVES}",
+            (id,),
+        ).fetchone()
+        if found is None:
+            continue
+        unique_key, window_ns = found
+        if unique_key is not None:
+            if moves.keyed(unique_key) not in (None, id):
+                continue  # another job stands for the key now
+            moves.connection.execute(
+                "INSERT OR REPLACE INTO unique_key (key, job, until_ns) VALUES (?, ?, ?)",
+                (unique_key, id, moves.now_ns + window_ns),
+            )
+        moves.connection.execute(
+            "UPDATE job SET attempt = 0, crashes = 0, timed_out = 0, error = NULL, result = NULL"
+            " WHERE id = ?",
+            (id,),
+        )
+        moves.make_ready(id)
+        again.append(id)
+    return again

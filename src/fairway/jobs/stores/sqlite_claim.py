@@ -1,0 +1,259 @@
+"""Claiming: who may start, from which lane, and what a worker is told of it.
+
+The head of a lane is read by its index, so a claim costs the same however many jobs wait behind.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, json
+
+from fairway.jobs.job import Child, Claim, Limits, Signal, Status
+from fairway.jobs.stores.sqlite_moves import names_in, numbers
+from fairway.jobs.stores.sqlite_names import lanes_of
+from fairway.jobs.stores.sqlite_schema import BLOCKED, DONE, IS_READY, RUNNING, STATUSES, UNFINISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from fairway.jobs.job import Lane
+    from fairway.jobs.store import Want
+    from fairway.jobs.stores.sqlite_moves import Moves
+
+SECOND_NS = 1_000_000_000
+UNLIMITED = 1 << 30
+ALL_QUEUES = "*"
+
+HEAD = f"""
+SELECT id, names, strict, kind, version, step, state, attempt, crashes, max_attempts, priority,
+    partition_key, parent, trace, timed_out, cancelling
+FROM job WHERE {IS_READY} AND lane = ? AND id > ? ORDER BY id LIMIT ?
+"""
+TAKE = f"UPDATE job SET status = {RUNNING} WHERE id IN carray(?)"
+BLOCK = f"UPDATE job SET status = {BLOCKED} WHERE id IN carray(?)"
+LEASE = """
+INSERT INTO lease (job, worker, token, claimed_ns, lane) SELECT value, ?, ?, ?, ? FROM carray(?)
+"""
+BUSY_KEYS = f"""
+SELECT DISTINCT partition_key FROM job WHERE partition_key IN (SELECT value FROM json_each(?))
+AND {UNFINISHED} AND status = {RUNNING}
+"""
+EARLIER = f"""
+SELECT 1 FROM job WHERE partition_key = ? AND {UNFINISHED}
+AND status IN ({", ".join(map(str, range(DONE)))}) AND id < ? LIMIT 1
+"""
+CHILDREN = """
+SELECT parent, id, kind, status, result, error FROM job
+WHERE parent IN carray(?) AND notify IS NULL ORDER BY id
+"""
+SIGNALS = "SELECT job, id, name, payload FROM signal WHERE job IN carray(?) ORDER BY id"
+
+# From one lane that has something ready to the next, in the order of the index.
+READY_LANES = f"""
+WITH RECURSIVE present(lane) AS (
+    SELECT * FROM (
+        SELECT lane FROM job WHERE {IS_READY} AND lane >= ?1 AND lane < ?2
+        ORDER BY lane LIMIT 1
+    )
+    UNION ALL
+    SELECT (
+        SELECT lane FROM job WHERE {IS_READY}
+        AND lane > present.lane AND lane < ?2 ORDER BY lane LIMIT 1
+    ) FROM present WHERE present.lane IS NOT NULL
+)
+SELECT json_group_array(lane) FROM present WHERE lane IS NOT NULL
+"""
+
+
+class Allowance(Struct):
+    """How many jobs of a queue may start now."""
+
+    number: int
+    paused: bool
+    limits: Limits
+    tokens: float
+    refilled_ns: int
+    left: int = UNLIMITED
+    wait_ns: int = 0
+    changed: bool = False
+
+
+class Claiming:
+    """The claims of one exchange."""
+
+    def __init__(self, moves: Moves, worker: int, token: int) -> None:
+        self._moves = moves
+        self._worker = worker
+        self._token = token
+        self._keys: set[str] = set()  # taken by claims of this exchange
+        self.claims: list[Claim] = []
+
+    def claim(self, wants: Sequence[Want]) -> dict[str, int]:
+        """Take what is wanted; which queues are held back, and for how long."""
+        allowed = {name: self._allowance(name) for name in {want.lane.queue for want in wants}}
+        everything = allowed[ALL_QUEUES] = self._allowance(ALL_QUEUES)
+        held_back = {name: one.wait_ns for name, one in allowed.items() if not one.left}
+        if held_back.pop(ALL_QUEUES, None) is not None:
+            held_back.update((want.lane.queue, everything.wait_ns) for want in wants)
+        for lane, most in wants:
+            if not allowed[lane.queue].paused:
+                self._claim_lane(lane, most, allowed[lane.queue], everything)
+        for one in allowed.values():
+            if one.changed:
+                self._moves.connection.execute(
+                    "UPDATE queue SET tokens = ?, refilled_ns = ? WHERE id = ?",
+                    (one.tokens, one.refilled_ns, one.number),
+                )
+        return held_back
+
+    def _claim_lane(self, lane: Lane, most: int, queue: Allowance, everything: Allowance) -> None:
+        number = self._moves.names.number(lane)
+        seen = 0
+        while (count := min(most, queue.left, everything.left)) > 0:
+            rows = self._moves.connection.execute(HEAD, (number, seen, count)).fetchall()
+            if not rows:
+                return
+            taken = self._take(rows, lane, number)
+            for one in (queue, everything):
+                one.left -= taken
+                one.tokens -= taken
+                one.changed |= taken > 0 and one.limits.rate_per_s is not None
+            if len(rows) < count:
+                return
+            # Those that found their key taken cost nobody's allowance: look further.
+            most -= len(rows)
+            seen = rows[-1][0]
+
+    def _take(self, rows: Sequence[Any], lane: Lane, number: int) -> int:
+        """Claim these, except those whose key is taken."""
+        moves, token = self._moves, self._token
+        children = self._children([row[0] for row in rows])
+        signals = self._signals([row[0] for row in rows if row[1] is not None])
+        self._learn_keys({row[11] for row in rows if row[11] is not None})
+        became: dict[int, Status] = {}
+        taken, blocked = [], []
+        for (
+            id, names, strict, kind, version, step, state, attempt, crashes, max_attempts, priority,
+            key, parent, trace, timed_out, cancelling,
+        ) in rows:  # fmt: skip
+            if key is not None and not self._may_have(key, strict, id):
+                became[id] = Status.BLOCKED
+                blocked.append(id)
+                continue
+            became[id] = Status.RUNNING
+            taken.append(id)
+            claim = Claim(
+                id, token, kind, version, step, state, attempt, crashes, max_attempts, lane.queue,
+                lane.tenant, priority, key, parent, trace, timed_out != 0, cancelling != 0,
+            )  # fmt: skip
+            if names is not None and id in signals:
+                known = names_in(names)
+                claim.signals = tuple(one for one in signals[id] if one.name in known)
+            if id in children:
+                # As they stand at this moment, between the claims before and those after.
+                claim.children = tuple(
+                    Child(child, kind, became.get(child, status), result, error)
+                    for child, kind, status, result, error in children[id]
+                )
+            self.claims.append(claim)
+        if taken:
+            ids = numbers(taken)
+            moves.connection.execute(TAKE, (ids,))
+            moves.connection.execute(LEASE, (self._worker, token, moves.now_ns, number, ids))
+        if blocked:
+            moves.connection.execute(BLOCK, (numbers(blocked),))
+        return len(taken)
+
+    def _learn_keys(self, keys: Collection[str]) -> None:
+        if keys:
+            busy = self._moves.connection.execute(BUSY_KEYS, (json.encode(keys).decode(),))
+            self._keys.update(key for (key,) in busy.fetchall())
+
+    def _may_have(self, key: str, strict: int, id: int) -> bool:
+        if key in self._keys:
+            return False
+        if strict and self._moves.connection.execute(EARLIER, (key, id)).fetchone() is not None:
+            return False
+        self._keys.add(key)
+        return True
+
+    def _children(
+        self, ids: Sequence[int]
+    ) -> dict[int, list[tuple[int, str, Status, bytes | None, str | None]]]:
+        found = defaultdict(list)
+        rows = self._moves.connection.execute(CHILDREN, (numbers(ids),)).fetchall()
+        for parent, id, kind, code, result, error in rows:
+            found[parent].append((id, kind, STATUSES[code], result, error))
+        return found
+
+    def _signals(self, ids: Sequence[int]) -> dict[int, list[Signal]]:
+        found = defaultdict(list)
+        if ids:
+            rows = self._moves.connection.execute(SIGNALS, (numbers(ids),)).fetchall()
+            for job, id, name, payload in rows:
+                found[job].append(Signal(id, name, payload))
+        return found
+
+    def _allowance(self, name: str) -> Allowance:
+        moves = self._moves
+        number = moves.names.queue(name)
+        paused, concurrency, rate, burst, tokens, refilled_ns = moves.connection.execute(
+            "SELECT paused, concurrency, rate_per_s, burst, tokens, refilled_ns FROM queue"
+            " WHERE id = ?",
+            (number,),
+        ).fetchone()
+        limits = Limits(concurrency=concurrency, rate_per_s=rate, burst=burst)
+        one = Allowance(number, bool(paused), limits, tokens, refilled_ns)
+        if concurrency is not None:
+            one.left = max(0, concurrency - self._running(name, number))
+        if rate is not None:
+            gained = (moves.now_ns - refilled_ns) / SECOND_NS * rate
+            one.tokens = min(float(burst), tokens + max(0.0, gained))
+            one.refilled_ns = moves.now_ns
+            # A full bucket stays full: there is nothing to write down.
+            one.changed = one.tokens != tokens or tokens != burst
+            one.left = min(one.left, int(one.tokens))
+            one.wait_ns = round(max(0.0, 1 - one.tokens) / rate * SECOND_NS)
+        return one
+
+    def _running(self, name: str, number: int) -> int:
+        execute = self._moves.connection.execute
+        running = "SELECT count(*) FROM lease"
+        if name == ALL_QUEUES:
+            (count,) = execute(running).fetchone()
+        else:
+            where = "WHERE lane >= ? AND lane < ?"
+            (count,) = execute(f"{running} {where}", lanes_of(number)).fetchone()
+        return int(count)
+
+
+def probe(moves: Moves, queues: Collection[str]) -> dict[str, list[Lane]]:
+    """For each queue the lanes that have something ready; none if it is paused."""
+    return {name: _lanes_with_work(moves, name) for name in queues}
+
+
+def _lanes_with_work(moves: Moves, name: str) -> list[Lane]:
+    found = moves.connection.execute(
+        "SELECT id, paused FROM queue WHERE name = ?", (name,)
+    ).fetchone()
+    if found is None or found[1]:
+        return []
+    lanes = ready_lanes(moves, *lanes_of(found[0]))
+    return sorted(moves.names.lane(number) for number in lanes)
+
+
+def cancelling(moves: Moves, worker: int) -> list[int]:
+    """The jobs of a worker that somebody cancelled."""
+    rows = moves.connection.execute(
+        "SELECT id FROM job JOIN lease ON job = id WHERE cancelling = 1 AND worker = ? ORDER BY id",
+        (worker,),
+    ).fetchall()
+    return [id for (id,) in rows]
+
+
+def ready_lanes(moves: Moves, first: int, beyond: int) -> list[int]:
+    """The numbers of the lanes that have something ready, lowest first."""
+    (found,) = moves.connection.execute(READY_LANES, (first, beyond)).fetchone()
+    return json.decode(found, type=list[int])

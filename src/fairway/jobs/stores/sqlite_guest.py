@@ -1,0 +1,108 @@
+"""Jobs that are added on a connection of the caller's, in a transaction he commits or not.
+
+A connection of `apsw` is always welcome: it is the same library, which knows its own locks.
+Python's `sqlite3` is another copy of SQLite, and two copies in one process do not see each other's
+locks on one file: both would write at once and commits would be lost. So it is welcome only in a
+process that has not opened the store itself, one that adds jobs and leaves running them to others.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import apsw
+
+from fairway.errors import Corrupt, Invalid, Unavailable, UnknownFormat, WriteFailed
+from fairway.jobs.stores.sqlite_intake import Intake
+from fairway.jobs.stores.sqlite_names import Names
+from fairway.jobs.stores.sqlite_schema import APPLICATION_ID, MIGRATIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fairway.jobs.job import Enqueued, NewJob
+    from fairway.jobs.store import Cursor
+    from fairway.jobs.stores.sqlite_schema import Sql
+
+OPENED: Counter[str] = Counter()
+"""The files that stores of this process have open."""
+
+
+def add_within(
+    guest: Any, place: str, now_ns: int, jobs: Sequence[NewJob], cursor: Cursor | None
+) -> list[Enqueued]:
+    """Insert jobs on the connection `guest`; whether they stay is up to its transaction."""
+    connection, errors, busy = _welcome(guest, place)
+    try:
+        connection.execute("SAVEPOINT fairway_enqueue")
+        try:
+            # A write first: from here on nobody else can, so what is read now stays true.
+            connection.execute("UPDATE sqlite_sequence SET seq = seq WHERE name = 'job'")
+            intake = Intake(connection, Names(connection), now_ns)
+            fresh = cursor is None or intake.advance(cursor)
+            added = intake.add(jobs) if fresh else []
+        except BaseException:
+            if guest.in_transaction:
+                connection.execute("ROLLBACK TO fairway_enqueue")
+                connection.execute("RELEASE fairway_enqueue")
+            raise
+        connection.execute("RELEASE fairway_enqueue")
+    except errors as error:
+        if busy(error):
+            raise Unavailable(f"{place} is held by somebody else: {error}") from error
+        raise WriteFailed(f"{place}: {error}; nothing was enqueued") from error
+    return added
+
+
+def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
+    """The connection, the errors it raises, and which of them mean to try later."""
+    errors: type[Exception]
+    if isinstance(guest, apsw.Connection):
+        errors, busy = apsw.Error, _apsw_busy
+    elif _is_sqlite3(guest):
+        import sqlite3  # whoever has a connection of it has imported it
+
+        if OPENED[place]:
+            raise Invalid(
+                f"{place} is open in this process, and sqlite3 would not see its locks:"
+                " give a connection of apsw"
+            )
+        errors, busy = sqlite3.Error, _sqlite3_busy
+    else:
+        raise Invalid(
+            "`within` takes a connection of apsw or sqlite3 that has the job store open,"
+            f" not {type(guest).__name__}"
+        )
+    connection: Sql = guest
+    try:
+        file = next(
+            row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"
+        )
+        if not file or os.path.realpath(file) != place:
+            raise Invalid(f"the connection is to {file or 'memory'}, and the jobs are in {place}")
+        if not guest.in_transaction:
+            raise Invalid("the connection is in no transaction: begin one, to be committed by you")
+        if next(iter(connection.execute("PRAGMA application_id")))[0] != APPLICATION_ID:
+            raise Corrupt("the file is not a Fairway job store", place=place)
+        version = next(iter(connection.execute("PRAGMA user_version")))[0]
+        if version != len(MIGRATIONS):
+            raise UnknownFormat(
+                f"{place} has format {version}; this release writes {len(MIGRATIONS)}"
+            )
+    except errors as error:
+        raise Unavailable(f"{place}: {error}") from error
+    return connection, errors, busy
+
+
+def _is_sqlite3(guest: Any) -> bool:
+    return any(kind.__module__ == "sqlite3" for kind in type(guest).__mro__)
+
+
+def _apsw_busy(error: Exception) -> bool:
+    return isinstance(error, (apsw.BusyError, apsw.LockedError))
+
+
+def _sqlite3_busy(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))

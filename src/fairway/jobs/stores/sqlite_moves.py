@@ -1,0 +1,200 @@
+"""What happens to single jobs inside a transaction: they become ready, end, hear a signal.
+
+The twin of these methods in memory says what they mean; here each is a statement or two. Where
+many jobs go the same way the callers have statements of their own, for all of them at once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import apsw
+from msgspec import json
+
+from fairway.jobs.job import ending
+from fairway.jobs.store import Delivered
+from fairway.jobs.stores.sqlite_schema import (
+    BLOCKED,
+    CODES,
+    DONE,
+    HOME,
+    IS_READY,
+    RUNNING,
+    UNFINISHED,
+    WAITING,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from fairway.jobs.job import Lane, Status
+    from fairway.jobs.stores.sqlite_names import Names
+    from fairway.jobs.stores.sqlite_schema import Tables
+
+BECOME_READY = f"{IS_READY}, due_ns = NULL, since_ns = ?, lane = {HOME}"
+READY_ONE = f"UPDATE job SET {BECOME_READY} WHERE id = ?"
+UNBLOCK = f"UPDATE job SET {IS_READY} WHERE id IN carray(?)"
+
+END_ONE = """
+UPDATE job SET status = ?, result = ?, error = ?, since_ns = ?, due_ns = NULL, names = NULL,
+    cancelling = 0
+WHERE id = ? RETURNING partition_key, parent, notify
+"""
+
+# The first that waits for each key, if nobody has it. Looked for before anything is changed: mostly
+# there is none, and a statement that might write costs ten times as much.
+FIRST_BLOCKED = f"""
+SELECT first FROM (
+    SELECT (
+        SELECT id FROM job WHERE partition_key = value AND {UNFINISHED} AND status = {BLOCKED}
+        ORDER BY id LIMIT 1
+    ) AS first
+    FROM json_each(?) WHERE NOT EXISTS (
+        SELECT 1 FROM job WHERE partition_key = value AND {UNFINISHED} AND status = {RUNNING}
+    )
+) WHERE first IS NOT NULL
+"""
+AWAITED = f"""EXISTS (
+    SELECT 1 FROM job AS child WHERE child.parent = job.id AND child.notify IS NULL
+    AND child.{UNFINISHED}
+)"""
+DONE_WAITING = f"""
+SELECT id FROM job WHERE id IN carray(?) AND status = {WAITING} AND names IS NULL AND NOT {AWAITED}
+"""
+
+# What a unique key stands for: its job is unfinished, or its window is.
+KEYED = f"""
+SELECT unique_key.job FROM unique_key LEFT JOIN job ON job.id = unique_key.job
+WHERE unique_key.key = ?
+AND (unique_key.until_ns > ? OR job.{UNFINISHED})
+"""
+
+
+def numbers(ids: Collection[int]) -> Any:
+    """Ids as one parameter, for `carray(?)`: SQLite reads them without the interpreter's lock."""
+    return apsw.carray(array("q", ids))
+
+
+def names_column(names: Sequence[str]) -> str | None:
+    return json.encode(names).decode() if names else None
+
+
+def names_in(column: str | None) -> tuple[str, ...]:
+    return json.decode(column, type=tuple[str, ...]) if column is not None else ()
+
+
+class Moves:
+    """One call's work on the tables, at one moment, inside a transaction that others began."""
+
+    __slots__ = ("connection", "names", "now_ns", "readied")
+
+    def __init__(self, connection: Tables, names: Names, now_ns: int) -> None:
+        self.connection = connection
+        self.names = names
+        self.now_ns = now_ns
+        self.readied: set[int] = set()
+        """Jobs this call may have made ready; `woken` looks which of them are."""
+
+    def let_go(self, ids: Collection[int]) -> None:
+        """Nobody has these any more; their status is set by who says so."""
+        self.connection.execute("DELETE FROM lease WHERE job IN carray(?)", (numbers(ids),))
+
+    def make_ready(self, id: int) -> None:
+        self.connection.execute(READY_ONE, (self.now_ns, id))
+        self.readied.add(id)
+
+    def give_back(self, id: int, key: str | None) -> None:
+        """A job that a worker had is ready again, and its key is free."""
+        self.make_ready(id)
+        self.unblock(key)
+
+    def unblock(self, *keys: str | None) -> None:
+        """For each key, the first job that waits for it may try for it."""
+        wanted = [key for key in keys if key is not None]
+        if not wanted:
+            return
+        found = self.connection.execute(FIRST_BLOCKED, (json.encode(wanted).decode(),)).fetchall()
+        if found:
+            ids = [id for (id,) in found]
+            self.connection.execute(UNBLOCK, (numbers(ids),))
+            self.readied.update(ids)
+
+    def park(self, id: int, key: str | None, status: Status, delay_ns: int | None) -> None:
+        due_ns = None if delay_ns is None else self.now_ns + delay_ns
+        self.connection.execute(
+            "UPDATE job SET status = ?, due_ns = ? WHERE id = ?",
+            (CODES[status], due_ns, id),
+        )
+        self.unblock(key)
+
+    def end(self, id: int, status: Status, result: bytes | None, error: str | None) -> None:
+        """End a job and tell its parent."""
+        key, parent, notify = self.connection.execute(
+            END_ONE, (CODES[status], result, error, self.now_ns, id)
+        ).fetchall()[0]
+        self.connection.execute("DELETE FROM signal WHERE job = ?", (id,))
+        self.unblock(key)
+        if parent is None:
+            return
+        if notify is not None:
+            self.deliver(parent, notify, ending(id, status, result, error), None)
+            return
+        self.wake_parents([parent])
+
+    def wake_parents(self, ids: Collection[int]) -> None:
+        """Of these, make ready who waited for children and has none left to wait for."""
+        for (id,) in self.connection.execute(DONE_WAITING, (numbers(ids),)).fetchall():
+            self.make_ready(id)
+
+    def deliver(self, id: int, name: str, payload: bytes, dedup: str | None) -> Delivered:
+        """Put a signal into a job's inbox, and wake the job if it waits for that."""
+        found = self.connection.execute(
+            "SELECT status, names FROM job WHERE id = ?", (id,)
+        ).fetchone()
+        if found is None or found[0] >= DONE:
+            return Delivered(None, False, None)
+        code, names = found
+        if dedup is not None and self._holds(id, dedup):
+            return Delivered(id, False, None)
+        self.connection.execute(
+            "INSERT INTO signal (job, name, payload, dedup) VALUES (?, ?, ?, ?)",
+            (id, name, payload, dedup),
+        )
+        if code == WAITING and name in names_in(names):
+            self.make_ready(id)
+            return Delivered(id, True, self._lane(id))
+        return Delivered(id, True, None)
+
+    def keyed(self, key: str) -> int | None:
+        """The job a unique key stands for, as long as it does."""
+        found = self.connection.execute(KEYED, (key, self.now_ns)).fetchone()
+        return found[0] if found is not None else None
+
+    def alive(self, worker: int) -> bool:
+        found = self.connection.execute(
+            "SELECT 1 FROM worker WHERE id = ? AND until_ns > ?", (worker, self.now_ns)
+        ).fetchone()
+        return found is not None
+
+    def woken(self) -> set[Lane]:
+        """The lanes of those that became ready and still are."""
+        return self.ready_lanes(self.readied) if self.readied else set()
+
+    def ready_lanes(self, ids: Collection[int]) -> set[Lane]:
+        found = self.connection.execute(
+            f"SELECT DISTINCT lane FROM job WHERE id IN carray(?) AND {IS_READY}", (numbers(ids),)
+        )
+        return self.names.lanes(lane for (lane,) in found.fetchall())
+
+    def _holds(self, id: int, dedup: str) -> bool:
+        found = self.connection.execute(
+            "SELECT 1 FROM signal WHERE job = ? AND dedup = ?", (id, dedup)
+        ).fetchone()
+        return found is not None
+
+    def _lane(self, id: int) -> Lane:
+        found: tuple[int] = self.connection.execute(
+            "SELECT lane FROM job WHERE id = ?", (id,)
+        ).fetchone()
+        return self.names.lane(found[0])

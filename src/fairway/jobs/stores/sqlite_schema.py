@@ -1,0 +1,261 @@
+"""The file jobs live in: its tables, how it is opened, and what an error of SQLite's means.
+
+One table holds every job, whatever its state; partial indexes find those that are ready, parked,
+due, keyed or ended. Who has a running job stands beside it, in `lease`: a claim then changes one
+byte of the job's row in place, however large the row. `since_ns` is when a job became ready or,
+once it has ended, when it did.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import apsw
+
+from fairway.core.priority import BONUS_MAX, MANUAL_MAX, MANUAL_MIN, POINT_NS, THRESHOLDS
+from fairway.errors import Closing, Corrupt, InvalidConfig, Unavailable, UnknownFormat
+from fairway.jobs.job import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+APPLICATION_ID: Final = 0x46574A42  # "FWJB"
+BUSY_MS: Final = 5_000  # how long another process may hold the file before a call is refused
+CHECKPOINT_PAGES: Final = 4_000
+WAL_BYTES_MAX: Final = 64 * 1024 * 1024
+
+# Numbers, not the letters: each kind is a range, and every change of a status asks each index below
+# which side it is on. As lists of letters that costs more than the change.
+SCHEDULED, WAITING, BLOCKED, READY, RUNNING, DONE, FAILED, DEAD, CANCELLED = range(9)
+STATUSES: Final = (
+    Status.SCHEDULED,
+    Status.WAITING,
+    Status.BLOCKED,
+    Status.READY,
+    Status.RUNNING,
+    Status.DONE,
+    Status.FAILED,
+    Status.DEAD,
+    Status.CANCELLED,
+)
+CODES: Final = {status: code for code, status in enumerate(STATUSES)}
+
+# As the partial indexes have them: SQLite uses one only for a statement with the very same words.
+PARKED: Final = f"status < {READY}"
+IS_READY: Final = f"status = {READY}"
+UNFINISHED: Final = f"status < {DONE}"
+ENDED: Final = f"status >= {DONE}"
+UNHAPPY: Final = f"status > {DONE}"
+
+FIRST = f"""
+CREATE TABLE job (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    status INTEGER NOT NULL,
+    lane INTEGER NOT NULL,
+    since_ns INTEGER NOT NULL,
+    due_ns INTEGER,
+    enqueued_ns INTEGER NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 0,
+    crashes INTEGER NOT NULL DEFAULT 0,
+    timed_out INTEGER NOT NULL DEFAULT 0,
+    cancelling INTEGER NOT NULL DEFAULT 0,
+    priority INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    max_attempts INTEGER NOT NULL,
+    max_crashes INTEGER NOT NULL,
+    strict INTEGER NOT NULL,
+    window_ns INTEGER NOT NULL,
+    parent INTEGER,
+    kind TEXT NOT NULL,
+    step TEXT NOT NULL,
+    partition_key TEXT,
+    unique_key TEXT,
+    notify TEXT,
+    trace TEXT,
+    names TEXT,
+    error TEXT,
+    progress BLOB,
+    result BLOB,
+    state BLOB NOT NULL
+) STRICT;
+CREATE INDEX job_ready ON job (lane) WHERE {IS_READY};
+CREATE INDEX job_parked ON job (status, lane) WHERE {PARKED};
+CREATE INDEX job_due ON job (due_ns) WHERE due_ns IS NOT NULL;
+CREATE INDEX job_partition ON job (partition_key, status)
+    WHERE partition_key IS NOT NULL AND {UNFINISHED};
+CREATE INDEX job_parent ON job (parent) WHERE parent IS NOT NULL;
+CREATE INDEX job_awaited ON job (parent)
+    WHERE parent IS NOT NULL AND notify IS NULL AND {UNFINISHED};
+CREATE INDEX job_cancelling ON job (cancelling) WHERE cancelling = 1;
+CREATE INDEX job_ended ON job (since_ns) WHERE {ENDED};
+CREATE INDEX job_unhappy ON job (status) WHERE {UNHAPPY};
+CREATE TABLE lease (
+    job INTEGER PRIMARY KEY,
+    worker INTEGER NOT NULL,
+    token INTEGER NOT NULL,
+    claimed_ns INTEGER NOT NULL,
+    lane INTEGER NOT NULL
+) STRICT;
+CREATE TABLE signal (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    job INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    payload BLOB NOT NULL,
+    dedup TEXT
+) STRICT;
+CREATE INDEX signal_job ON signal (job);
+CREATE TABLE unique_key (
+    key TEXT PRIMARY KEY,
+    job INTEGER NOT NULL,
+    until_ns INTEGER NOT NULL,
+    orphaned INTEGER NOT NULL DEFAULT 0
+) STRICT, WITHOUT ROWID;
+CREATE INDEX unique_key_orphaned ON unique_key (until_ns) WHERE orphaned = 1;
+CREATE TABLE queue (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    paused INTEGER NOT NULL DEFAULT 0,
+    concurrency INTEGER,
+    rate_per_s REAL,
+    burst INTEGER NOT NULL DEFAULT 1,
+    tokens REAL NOT NULL DEFAULT 0,
+    refilled_ns INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE tenant (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
+CREATE TABLE worker (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    name TEXT NOT NULL,
+    until_ns INTEGER NOT NULL
+) STRICT;
+CREATE TABLE topic_cursor (
+    name TEXT PRIMARY KEY,
+    epoch INTEGER NOT NULL,
+    seq INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+INSERT INTO sqlite_sequence VALUES ('job', 0);
+PRAGMA application_id = {APPLICATION_ID};
+"""
+
+MIGRATIONS: Final = (FIRST,)
+"""The n-th of them brings a file from version n to n + 1."""
+
+# A lane is a number: the queue, the tenant, the band. So the lanes of a queue lie side by side, and
+# those with something ready are found by skipping from one to the next.
+QUEUE_SHIFT: Final = 32
+TENANT_SHIFT: Final = 3
+BAND_MASK: Final = (1 << TENANT_SHIFT) - 1
+
+
+def _band(points: str, unit: int) -> str:
+    return "(" + " + ".join(f"({points} >= {least * unit})" for least in THRESHOLDS) + ")"
+
+
+HOME: Final = f"((lane & ~{BAND_MASK}) | {_band('priority', 1)})"
+"""The lane a job becomes ready in: `band_of` in SQL."""
+AGED_BAND: Final = _band(
+    f"(max({MANUAL_MIN}, min({MANUAL_MAX}, priority)) * {POINT_NS}"
+    f" + max(0, min({BONUS_MAX * POINT_NS}, ?1 - since_ns)))",
+    POINT_NS,
+)
+"""The band of a ready job at the time ?1: `band_at` in SQL."""
+
+
+class Sql(Protocol):
+    """What `apsw.Connection` and `sqlite3.Connection` have in common."""
+
+    def execute(self, statement: str, bindings: Any = ..., /) -> Any: ...
+
+    def executemany(self, statement: str, bindings: Any, /) -> Any: ...
+
+
+class Tables(Sql, Protocol):
+    """What we use of `apsw.Connection`. Rows come as they are: the schema is strict."""
+
+    def changes(self) -> int: ...
+
+    def last_insert_rowid(self) -> int: ...
+
+
+@contextmanager
+def answering(place: str) -> Iterator[None]:
+    """Turn what SQLite says into what our callers understand, where nothing was written."""
+    try:
+        yield
+    except (apsw.BusyError, apsw.LockedError) as error:
+        raise Unavailable(f"{place} is held by somebody else: {error}") from error
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        raise Corrupt(str(error), place=place) from error
+    except apsw.ConnectionClosedError as error:
+        raise Closing(f"{place} is not open") from error
+    except apsw.CantOpenError as error:
+        raise InvalidConfig(f"{place} cannot be opened: {error}") from error
+    except apsw.Error as error:
+        code = getattr(error, "extendedresult", 0)
+        raise Unavailable(f"{place}: {type(error).__name__} {error} (code {code})") from error
+
+
+def connect(place: str) -> apsw.Connection:
+    """A connection to a file that is ours, or new."""
+    connection = apsw.Connection(place)
+    connection.set_busy_timeout(BUSY_MS)
+    connection.pragma("fullfsync", True)
+    connection.pragma("checkpoint_fullfsync", True)
+    connection.pragma("synchronous", "FULL")
+    connection.pragma("temp_store", "MEMORY")
+    connection.pragma("cache_size", -32 * 1024)
+    connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
+    connection.pragma("journal_size_limit", WAL_BYTES_MAX)
+    return connection
+
+
+def create(place: str, begin: Callable[[apsw.Connection], None]) -> apsw.Connection:
+    """Open the file, make it if it is not there, and bring its tables up to date."""
+    connection = connect(place)
+    try:
+        _verify(connection, place)
+        _log_ahead(connection, place)
+        # Whoever else opens the file now waits here, and finds it done.
+        begin(connection)
+        try:
+            for version in range(_verify(connection, place), len(MIGRATIONS)):
+                connection.execute(MIGRATIONS[version])
+                connection.pragma("user_version", version + 1)
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.close(force=True)
+        raise
+    return connection
+
+
+def _verify(connection: apsw.Connection, place: str) -> int:
+    """The version of the file, 0 if it is empty."""
+    version: int = connection.pragma("user_version")
+    if connection.pragma("application_id") != APPLICATION_ID:
+        if version or connection.execute("SELECT count(*) FROM sqlite_schema").get:
+            raise Corrupt("the file is not a Fairway job store", place=place)
+        return 0
+    if version > len(MIGRATIONS):
+        raise UnknownFormat(
+            f"{place} has format {version}; this release knows up to {len(MIGRATIONS)}"
+        )
+    return version
+
+
+def _log_ahead(connection: apsw.Connection, place: str) -> None:
+    """Put the file into WAL mode; two that do it at once get in each other's way."""
+    for last in (False, False, True):
+        try:
+            mode = connection.pragma("journal_mode", "WAL")
+        except apsw.BusyError:
+            if last:
+                raise
+            connection.execute("BEGIN IMMEDIATE")  # waits for the other
+            connection.execute("COMMIT")
+        else:
+            if mode != "wal":
+                raise InvalidConfig(f"{place} cannot be put into WAL mode")
+            return

@@ -1,0 +1,247 @@
+"""Settling: which claims still stand, and what becomes of the jobs.
+
+Most jobs have nobody beside them but a parent that counts them: no children, no signals. Those are
+gathered, and all that go the same way go in one statement. Whatever touches another job is settled
+by itself, after those before it, so that the outcome is that of one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import json
+
+from fairway.jobs.job import Fate, Status
+from fairway.jobs.store import Ended
+from fairway.jobs.stores.sqlite_intake import Intake
+from fairway.jobs.stores.sqlite_moves import AWAITED, BECOME_READY, names_column, numbers
+from fairway.jobs.stores.sqlite_schema import CODES, SCHEDULED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fairway.jobs.job import Settlement
+    from fairway.jobs.stores.sqlite_moves import Moves
+
+END = {Fate.DONE: Status.DONE, Fate.FAILED: Status.FAILED, Fate.CANCELLED: Status.CANCELLED}
+REPORTS, CANCELLING, KEYED = 1, 2, 4
+
+# One value for all of them: each row by itself would cost the interpreter's lock twice.
+STANDING = f"""
+SELECT json_group_array(json_array(
+    id, token, parent,
+    {REPORTS} * (notify IS NOT NULL) + {CANCELLING} * cancelling
+    + {KEYED} * (partition_key IS NOT NULL)
+)) FROM lease JOIN job ON id = job WHERE job IN carray(?) AND worker = ?
+"""
+
+# What a run leaves behind. It is in no index, so to write it for one job at a time is cheap. To
+# change a status is not: that is done for many at once.
+LEFT = "state = coalesce(?, state), progress = coalesce(?, progress), result = ?, error = ?"
+LEAVE = f"UPDATE job SET {LEFT} WHERE id = ?"
+MANY_END = f"""
+UPDATE job SET {LEFT}, status = ?, since_ns = ?, due_ns = NULL, names = NULL, cancelling = 0
+WHERE id IN carray(?)
+"""
+MANY_RELEASE = f"UPDATE job SET {LEFT}, {BECOME_READY} WHERE id IN carray(?)"
+MANY_NEXT = f"""
+UPDATE job SET {LEFT}, step = ?, timed_out = 0, attempt = 0, names = NULL, {BECOME_READY}
+WHERE id IN carray(?)
+"""
+MANY_AGAIN = f"""
+UPDATE job SET {LEFT}, step = ?, attempt = attempt + ?, {BECOME_READY}
+WHERE id IN carray(?)
+"""
+# Each has a time of its own, which is in an index: the times come along as JSON.
+MANY_LATER = f"""
+UPDATE job SET {LEFT}, step = ?, attempt = attempt + ?, status = {SCHEDULED},
+    due_ns = one.value ->> 1
+FROM json_each(?) AS one WHERE job.id = one.value ->> 0
+"""
+
+
+class Left(NamedTuple):
+    """What a run leaves behind; None of the first two leaves what was there."""
+
+    state: bytes | None = None
+    progress: bytes | None = None
+    result: bytes | None = None
+    error: str | None = None
+
+
+NOTHING = Left()
+
+
+class Standing(NamedTuple):
+    """What a claim that stands is of."""
+
+    id: int
+    token: int
+    parent: int | None
+    shape: int
+
+
+class Settling:
+    """The settlements of one exchange."""
+
+    def __init__(self, moves: Moves) -> None:
+        self._moves = moves
+        self.stale: list[int] = []
+        self.ended: list[Ended] = []
+        self._groups: dict[tuple[object, ...], dict[int, Left]] = {}  # by statement and values
+        self._due: dict[int, int] = {}
+        self._ending: list[int] = []
+        self._keyed: list[int] = []
+        self._parents: set[int] = set()  # of those that end
+
+    def settle(self, worker: int, settlements: Sequence[Settlement]) -> None:
+        """Settle what a worker whose lease stands has to tell."""
+        if not settlements:
+            return
+        standing = self._standing(worker, settlements)
+        settled = []
+        for settlement in settlements:
+            claim = settlement.claim
+            found = standing.get(claim.id)
+            if found is None or found.token != claim.token:
+                self.stale.append(claim.id)
+                continue
+            del standing[claim.id]  # settled twice, the second one is stale
+            settled.append(claim.id)
+            self._settle(settlement, found)
+        self._flush()
+        if settled:
+            self._moves.let_go(settled)
+        self.ended.sort()
+
+    def _standing(self, worker: int, settlements: Sequence[Settlement]) -> dict[int, Standing]:
+        ids = numbers([settlement.claim.id for settlement in settlements])
+        (found,) = self._moves.connection.execute(STANDING, (ids, worker)).fetchone()
+        return {one.id: one for one in json.decode(found, type=list[Standing])}
+
+    def _settle(self, settlement: Settlement, standing: Standing) -> None:
+        fate = settlement.fate
+        id, _, parent, shape = standing
+        status = END.get(fate)
+        result = settlement.result if status is not None else None
+        left = Left(settlement.state, settlement.progress, result, settlement.error)
+        if status is None and shape & CANCELLING:
+            status, left = Status.CANCELLED, Left(error="cancelled")
+        if status is not None:
+            self.ended.append(Ended(id, status, left.result, left.error))
+        way = self._way(settlement, status)
+        if way is None or (status is not None and shape & REPORTS):
+            self._flush()
+            self._settle_alone(settlement, status, left)
+            return
+        if status is not None:
+            self._ending.append(id)
+            if parent is not None:
+                self._parents.add(parent)
+        self._groups.setdefault(way, {})[id] = left
+        if shape & KEYED:
+            self._keyed.append(id)
+
+    def _way(self, settlement: Settlement, status: Status | None) -> tuple[object, ...] | None:
+        """The statement for all that go this way, and its values; None if it goes alone."""
+        now_ns, fate = self._moves.now_ns, settlement.fate
+        if status is not None:
+            return (MANY_END, CODES[status], now_ns)
+        if fate is Fate.RELEASE:
+            return (MANY_RELEASE, now_ns)
+        if fate is Fate.NEXT and not settlement.children and not settlement.claim.signals:
+            return (MANY_NEXT, settlement.step, now_ns)
+        if fate is Fate.RETRY and not settlement.delay_ns:
+            return (MANY_AGAIN, settlement.step, int(settlement.counts), now_ns)
+        if fate is Fate.RETRY:
+            self._due[settlement.claim.id] = now_ns + settlement.delay_ns
+            return (MANY_LATER, settlement.step, int(settlement.counts))
+        return None
+
+    def _flush(self) -> None:
+        """Settle those that were gathered."""
+        if not self._groups:
+            return
+        execute = self._moves.connection.execute
+        for (statement, *values), rows in self._groups.items():
+            assert isinstance(statement, str)
+            alike = set(rows.values())
+            common = alike.pop() if len(alike) == 1 else NOTHING
+            jobs = numbers(rows)
+            if statement is MANY_LATER:
+                jobs = json.encode([(id, self._due.pop(id)) for id in rows]).decode()
+            elif statement is not MANY_END:
+                self._moves.readied.update(rows)
+            execute(statement, (*common, *values, jobs))
+            if alike:
+                own = [(*left, id) for id, left in rows.items() if left != NOTHING]
+                self._moves.connection.executemany(LEAVE, own)
+        self._groups.clear()
+        if self._ending:
+            execute("DELETE FROM signal WHERE job IN carray(?)", (numbers(self._ending),))
+            self._ending.clear()
+        if self._keyed:
+            keys = execute(
+                "SELECT partition_key FROM job WHERE id IN carray(?)", (numbers(self._keyed),)
+            ).fetchall()
+            self._moves.unblock(*(key for (key,) in keys))
+            self._keyed.clear()
+        if self._parents:
+            self._moves.wake_parents(self._parents)
+            self._parents.clear()
+
+    def _settle_alone(self, settlement: Settlement, status: Status | None, left: Left) -> None:
+        moves, id, fate = self._moves, settlement.claim.id, settlement.fate
+        execute = moves.connection.execute
+        execute(LEAVE, (*left, id))
+        if status is not None:
+            moves.end(id, status, left.result, left.error)
+            return
+        # Whatever waits for names waits for signals; children that report by one included.
+        names = settlement.names if fate is not Fate.NEXT else ()
+        execute(
+            "UPDATE job SET step = ?, timed_out = 0, attempt = 0, names = ? WHERE id = ?",
+            (settlement.step, names_column(names), id),
+        )
+        (key,) = execute("SELECT partition_key FROM job WHERE id = ?", (id,)).fetchone()
+        if fate is Fate.WAIT:
+            waits = not self._heard(settlement)
+        else:
+            self._consume(settlement)
+            self._spawn(settlement)
+            waits = fate is Fate.SPAWN and not (
+                self._heard(settlement) if names else self._all_ended(id)
+            )
+        if waits:
+            moves.park(id, key, Status.WAITING, settlement.delay_ns or None)
+        else:
+            moves.give_back(id, key)
+
+    def _heard(self, settlement: Settlement) -> bool:
+        """Whether a signal it waits for is in its inbox, other than those it was shown."""
+        seen = {signal.id for signal in settlement.claim.signals}
+        inbox = self._moves.connection.execute(
+            "SELECT id, name FROM signal WHERE job = ?", (settlement.claim.id,)
+        ).fetchall()
+        return any(name in settlement.names and id not in seen for id, name in inbox)
+
+    def _consume(self, settlement: Settlement) -> None:
+        if settlement.claim.signals:
+            self._moves.connection.execute(
+                "DELETE FROM signal WHERE id IN carray(?) AND job = ?",
+                (numbers([one.id for one in settlement.claim.signals]), settlement.claim.id),
+            )
+
+    def _spawn(self, settlement: Settlement) -> None:
+        moves = self._moves
+        if settlement.children:
+            intake = Intake(moves.connection, moves.names, moves.now_ns)
+            spawned = intake.add(settlement.children, parent=settlement.claim.id)
+            moves.readied.update(one.id for one in spawned if one.fresh)
+
+    def _all_ended(self, id: int) -> bool:
+        """Whether no child is left that the job would wait for."""
+        (awaited,) = self._moves.connection.execute(
+            f"SELECT {AWAITED} FROM job WHERE id = ?", (id,)
+        ).fetchone()
+        return not awaited

@@ -1,0 +1,147 @@
+"""What nobody asks for but time: timers, workers that died, waiting too long, forgetting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from fairway.core.priority import Band
+from fairway.jobs.job import Reaped, Status
+from fairway.jobs.store import Promoted
+from fairway.jobs.stores.sqlite_claim import ready_lanes
+from fairway.jobs.stores.sqlite_moves import BECOME_READY, numbers
+from fairway.jobs.stores.sqlite_schema import (
+    AGED_BAND,
+    BAND_MASK,
+    ENDED,
+    IS_READY,
+    QUEUE_SHIFT,
+    UNFINISHED,
+    WAITING,
+)
+
+if TYPE_CHECKING:
+    from fairway.jobs.job import Lane
+    from fairway.jobs.stores.sqlite_moves import Moves
+
+PRUNE_CHUNK = 1_000
+BEYOND_ALL_LANES = (1 << 63) - 1
+
+PROMOTE = f"""
+UPDATE job SET timed_out = timed_out OR status = {WAITING}, {BECOME_READY} WHERE id IN carray(?)
+"""
+LEASED = """
+SELECT id, partition_key, attempt, crashes, max_attempts, max_crashes, cancelling
+FROM lease JOIN job ON id = job WHERE worker = ? ORDER BY job LIMIT ?
+"""
+FORGET = """
+DELETE FROM worker WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM lease WHERE worker = ?1)
+"""
+AGE = f"""
+UPDATE job SET lane = (lane & ~{BAND_MASK}) | {AGED_BAND}
+WHERE id IN (
+    SELECT id FROM job WHERE {IS_READY} AND lane = ?2
+    ORDER BY id LIMIT ?3
+) AND {AGED_BAND} > (lane & {BAND_MASK})
+"""
+PARENT_LIVES = f"""EXISTS (
+    SELECT 1 FROM job AS parent WHERE parent.id = job.parent AND parent.{UNFINISHED}
+)"""
+PRUNABLE = f"""
+SELECT id, since_ns, {PARENT_LIVES} FROM job
+WHERE {ENDED} AND since_ns BETWEEN ?1 AND ?3 AND (since_ns > ?1 OR id > ?2)
+ORDER BY since_ns, id LIMIT ?4
+"""
+
+
+class Place(NamedTuple):
+    """How far pruning has come, in the order of ending."""
+
+    ended_ns: int = 0
+    id: int = 0
+
+
+def promote(moves: Moves, limit: int) -> Promoted:
+    connection = moves.connection
+    due = connection.execute(
+        "SELECT id FROM job WHERE due_ns <= ? ORDER BY due_ns, id LIMIT ?",
+        (moves.now_ns, limit),
+    ).fetchall()
+    lanes: frozenset[Lane] = frozenset()
+    if due:
+        ids = [id for (id,) in due]
+        connection.execute(PROMOTE, (moves.now_ns, numbers(ids)))
+        lanes = frozenset(moves.ready_lanes(ids))
+    (next_ns,) = connection.execute(
+        "SELECT min(due_ns) FROM job WHERE due_ns IS NOT NULL"
+    ).fetchone()
+    wait_ns = None if next_ns is None else max(0, next_ns - moves.now_ns)
+    return Promoted(len(due), lanes, wait_ns)
+
+
+def reap(moves: Moves, limit: int) -> Reaped:
+    connection = moves.connection
+    lost = connection.execute(
+        "SELECT id FROM worker WHERE until_ns <= ? ORDER BY id", (moves.now_ns,)
+    ).fetchall()
+    returned: list[int] = []
+    dead = 0
+    for (worker,) in lost:
+        rows = connection.execute(LEASED, (worker, limit)).fetchall()
+        limit -= len(rows)
+        if rows:
+            moves.let_go([row[0] for row in rows])
+        for id, key, attempt, crashes, max_attempts, max_crashes, cancelling in rows:
+            crashes += 1
+            connection.execute("UPDATE job SET crashes = ? WHERE id = ?", (crashes, id))
+            if cancelling:
+                moves.end(id, Status.CANCELLED, None, "cancelled")
+            elif attempt + crashes >= max_attempts or crashes >= max_crashes:
+                dead += 1
+                moves.end(id, Status.DEAD, None, f"its worker died {crashes} times")
+            else:
+                returned.append(id)
+                moves.give_back(id, key)
+        connection.execute(FORGET, (worker,))
+    lanes = frozenset(moves.ready_lanes(returned)) if returned else frozenset()
+    return Reaped(len(lost), len(returned), dead, lanes)
+
+
+def dismiss(moves: Moves, worker: int) -> None:
+    """A worker ends; what it still holds is the reaper's at once."""
+    moves.connection.execute(FORGET, (worker,))
+    moves.connection.execute(
+        "UPDATE worker SET until_ns = min(until_ns, ?) WHERE id = ?", (moves.now_ns, worker)
+    )
+
+
+def age(moves: Moves, limit: int) -> int:
+    paused = {id for (id,) in moves.connection.execute("SELECT id FROM queue WHERE paused = 1")}
+    moved = 0
+    # From the highest lane down: nothing that moves up is looked at twice.
+    for lane in reversed(ready_lanes(moves, 0, BEYOND_ALL_LANES)):
+        if lane >> QUEUE_SHIFT not in paused and lane & BAND_MASK != Band.B4:
+            moves.connection.execute(AGE, (moves.now_ns, lane, limit))
+            moved += moves.connection.changes()
+    return moved
+
+
+def prune(moves: Moves, horizon_ns: int, place: Place) -> tuple[int, Place | None]:
+    """Forget one chunk of jobs that ended by `horizon_ns`: how many, and where to go on."""
+    connection = moves.connection
+    rows = connection.execute(PRUNABLE, (*place, horizon_ns, PRUNE_CHUNK)).fetchall()
+    gone = [id for id, _, kept in rows if not kept]
+    if gone:
+        ids = numbers(gone)
+        connection.execute(
+            "UPDATE unique_key SET orphaned = 1 FROM job"
+            " WHERE job.id IN carray(?) AND unique_key.key = job.unique_key"
+            " AND unique_key.job = job.id",
+            (ids,),
+        )
+        connection.execute("DELETE FROM job WHERE id IN carray(?)", (ids,))
+    connection.execute(
+        "DELETE FROM unique_key WHERE orphaned = 1 AND until_ns <= ?", (moves.now_ns,)
+    )
+    if len(rows) < PRUNE_CHUNK:
+        return len(gone), None
+    return len(gone), Place(rows[-1][1], rows[-1][0])

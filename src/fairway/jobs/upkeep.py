@@ -1,0 +1,100 @@
+"""What has to be done in a job store now and then, by whichever worker comes first.
+
+Each of these is safe to do by several workers at once: the store gives each row to one of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fairway.errors import FairwayError
+from fairway.runtime.clock import sleep_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
+
+    from fairway.jobs.job import Lane
+    from fairway.jobs.store import JobStore
+
+logger = logging.getLogger("fairway.jobs")
+
+SECOND_NS = 1_000_000_000
+BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upkeep:
+    """How often the store is looked after."""
+
+    timer_interval_ns: int = SECOND_NS
+    """The longest time between looks at the timers; a timer that is known is kept to the
+    millisecond. Raising it spares the database; what others scheduled starts later."""
+    age_interval_ns: int = SECOND_NS
+    """How often jobs that waited long move up a band."""
+    age_batch: int = 256
+    """How many at the head of each lane may move at a time."""
+    prune_interval_ns: int = 600 * SECOND_NS
+    retention_ns: int = 24 * 3600 * SECOND_NS
+    """How long ended jobs are kept. Raising it answers older questions and costs disk."""
+
+    def services(
+        self,
+        store: JobStore,
+        wake: Callable[[Iterable[Lane]], None],
+        reap_interval_ns: int,
+    ) -> Iterator[tuple[str, Coroutine[None, None, None]]]:
+        """The tasks that do it, by name."""
+        yield "job-timers", self._keep_time(store, wake)
+        yield "job-reaper", self._reap(store, wake, reap_interval_ns)
+        yield "job-aging", self._age(store)
+        yield "job-pruning", self._prune(store)
+
+    async def _keep_time(self, store: JobStore, wake: Callable[[Iterable[Lane]], None]) -> None:
+        while True:
+            wait_ns = self.timer_interval_ns
+            try:
+                promoted = await store.promote(BATCH)
+                wake(promoted.lanes)
+                if promoted.next_due_ns is not None:
+                    wait_ns = min(wait_ns, promoted.next_due_ns)
+            except FairwayError as error:
+                logger.warning("timers could not be looked at: %s", error)
+            await sleep_ns(wait_ns)
+
+    async def _reap(
+        self, store: JobStore, wake: Callable[[Iterable[Lane]], None], interval_ns: int
+    ) -> None:
+        while True:
+            try:
+                reaped = await store.reap(BATCH)
+                if reaped.workers:
+                    logger.warning(
+                        "%d workers died: %d jobs are tried again, %d are dead",
+                        reaped.workers,
+                        reaped.returned,
+                        reaped.dead,
+                    )
+                wake(reaped.lanes)
+                if reaped.returned + reaped.dead >= BATCH:
+                    continue
+            except FairwayError as error:
+                logger.warning("dead workers could not be looked for: %s", error)
+            await sleep_ns(interval_ns)
+
+    async def _age(self, store: JobStore) -> None:
+        while True:
+            await sleep_ns(self.age_interval_ns)
+            try:
+                await store.age(self.age_batch)
+            except FairwayError as error:
+                logger.warning("waiting jobs could not be moved up: %s", error)
+
+    async def _prune(self, store: JobStore) -> None:
+        while True:
+            try:
+                await store.prune(self.retention_ns, exact=False)
+            except FairwayError as error:
+                logger.warning("old jobs could not be forgotten: %s", error)
+            await sleep_ns(self.prune_interval_ns)

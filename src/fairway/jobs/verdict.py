@@ -1,0 +1,151 @@
+"""Decides what is committed for a run that ended: pure, from what the step said or raised.
+
+the step returned      committed
+a value                done, with it as the result
+next, wait, spawn      the new state, and where to go on
+retry                  another attempt after its delay, or failed if none is left
+defer                  the same step later, no attempt used
+stop                   failed
+it raised              another attempt after the backoff, or failed if none is left
+a result or state that cannot be encoded, a step that does not exist, an outcome that a
+function cannot have: failed, with the reason; the worker goes on
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairway.errors import InvalidRequest
+from fairway.jobs.job import Claim, Fate, Settlement
+from fairway.jobs.outcome import Done, Next, Outcome, Retry, Spawn, Stop, Wait
+
+if TYPE_CHECKING:
+    from fairway.core.backoff import RandomSource
+    from fairway.jobs.kinds import Kind
+
+ERROR_CHARS_MAX = 4_000
+_NULL = b"null"
+_encode = msgspec.json.encode
+
+
+def of_return(kind: Kind, claim: Claim, state: Any, value: Any, random: RandomSource) -> Settlement:
+    """What a step's return value means."""
+    if not isinstance(value, Outcome):
+        if kind.is_machine and value is not None:
+            return _failed(
+                claim,
+                f"step {claim.step!r} returned {type(value).__name__}: a step of a machine returns"
+                " an outcome, such as ctx.next(...) or ctx.done(...)",
+            )
+        value = Done(value)
+    try:
+        return _settlement(kind, claim, state, value, random)
+    except (TypeError, ValueError, OverflowError, RecursionError, InvalidRequest) as error:
+        return _failed(claim, f"cannot be saved: {error}")
+
+
+def of_error(
+    kind: Kind | None, claim: Claim, error: BaseException, said: str, random: RandomSource
+) -> Settlement:
+    """What an exception means: another attempt, or none."""
+    return _again(kind, claim, None, said[-ERROR_CHARS_MAX:], random)
+
+
+def of_cancel(claim: Claim, reason: str) -> Settlement:
+    """The run ended because the job was cancelled."""
+    return Settlement(claim=claim, fate=Fate.CANCELLED, error=reason)
+
+
+def release(claim: Claim) -> Settlement:
+    """The job was not run, or shall not count as run."""
+    return Settlement(claim=claim, fate=Fate.RELEASE)
+
+
+def _settlement(
+    kind: Kind, claim: Claim, state: Any, value: Outcome, random: RandomSource
+) -> Settlement:
+    if isinstance(value, Done):
+        result = _NULL if value.result is None else _encode(value.result)
+        saved = _encode(state) if kind.is_machine else None
+        return Settlement(claim=claim, fate=Fate.DONE, state=saved, result=result)
+    if isinstance(value, Stop):
+        return _failed(claim, value.reason)
+    if isinstance(value, Retry):
+        saved = _encode(state) if kind.is_machine else None
+        if value.counts:
+            reason = value.reason or "asked to be tried again"
+            return _again(kind, claim, value.after_ns, reason, random, saved)
+        return Settlement(
+            claim=claim,
+            fate=Fate.RETRY,
+            step=claim.step,
+            state=saved,
+            delay_ns=value.after_ns or 0,
+            counts=False,
+        )
+    if not kind.is_machine:
+        name = type(value).__name__.lower()
+        return _failed(claim, f"a function cannot {name}: declare it with @app.machine")
+    step = value.step if isinstance(value, Next) else _then(value)
+    if step not in kind.steps:
+        known = ", ".join(kind.steps)
+        return _failed(claim, f"there is no step {step!r} to go on with; there are {known}")
+    saved = _encode(state)
+    if isinstance(value, Next):
+        return Settlement(claim=claim, fate=Fate.NEXT, step=step, state=saved)
+    if isinstance(value, Wait):
+        if not value.names:
+            return _failed(claim, "wait needs the name of a signal")
+        return Settlement(
+            claim=claim,
+            fate=Fate.WAIT,
+            step=step,
+            state=saved,
+            names=value.names,
+            delay_ns=value.timeout_ns,
+        )
+    assert isinstance(value, Spawn)
+    return Settlement(
+        claim=claim,
+        fate=Fate.SPAWN,
+        step=step,
+        state=saved,
+        children=tuple(order.job for order in value.children),
+        names=value.names,
+        delay_ns=value.timeout_ns,
+    )
+
+
+def _then(value: Outcome) -> str:
+    assert isinstance(value, Wait | Spawn)
+    return value.then
+
+
+def _again(
+    kind: Kind | None,
+    claim: Claim,
+    after_ns: int | None,
+    reason: str,
+    random: RandomSource,
+    state: bytes | None = None,
+) -> Settlement:
+    tries = claim.attempt + claim.crashes + 1
+    if tries >= claim.max_attempts:
+        return _failed(claim, reason)
+    if after_ns is None:
+        assert kind is not None
+        after_ns = kind.options.backoff.delay_ns(claim.attempt + 1, random)
+    return Settlement(
+        claim=claim,
+        fate=Fate.RETRY,
+        step=claim.step,
+        state=state,
+        error=reason,
+        delay_ns=after_ns,
+    )
+
+
+def _failed(claim: Claim, reason: str) -> Settlement:
+    return Settlement(claim=claim, fate=Fate.FAILED, error=reason[-ERROR_CHARS_MAX:])

@@ -1,0 +1,81 @@
+"""Calls a synchronous function again and again on a thread of its own.
+
+For heartbeats: an event loop that is busy, or blocked by somebody's code, must not delay them. On a
+loop with virtual time there are no threads, so there it is a task like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fairway.runtime.clock import sleep_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Pulse:
+    """A service that calls `beat` at once and then every `interval_ns`, until it is cancelled.
+
+    `beat` must not raise; it is called on the pulse's thread, may block it, and returns how long to
+    wait until the next call (None: `interval_ns`). `end` is called on the same thread at the end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        beat: Callable[[], int | None],
+        interval_ns: int,
+        *,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.name = name
+        self._beat = beat
+        self._interval_ns = interval_ns
+        self._end = end
+        self._tell: Callable[[], object] = lambda: None
+        self._ended = threading.Event()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        if is_virtual(loop):
+            try:
+                while True:
+                    wait_ns = self._beat()
+                    await sleep_ns(self._interval_ns if wait_ns is None else wait_ns)
+            finally:
+                self._end()
+        gone: asyncio.Future[None] = loop.create_future()
+        thread = threading.Thread(target=self._go_on, name=self.name, daemon=True)
+
+        def tell() -> None:
+            if not gone.done():
+                gone.set_result(None)
+
+        self._tell = partial(loop.call_soon_threadsafe, tell)
+        thread.start()
+        try:
+            await asyncio.shield(gone)
+            raise RuntimeError(f"{self.name} ended although nobody stopped it")
+        finally:
+            self._ended.set()
+
+    def _go_on(self) -> None:
+        try:
+            while True:
+                wait_ns = self._beat()
+                wait_s = (self._interval_ns if wait_ns is None else wait_ns) / 1e9
+                if self._ended.wait(wait_s):
+                    return
+        finally:
+            self._end()
+            if not self._ended.is_set():
+                self._tell()
+
+
+def is_virtual(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the loop runs on virtual time, and so has no threads."""
+    return getattr(loop, "clock", None) is not None

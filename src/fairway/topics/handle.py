@@ -1,0 +1,244 @@
+"""A topic as an app of this process holds it: typed, and without a server between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from fairway.topics.match import TagMatch
+from fairway.topics.reading import NO_NODES, Selection
+from fairway.topics.topic import Gap
+from fairway.topics.watching import View, Watcher
+from fairway.topics.writing import NewBatch
+from fairway.wire.topics import Match, TopicPatch, parse_records
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from fairway.topics.batch import Record as RawRecord
+    from fairway.topics.engine import Topics
+    from fairway.topics.outcome import Appended
+    from fairway.topics.topic import Topic
+
+T = TypeVar("T")
+
+
+class HasTopics(Protocol):
+    """An app: it has the engine while it runs."""
+
+    @property
+    def topics(self) -> Topics: ...
+
+
+class Record(NamedTuple, Generic[T]):
+    """One record of a topic, its data as the topic's type."""
+
+    seq: int
+    ts: int
+    data: T
+    tag: str | None
+    node: str | None
+    meta: dict[str, Any] | None
+
+
+class Lost(NamedTuple):
+    """Seqs `first..last` are gone (cap, TTL, crash), and nobody asked for it."""
+
+    first: int
+    last: int
+    reason: str
+
+
+class TopicHandle(Generic[T]):
+    """One topic, typed: what is appended is encoded, what is read is decoded and checked."""
+
+    def __init__(self, app: HasTopics, name: str, type: Any, patch: TopicPatch) -> None:
+        self.name = name
+        self.type = type
+        self.patch = patch
+        self._app = app
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(type)
+
+    def __repr__(self) -> str:
+        return f"TopicHandle({self.name!r})"
+
+    async def append(
+        self,
+        *values: T,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, Any] | None = None,
+        key: str | None = None,
+        wait_for_room: bool = False,
+    ) -> Appended:
+        """Append values, all or none of them, and return once they are as durable as configured.
+
+        Raises `Backpressure` or `Throttled` (nothing happened; they say when to come back),
+        `TopicFull`, `WriteFailed`, or `OutcomeUnknown`. With `key` a repeat changes nothing.
+        """
+        encode = msgspec.json.encode
+        extra = b""
+        if tag is not None:
+            extra += b',"tag":' + encode(tag)
+        if meta is not None:
+            extra += b',"meta":' + encode(meta)
+        raw = b"[%b]" % b",".join(b'{"data":%b%b}' % (encode(value), extra) for value in values)
+        raw, records = parse_records(raw)
+        new = NewBatch(raw=raw, records=records, node=node, key=key, patient=wait_for_room)
+        _, appended, _ = await self._app.topics.append(self.name, new, config=self.patch)
+        return appended
+
+    async def read(
+        self,
+        from_seq: int = 0,
+        *,
+        limit: int = 256,
+        node: str | None = None,
+        match: Match | None = None,
+        wait_s: float = 0.0,
+    ) -> Read[T]:
+        """What comes after `from_seq`; waits up to `wait_s` if nothing does."""
+        if self._app.topics.find(self.name) is None:
+            await self._app.topics.create(self.name, self.patch)
+        answer = await self._app.topics.diff(
+            self.name,
+            from_seq,
+            limit=limit,
+            selection=_selection(node, match),
+            wait_ns=round(wait_s * 1e9),
+        )
+        topic, page, recreated = answer
+        gap = page.gap
+        lost = Lost(gap.first, gap.last, gap.reason) if gap is not None else None
+        if recreated:
+            lost = Lost(1, topic.evict_floor - 1, "recreated")
+        return Read(
+            [self._record(record) for record in page.records],
+            lost,
+            page.next_seq,
+            page.next_seq >= topic.head,
+        )
+
+    async def watch(
+        self, from_seq: int = 0, *, node: str | None = None, match: Match | None = None
+    ) -> AsyncIterator[Record[T] | Lost]:
+        """Every record after `from_seq`, then every new one as it comes; `Lost` for a gap.
+
+        Ends when the topic is deleted. A reader that is slow falls behind and catches up from the
+        log: it costs nobody else anything.
+        """
+        engine = self._app.topics
+        topic = engine.find(self.name)
+        if topic is None:
+            topic, _ = await engine.create(self.name, self.patch)
+        inbox = _Inbox()
+        watcher = engine.watch(
+            topic, View(_PLAIN, _selection(node, match)), inbox, min(from_seq, topic.head)
+        )
+        try:
+            while True:
+                frame = await inbox.take()
+                if frame is _DELETED:
+                    return
+                if isinstance(frame, Gap):
+                    yield Lost(frame.first, frame.last, frame.reason)
+                else:
+                    for record in frame:
+                        yield self._record(record)
+        finally:
+            engine.unwatch(watcher)
+
+    async def delete(self, *, before_seq: int | None = None, match: Match | None = None) -> int:
+        """Delete records that are there now, for good; returns how many."""
+        tags = TagMatch.of(match) if match is not None else None
+        _, count = await self._app.topics.delete_records(
+            self.name, before_seq=before_seq, match=tags
+        )
+        return count
+
+    @property
+    def state(self) -> Topic:
+        """Where the topic is now: `head`, `earliest`, `count`, `bytes`, `config`."""
+        return self._app.topics.get(self.name)
+
+    def _record(self, record: RawRecord) -> Record[T]:
+        return Record(
+            record.seq,
+            record.ts,
+            self._decoder.decode(record.data),
+            record.tag,
+            record.node,
+            msgspec.json.decode(record.meta) if record.meta is not None else None,
+        )
+
+
+class Read(NamedTuple, Generic[T]):
+    """A page of records. `lost` comes before them."""
+
+    records: list[Record[T]]
+    lost: Lost | None
+    next_seq: int
+    caught_up: bool
+
+
+def _selection(node: str | None, match: Match | None) -> Selection:
+    return Selection(
+        frozenset((node,)) if node is not None else NO_NODES,
+        TagMatch.of(match) if match is not None else None,
+    )
+
+
+_DELETED: Final = object()
+
+
+class _PlainEncoder:
+    """Frames as they are: for readers in this process."""
+
+    def records(
+        self, topic: Topic, records: Sequence[RawRecord], from_seq: int, to_seq: int, view: View
+    ) -> Sequence[RawRecord]:
+        return records
+
+    def gap(self, topic: Topic, gap: Gap) -> Gap:
+        return gap
+
+    def caught_up(self, topic: Topic) -> None:
+        return None
+
+    def deleted(self, topic: Topic) -> object:
+        return _DELETED
+
+
+_PLAIN: Final = _PlainEncoder()
+
+
+class _Inbox:
+    """The sink of a reader in this process: a few frames, then it falls behind."""
+
+    FRAMES_MAX = 64
+
+    def __init__(self) -> None:
+        self._frames: deque[Any] = deque()
+        self._came = asyncio.Event()
+        self._stalled: Watcher | None = None
+
+    def write(self, watcher: Watcher, frame: Any, to_seq: int) -> bool:
+        if len(self._frames) >= self.FRAMES_MAX and frame is not _DELETED:
+            self._stalled = watcher
+            return False
+        self._frames.append(frame)
+        self._came.set()
+        return True
+
+    async def take(self) -> Any:
+        while not self._frames:
+            self._came.clear()
+            await self._came.wait()
+        frame = self._frames.popleft()
+        if self._stalled is not None and len(self._frames) <= self.FRAMES_MAX // 2:
+            stalled, self._stalled = self._stalled, None
+            stalled.resume()
+        return frame

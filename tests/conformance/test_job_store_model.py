@@ -1,0 +1,278 @@
+"""Every job store against its twin in memory, over random histories.
+
+The second half is the proof that this finds what it looks for: stores with one bug each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec import structs
+
+from fairway.jobs.job import MOVES, Fate, Status
+from fairway.jobs.stores.memory import MemoryStore
+from tests.conformance.job_backends import JOB_STORES, MemoryRig, opened
+from tests.support.job_histories import EFFECTS, Clocked, Disagreement, History
+from tests.support.postgres import Unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fairway.jobs.job import Limits, Settlement
+    from fairway.jobs.store import Cancelled, Exchanged, JobStore, Promoted
+    from tests.conformance.job_backends import JobRig
+    from tests.conftest import Campaign
+
+STEPS = 160
+
+
+async def play(rig: JobRig, rng: random.Random, tally: Counter[str], *, look_every: int) -> None:
+    clock = Clocked()
+    await History(rig, MemoryStore(clock), clock, rng, tally).run(STEPS, look_every=look_every)
+
+
+@pytest.mark.parametrize("name", JOB_STORES)
+def test_random_histories_agree_with_the_twin(
+    name: str, tmp_path: Path, campaign: Campaign
+) -> None:
+    try:
+        share = JOB_STORES[name](tmp_path).histories
+    except Unavailable as reason:
+        pytest.skip(f"{name}: {reason}")
+    rounds = campaign.rounds(share=share, full=20 * share)
+    for number in range(rounds):
+        with opened(name, tmp_path) as (rig, runner):
+            try:
+                rng = campaign.random(number)
+                # Now after each step, now after several: what is written but not yet read counts.
+                runner.run(play(rig, rng, campaign.tally, look_every=rng.choice([1, 3, 10])))
+            except BaseException as failure:
+                failure.add_note(f"in history {number} of --seed {campaign.seed}")
+                raise
+    fates = [f"fate {fate.value}" for fate in Fate]
+    states = [f"to {status.word}" for status in Status]
+    for event in [*fates, *states, "stale", "held back", "timed out"]:
+        assert campaign.tally[event] > rounds // 30, event
+
+
+def test_every_effect_is_a_move_of_the_table() -> None:
+    for verb, stages in EFFECTS.items():
+        for before, after in set().union(*stages):
+            assert after in MOVES[before], verb
+
+
+# --- planted bugs
+
+
+class FencedByWorkerAlone(MemoryStore):
+    """A worker that claims a job again lets its own old run commit."""
+
+    async def exchange(
+        self, worker: int, token: int, settlements: Any = (), wants: Any = (), probe: Any = ()
+    ) -> Exchanged:
+        forged = [
+            structs.replace(one, claim=structs.replace(one.claim, token=row.token))
+            if (row := self._rows.get(one.claim.id)) is not None
+            else one
+            for one in settlements
+        ]
+        return await super().exchange(worker, token, forged, wants, probe)
+
+
+class DeadWorkersCommit(MemoryStore):
+    """A lease that ran out is only noticed by the reaper."""
+
+    def _alive(self, worker: int) -> bool:
+        return worker in self._workers
+
+    async def reap(self, limit: int) -> Any:
+        self._alive = super()._alive  # type: ignore[method-assign]
+        try:
+            return await super().reap(limit)
+        finally:
+            del self._alive
+
+
+class ReleaseCosts(MemoryStore):
+    """Giving a job back unrun uses up an attempt."""
+
+    def _settle(self, row: Any, settlement: Settlement) -> None:
+        super()._settle(row, settlement)
+        row.attempt += settlement.fate is Fate.RELEASE
+
+
+class EveryRetryCosts(MemoryStore):
+    """Waiting for a condition uses up attempts."""
+
+    def _settle(self, row: Any, settlement: Settlement) -> None:
+        super()._settle(row, structs.replace(settlement, counts=True))
+
+
+class WaitForgetsWhatIsThere(MemoryStore):
+    """A signal that came while the job ran does not wake it when it parks."""
+
+    def _settle(self, row: Any, settlement: Settlement) -> None:
+        if settlement.fate is Fate.WAIT:
+            everything = tuple(signal for signal, _ in row.inbox)
+            claim = structs.replace(settlement.claim, signals=everything)
+            settlement = structs.replace(settlement, claim=claim)
+        super()._settle(row, settlement)
+
+
+class WaitIsWokenByWhatItSaw(MemoryStore):
+    """Collecting several signals spins: those already shown wake the job again."""
+
+    def _settle(self, row: Any, settlement: Settlement) -> None:
+        if settlement.fate is Fate.WAIT:
+            claim = structs.replace(settlement.claim, signals=())
+            settlement = structs.replace(settlement, claim=claim)
+        super()._settle(row, settlement)
+
+
+class NextEmptiesTheInbox(MemoryStore):
+    """A step consumes signals that it was never shown."""
+
+    def _settle(self, row: Any, settlement: Settlement) -> None:
+        if settlement.fate is Fate.NEXT:
+            row.inbox = []
+        super()._settle(row, settlement)
+
+
+class CancelKeepsTheKey(MemoryStore):
+    """Whoever waits for the key of a cancelled job waits for ever."""
+
+    cancels = False
+
+    async def cancel(self, jobs: Any, *, reason: str = "cancelled") -> Cancelled:
+        self.cancels = True
+        try:
+            return await super().cancel(jobs, reason=reason)
+        finally:
+            self.cancels = False
+
+    def _unblock(self, key: str | None) -> None:
+        if not self.cancels:
+            super()._unblock(key)
+
+
+class CancelIsForgotten(MemoryStore):
+    """A job that was to be cancelled while it ran goes on to its next step."""
+
+    def _settle(self, row: Any, settlement: Settlement) -> None:
+        row.cancelling = False
+        super()._settle(row, settlement)
+
+
+class ReapForgetsCrashes(MemoryStore):
+    """A job that kills its workers is given to one more, for ever."""
+
+    async def reap(self, limit: int) -> Any:
+        for row in self._rows.values():
+            row.crashes = -1 if row.status is Status.RUNNING else row.crashes
+        try:
+            return await super().reap(limit)
+        finally:
+            for row in self._rows.values():
+                row.crashes = max(0, row.crashes)
+
+
+class KeysAreNotExclusive(MemoryStore):
+    """Two jobs of a key run at once."""
+
+    def _may_have_key(self, row: Any) -> bool:
+        return True
+
+
+class OrderIsNotStrict(MemoryStore):
+    """A later job of a strict key overtakes one that is between attempts."""
+
+    def _may_have_key(self, row: Any) -> bool:
+        return row.new.partition_key is None or not self._busy(row.new.partition_key)
+
+
+class LastInFirstOut(MemoryStore):
+    """Lanes are served from the wrong end."""
+
+    def _ready(self) -> list[Any]:
+        return super()._ready()[::-1]
+
+
+class TimeoutIsNotTold(MemoryStore):
+    """A job cannot tell the end of its patience from a signal."""
+
+    async def promote(self, limit: int) -> Promoted:
+        promoted = await super().promote(limit)
+        for row in self._rows.values():
+            row.timed_out = False
+        return promoted
+
+
+class FirstChildWakesTheParent(MemoryStore):
+    """The barrier opens before all children have ended."""
+
+    def _end(self, row: Any, status: Status, result: bytes | None, error: str | None) -> None:
+        super()._end(row, status, result, error)
+        parent = self._rows.get(row.new.parent)
+        if parent is not None and parent.status is Status.WAITING and not parent.names:
+            self._make_ready(parent)
+
+
+class LimitsAreAdvice(MemoryStore):
+    """More jobs of a queue run than it allows."""
+
+    async def set_limits(self, queue: str, limits: Limits) -> None:
+        more = limits.concurrency and limits.concurrency + 1
+        await super().set_limits(queue, structs.replace(limits, concurrency=more))
+
+
+class PruneOrphans(MemoryStore):
+    """What a living parent has yet to read is forgotten."""
+
+    def _parent_lives(self, row: Any) -> bool:
+        return False
+
+
+PLANTED = [
+    FencedByWorkerAlone,
+    DeadWorkersCommit,
+    ReleaseCosts,
+    EveryRetryCosts,
+    WaitForgetsWhatIsThere,
+    WaitIsWokenByWhatItSaw,
+    NextEmptiesTheInbox,
+    CancelKeepsTheKey,
+    CancelIsForgotten,
+    ReapForgetsCrashes,
+    KeysAreNotExclusive,
+    OrderIsNotStrict,
+    LastInFirstOut,
+    TimeoutIsNotTold,
+    FirstChildWakesTheParent,
+    LimitsAreAdvice,
+    PruneOrphans,
+]
+
+
+class PlantedRig(MemoryRig):
+    def __init__(self, scratch: Path, kind: type[MemoryStore]) -> None:
+        super().__init__(scratch)
+        self._kind = kind
+
+    def make(self) -> JobStore:
+        return self._kind(self.clock)
+
+
+@pytest.mark.parametrize("kind", PLANTED, ids=lambda kind: kind.__name__)
+def test_histories_find_a_planted_bug(kind: type[MemoryStore], tmp_path: Path) -> None:
+    async def hunt() -> None:
+        for number in range(60):
+            rig = PlantedRig(tmp_path, kind)
+            await rig.open()
+            await play(rig, random.Random(f"planted/{number}"), Counter(), look_every=5)
+
+    with pytest.raises(Disagreement):
+        asyncio.run(hunt())
