@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -246,6 +247,8 @@ def test_a_table_of_fields_is_what_the_code_has(table: Table) -> None:
         shown = dict(zip(named, table.column("default"), strict=True))
         for name, cell in shown.items():
             default = fields[name]
+            if isinstance(default, Enum):
+                default = default.value
             if cell and default not in (msgspec.NODEFAULT, msgspec.UNSET):
                 assert default == msgspec.json.decode(code_in(cell)), name
 

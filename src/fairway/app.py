@@ -7,7 +7,7 @@ admitting, drains and closes.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
@@ -15,9 +15,13 @@ import msgspec
 
 from fairway.core.lanes import LaneLimits
 from fairway.errors import Closing, InvalidConfig
+from fairway.jobs.clockwork import Schedule, catchup_of, scheduled_context, times_of
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.feeder import FeederConfig
+from fairway.jobs.flows import Flow, triggering
+from fairway.jobs.forwarding import Arrived, Forwarder
 from fairway.jobs.handles import JobDecorator, JobFunction, JobHandle, Machine
+from fairway.jobs.isolation import target_of
 from fairway.jobs.job import MAX_ATTEMPTS, MAX_CRASHES
 from fairway.jobs.kinds import (
     BACKOFF,
@@ -30,23 +34,27 @@ from fairway.jobs.kinds import (
 )
 from fairway.jobs.part import JobsPart, store_at
 from fairway.jobs.worker import WorkerConfig
+from fairway.runtime.service import running
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.log import Log
 from fairway.storage.reserve import DiskReserve
 from fairway.storage.wals import wal_at
 from fairway.storage.writer import WriterConfig
 from fairway.topics.engine import Topics, TopicsConfig
-from fairway.topics.handle import Lost, Read, Record, TopicHandle
+from fairway.topics.handle import Lost, Read, Record, TopicHandle, consumed
 from fairway.wire.topics import RouterConfig, TopicPatch, check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
     from types import TracebackType
     from typing import Self
 
     from fairway.core.backoff import BackoffConfig
-    from fairway.jobs.store import JobStore
+    from fairway.jobs.job import NewJob
+    from fairway.jobs.schedule import CatchupConfig
+    from fairway.jobs.store import Cursor, JobStore
     from fairway.storage.wal import Wal
+    from fairway.topics.handle import RemoteTopics
 
 T = TypeVar("T")
 
@@ -90,6 +98,12 @@ class Fairway:
         self._jobs_place = jobs
         self._worker = worker
         self._kinds = Kinds()
+        self.flows: dict[str, Flow] = {}
+        """The workflows that were declared, by name."""
+        self._schedules: dict[str, Schedule] = {}
+        self._forwarders: dict[str, Forwarder] = {}
+        self.remote_topics: RemoteTopics | None = None
+        """The way to the topics of a running server, in a process that only works on jobs."""
         self._part: JobsPart | None = None
         self.telemetry = Telemetry()
         self._writer = writer
@@ -163,7 +177,10 @@ class Fairway:
         def declare(function: Callable[..., Any]) -> JobFunction[..., Any]:
             name = given.pop("name", None) or function.__name__
             version = given.pop("version", 1)
-            kind = function_kind(function, name, version, options_of(**given))
+            options = options_of(**given)
+            kind = function_kind(function, name, version, options)
+            if options.isolation == "process":
+                target_of(function, name)  # what no other process could find is refused here
             self._kinds.add(kind)
             return JobFunction(self._running_jobs, kind)
 
@@ -212,6 +229,107 @@ class Fairway:
 
         return declare(*states) if states else declare
 
+    def workflow(
+        self,
+        name: str,
+        *,
+        version: int = 1,
+        queue: str = "default",
+        timeout: float | None = None,
+        cron: str | None = None,
+        every_s: float | None = None,
+        zone: str = "UTC",
+        catchup: str | CatchupConfig = "skip",
+        context: Mapping[str, Any] | None = None,
+    ) -> Flow:
+        """Declare a workflow: a graph of tasks with a shared context, kept in the database.
+
+            nightly = app.workflow("nightly")
+
+            @nightly.task
+            async def extract() -> dict: ...
+
+            @nightly.task(after=extract)
+            def load(rows: int) -> None: ...
+
+        Its tasks are jobs of `queue`; `timeout` is for a whole run, in seconds. With `cron` or
+        `every_s` runs start by themselves, with `context` and `scheduled_at_ms`.
+        """
+        if name in self.flows:
+            raise InvalidConfig(f"workflow {name!r} is declared twice")
+        flow = Flow(
+            self._running_jobs,
+            lambda id, fresh: JobHandle(self._running_jobs, id, fresh=fresh),
+            name,
+            version=version,
+            queue=queue,
+            timeout_s=timeout,
+        )
+        self.flows[name] = flow
+        if cron is not None or every_s is not None:
+            self.schedule(
+                name, flow, cron=cron, every_s=every_s, zone=zone, catchup=catchup, values=context
+            )
+        return flow
+
+    def schedule(
+        self,
+        name: str,
+        target: Flow | JobFunction[..., Any],
+        *,
+        cron: str | None = None,
+        every_s: float | None = None,
+        zone: str = "UTC",
+        catchup: str | CatchupConfig = "skip",
+        values: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Enqueue a job, or start a workflow, at the times of a cron expression or interval.
+
+        Each time fires once, however many workers there are. `catchup` says what becomes of times
+        that passed while none ran: `skip`, `latest_only` or `run_all`. `values` are the arguments
+        of the job, or the context of the run.
+        """
+        if name in self._schedules:
+            raise InvalidConfig(f"schedule {name!r} is declared twice")
+        if isinstance(target, Flow):
+            flow = target
+
+            def job(at_ns: int) -> NewJob:
+                return flow.order(scheduled_context(at_ns, values)).job
+
+        else:
+            kind = target.kind
+            kind.job(values or {})  # what does not fit is told now, not at night
+
+            def job(at_ns: int) -> NewJob:
+                return kind.job(values or {})
+
+        self._schedules[name] = Schedule(
+            name=name,
+            times=times_of(cron, every_s, zone),
+            job=job,
+            catchup=catchup_of(catchup),
+        )
+
+    def trigger(
+        self, target: Flow, *, every_s: float, name: str | None = None, queue: str = "default"
+    ) -> Callable[[Callable[..., Any]], JobFunction[..., Any]]:
+        """Declare a function that is asked every so often whether to start a run.
+
+        It returns the context of a run to start, or None. A context that a run is at work on
+        already starts no second one.
+        """
+
+        def declare(function: Callable[..., Any]) -> JobFunction[..., Any]:
+            called = name or function.__name__
+            asked = self.job(name=f"trigger.{called}", queue=queue, unique=True, max_attempts=3)(
+                triggering(function, target)
+            )
+            self.schedule(f"trigger.{called}", asked, every_s=every_s)
+            return asked
+
+        return declare
+
     async def enqueue(self, *orders: Order, within: Any = None) -> list[JobHandle[Any]]:
         """Enqueue jobs of any kinds, all or none of them; durable when this returns."""
         added = await self.jobs.enqueue([order.job for order in orders], within=within)
@@ -226,6 +344,27 @@ class Fairway:
         if self._part is None:
             raise Closing("the app is not running: enter it with `async with app:`")
         return self._part.engine
+
+    def forward(
+        self,
+        topic: str | TopicHandle[Any],
+        job: JobFunction[..., Any],
+        *,
+        name: str | None = None,
+        arguments: Callable[[Any], dict[str, Any]] | None = None,
+    ) -> None:
+        """Declare a router from a topic to a job: each record is enqueued as one, exactly once.
+
+        The record's data are the job's arguments, or what `arguments` makes of it.
+        """
+        source = topic if isinstance(topic, str) else topic.name
+        called = name or f"{source}->{job.kind.name}"
+        if called in self._forwarders:
+            raise InvalidConfig(f"router {called!r} is declared twice")
+        self.topic(source)
+        self._forwarders[called] = Forwarder(
+            called, _TopicSource(self, source), self._running_jobs, job.kind, arguments
+        )
 
     @property
     def log(self) -> Log:
@@ -274,7 +413,10 @@ class Fairway:
                         await engine.create(end)
                 await engine.put_router(name, router)
             self._part = await stack.enter_async_context(self._jobs_part())
+            if self._part.worker is not None:
+                self._part.worker.pressure = lambda: engine.ladder.pressure
             self._log, self._engine = log, engine
+            await stack.enter_async_context(running(*self._forwarders.values()))
             self._stack = stack.pop_all()
         return self
 
@@ -290,19 +432,60 @@ class Fairway:
         finally:
             self._log = self._engine = self._starting = self._part = None
 
-    def _jobs_part(self) -> JobsPart:
-        place: Any = self._jobs_place
+    @asynccontextmanager
+    async def working(
+        self,
+        worker: WorkerConfig | None = None,
+        *,
+        topics: RemoteTopics | None = None,
+        store: JobStore | None = None,
+    ) -> AsyncIterator[JobsPart]:
+        """Work on jobs, and on nothing else: the log is left to the server that owns it.
+
+        Any number of processes may do this at once. `topics` is how topic handles reach the
+        server; without it they are refused. `store` is another place for jobs than the app's own.
+        """
+        self._part = part = self._jobs_part(worker, store)
+        self.remote_topics = topics
+        try:
+            async with part:
+                yield part
+        finally:
+            self._part = self.remote_topics = None
+
+    def _jobs_part(
+        self, worker: WorkerConfig | None = None, store: JobStore | None = None
+    ) -> JobsPart:
+        place: Any = self._jobs_place if store is None else store
         if place is None:
             place = self.place if isinstance(self.place, str | Path) else "memory:"
         store = store_at(place) if isinstance(place, str | Path) else place
-        worker = self._worker if self._kinds.newest else None
+        for flow in self.flows.values():
+            flow.declare(self._kinds)
+        worker = worker or (self._worker if self._kinds.newest else None)
         if worker is WORKER:
-            worker = WorkerConfig(queues={queue: FeederConfig() for queue in self._queues()})
-        return JobsPart(store, self._kinds, worker)
+            worker = WorkerConfig(queues={queue: FeederConfig() for queue in self.queues})
+        return JobsPart(store, self._kinds, worker, self._schedules, self.telemetry)
 
-    def _queues(self) -> list[str]:
+    @property
+    def queues(self) -> list[str]:
         """Every queue that a declared job waits in."""
-        return sorted({kind.options.queue for kind in self._kinds.newest.values()})
+        for flow in self.flows.values():
+            flow.declare(self._kinds)
+        return sorted({kind.options.queue for kind in self._kinds.by_version.values()})
+
+
+class _TopicSource:
+    """A topic of the app, as jobs read it."""
+
+    def __init__(self, app: Fairway, name: str) -> None:
+        self._app = app
+        self._name = name
+
+    async def read(self, cursor: Cursor | None) -> AsyncIterator[Arrived]:
+        epoch, seq = (None, 0) if cursor is None else cursor[1:]
+        async for found, records in consumed(self._app.topics, self._name, epoch, seq):
+            yield Arrived(found, records)
 
 
 def _reserve_of(place: object) -> DiskReserve | None:

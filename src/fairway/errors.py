@@ -20,6 +20,10 @@
     │   ├── Unauthorized          who asks is not known: no key, or not one that counts
     │   └── Forbidden             who asks may not do this, or may not do it from there
     ├── JobFailed                 the job whose result was asked for failed (carries its error)
+    ├── RunEnded                  code that a job ran came to no end of its own
+    │   ├── CallFailed            it raised in the process it ran in
+    │   ├── ProcessDied           its process was killed, ran out of memory, or crashed
+    │   └── Cancelled             the job was cancelled, and the code asked
     ├── WriteFailed               the store said no; nothing of this operation was written
     ├── OutcomeUnknown            the store failed half-way: the operation may or may not be durable
     └── Stop                      do not go on: a person has to look
@@ -163,6 +167,22 @@ class JobFailed(FairwayError):
         self.id = id
         self.status = status
         self.error = error
+
+
+class RunEnded(FairwayError):
+    """Code that a job ran came to no end of its own."""
+
+
+class CallFailed(RunEnded):
+    """The call raised in its process; the message is its traceback."""
+
+
+class ProcessDied(RunEnded):
+    """The process ended before the call did: it was killed, ran out of memory, or crashed."""
+
+
+class Cancelled(RunEnded):
+    """The job was cancelled, or its worker must stop it; raised by `ctx.check()`."""
 
 
 class WriteFailed(FairwayError):

@@ -211,6 +211,12 @@ def read_client_settings(
     return ClientSettings(url=url.rstrip("/"), key=key)
 
 
+def server_of(given: str | None, *, environ: Mapping[str, str] | None = None) -> str | None:
+    """The server whose topics a worker uses: what was given, else `FAIRWAY_SERVER`."""
+    environ = os.environ if environ is None else environ
+    return given or environ.get("FAIRWAY_SERVER", "").strip() or None
+
+
 def parse_duration_ms(text: str) -> int:
     """Milliseconds of `500ms`, `30s`, `15m`, `1h`, `7d` or `2w`; a bare number is milliseconds."""
     return _amount(text, _DURATIONS, "a duration is a number and a unit, such as 500ms, 30s or 7d")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import shlex
 import signal
@@ -20,6 +19,7 @@ from click.testing import CliRunner
 from fairway.cli import main
 from fairway.client import Client, NewRecord
 from tests.support.server import ServerProcess, free_port, server_process
+from tests.support.terminal import on_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,30 +80,6 @@ def running(url: str, *words: str) -> Iterator[subprocess.Popen[str]]:
         if child.poll() is None:
             child.kill()
         child.communicate()
-
-
-def on_terminal(url: str, *words: str) -> str:
-    """What a command prints on a terminal, colours left out."""
-    ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "fairway", *words],
-        cwd=ROOT,
-        env={**os.environ, "FAIRWAY_URL": url, "TERM": "xterm", "COLUMNS": "120"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    printed = b""
-    try:
-        while piece := os.read(ours, 4096):
-            printed += piece
-    except OSError:  # how Linux says that the other side is gone
-        pass
-    finally:
-        os.close(ours)
-    assert child.wait(WAIT_S) == 0, printed
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", printed.decode()).replace("\r", "")
 
 
 # --- topics

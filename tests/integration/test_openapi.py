@@ -44,14 +44,27 @@ CHECKS = [
     negative_data_rejection,
 ]
 SCHEMA = schemathesis.openapi.from_dict(document(ROUTES.all))
-NAMES = {"topic": "known", "router": "known", "wid": "wid_none"}
+NAMES = {
+    "topic": "known",
+    "router": "known",
+    "wid": "wid_none",
+    "id": 1,
+    "key": "known",
+    "queue": "known",
+    "workflow": "known",
+    "schedule": "known",
+}
 """Half of the requests name something that exists: the rest would end at a 404."""
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with server_process(tmp_path_factory.mktemp("data")) as process:
-        yield f"http://127.0.0.1:{process.port}"
+        address = f"http://127.0.0.1:{process.port}"
+        job = {"kind": "known", "key": "known", "queue": "known", "window_ms": 10**9}
+        made = requests.post(f"{address}/v0/jobs", json={"jobs": [job]}, timeout=30)
+        assert made.json()["jobs"] == [{"id": NAMES["id"], "fresh": True}]
+        yield address
         assert not process.ended
         assert "Traceback" not in process.errors
 
@@ -90,6 +103,8 @@ def exchange_all(
     @given(cases)
     def check(case: Case) -> None:
         requests.put(f"{url}/v0/topics/known", timeout=30)
+        if isinstance((case.query or {}).get("wait_ms"), int):
+            case.query["wait_ms"] %= 20  # nobody works on these jobs: none of them ends
         if route.stream:
             status = stream_status(case, url)
             assert status in (200, 400, 401, 404), (status, case)

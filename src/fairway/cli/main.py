@@ -9,7 +9,10 @@ import click
 
 COMMANDS: Final = {
     "serve": ("fairway.cli.serve", "serve", "Run the server."),
+    "worker": ("fairway.cli.worker", "worker", "Work on the jobs of an app."),
+    "workflow": ("fairway.cli.workflow", "workflow", "Start workflows and look at their runs."),
     "topic": ("fairway.cli.topic", "topic", "Append to topics, read and follow them."),
+    "jobs": ("fairway.cli.jobs", "jobs", "Enqueue jobs, look at them and steer them."),
     "router": ("fairway.cli.router", "router", "Copy records from one topic to another."),
 }
 
@@ -35,4 +38,4 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="fairway")
 def main() -> None:
-    """Fairway: durable topics on one fair scheduler. Overload costs latency, never data."""
+    """Durable topics and jobs on one fair scheduler. Overload costs latency, never data."""

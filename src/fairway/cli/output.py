@@ -99,7 +99,10 @@ class Output:
             click.echo(f"# {said}")
 
 
-NUMERIC = {"RECORDS", "BYTES", "HEAD", "EARLIEST", "PRIORITY", "CURSOR", "LAG", "FORWARDED"}
+NUMERIC = {
+    *("RECORDS", "BYTES", "HEAD", "EARLIEST", "PRIORITY", "CURSOR", "LAG", "FORWARDED"),
+    *("ID", "ATTEMPTS", "READY", "SCHEDULED", "WAITING", "BLOCKED", "RUNNING"),
+}
 
 
 def record_facts(record: Record[msgspec.Raw]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from fairway.client.aio import AsyncClient, AsyncTopicHandle, AsyncWatch
 from fairway.client.bulk import Progress
+from fairway.client.jobs import AsyncRemoteJobs, RemoteJobs
 from fairway.client.records import Cursor, NewRecord, Page, Position, Record
 from fairway.client.retry import RetryConfig
 from fairway.client.sync import Client, TopicHandle, Watch
@@ -20,6 +21,7 @@ from fairway.wire.events import TombstoneEvent as Tombstone
 
 __all__ = [
     "AsyncClient",
+    "AsyncRemoteJobs",
     "AsyncTopicHandle",
     "AsyncWatch",
     "Client",
@@ -29,6 +31,7 @@ __all__ = [
     "Position",
     "Progress",
     "Record",
+    "RemoteJobs",
     "RetryConfig",
     "Tombstone",
     "TopicHandle",

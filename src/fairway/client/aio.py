@@ -19,6 +19,7 @@ from fairway.client.following import (
     Places,
     silence_s,
 )
+from fairway.client.jobs import AsyncRemoteJobs
 from fairway.client.records import Record, RecordDecoder
 from fairway.client.retry import Answer, Fail, Patience, ended
 from fairway.client.sweep import Sweep
@@ -91,6 +92,8 @@ class AsyncClient:
             url, key, retry=retry, timeout_s=timeout_s, clock=clock, source=source
         )
         self._http = httpx.AsyncClient(**self._exchange.client_options(verify, transport))
+        self.jobs = AsyncRemoteJobs(self)
+        """Enqueue jobs, follow and steer them."""
 
     def __repr__(self) -> str:
         return f"AsyncClient({self.url!r})"

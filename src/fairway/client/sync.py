@@ -17,6 +17,7 @@ from fairway.client.following import (
     Places,
     silence_s,
 )
+from fairway.client.jobs import RemoteJobs
 from fairway.client.records import Record, RecordDecoder
 from fairway.client.retry import Answer, Fail, Patience, ended
 from fairway.client.sweep import Sweep
@@ -89,6 +90,8 @@ class Client:
             url, key, retry=retry, timeout_s=timeout_s, clock=clock, source=source
         )
         self._http = httpx.Client(**self._exchange.client_options(verify, transport))
+        self.jobs = RemoteJobs(self)
+        """Enqueue jobs, follow and steer them."""
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"

@@ -6,22 +6,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from fairway.errors import FairwayError
+from fairway.errors import Cancelled
 from fairway.jobs import outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from fairway.jobs.job import Child, Claim
+    from fairway.jobs.job import Child, Claim, Signal
     from fairway.jobs.kinds import Order
+    from fairway.runtime.clock import Clock
 
 T = TypeVar("T")
 
 SECOND_NS = 1_000_000_000
-
-
-class Cancelled(FairwayError):
-    """The job was cancelled, or its worker must stop it; raised by `ctx.check()`."""
 
 
 class ReceivedSignal(msgspec.Struct, frozen=True):
@@ -44,11 +41,14 @@ class ChildResult(msgspec.Struct, frozen=True):
 class Context(Generic[T]):
     """The job that runs, as its step sees it."""
 
-    __slots__ = ("_claim", "_stop", "_tell", "state")
+    __slots__ = ("_claim", "_clock", "_stop", "_tell", "state")
 
-    def __init__(self, claim: Claim, state: T, tell: Callable[[int, bytes], None]) -> None:
+    def __init__(
+        self, claim: Claim, state: T, tell: Callable[[int, bytes], None], clock: Clock
+    ) -> None:
         self._claim = claim
         self._tell = tell
+        self._clock = clock
         self._stop: str | None = None
         self.state = state
         """A machine's state; for a function, its arguments."""
@@ -94,6 +94,16 @@ class Context(Generic[T]):
     def timed_out(self) -> bool:
         """Whether a wait ended because its time was up."""
         return self._claim.timed_out
+
+    @property
+    def wall_ns(self) -> int:
+        """What time it is, on the clock of the worker: nanoseconds since 1970 in UTC."""
+        return self._clock.wall_ns()
+
+    @property
+    def raw_signals(self) -> tuple[Signal, ...]:
+        """As `signals`, their payloads not decoded."""
+        return self._claim.signals
 
     @property
     def signals(self) -> list[ReceivedSignal]:

@@ -90,6 +90,9 @@ class Cron:
     """Whether one of the two day fields is enough."""
     tz: tzinfo
 
+    def __str__(self) -> str:
+        return f"cron {self.text}, {self.zone}"
+
     @classmethod
     def parse(cls, text: str, zone: str = "UTC") -> Cron:
         """Read an expression; `InvalidConfig` names the field that is wrong, and why."""

@@ -70,7 +70,9 @@ class Jobs:
         """
         added = await self.store.enqueue(jobs, within=within, cursor=cursor)
         if within is None and self._worker is not None:
-            self._worker.wake({_lane(job) for job in jobs})
+            self._worker.wake({_lane(job) for job in jobs if not job.delay_ns})
+            for delay_ns in {job.delay_ns for job in jobs if job.delay_ns}:
+                self._worker.expect(delay_ns)
         return added
 
     async def result(self, id: int, timeout_s: float | None = None) -> Any:
@@ -131,7 +133,7 @@ class Jobs:
         """End jobs and their children; what runs is told to stop."""
         cancelled = await self.store.cancel(ids, reason=reason)
         if self._worker is not None:
-            self._worker.cancel(cancelled.running)
+            self._worker.cancel(cancelled.running, reason)
         return cancelled
 
     async def retry(self, *ids: int) -> list[int]:
@@ -152,6 +154,13 @@ class Jobs:
             raise NotFound("job", str(id))
         return job
 
+    async def find_by_key(self, unique_key: str) -> Job:
+        """The job that a unique key stands for."""
+        job = await self.store.find_by_key(unique_key)
+        if job is None:
+            raise NotFound("job", unique_key)
+        return job
+
     async def browse(self, filter: Filter | None = None) -> list[Job]:
         return await self.store.browse(filter or Filter())
 
@@ -170,6 +179,10 @@ class Jobs:
     async def limit(self, queue: str, limits: Limits) -> None:
         """What a queue may do over all workers together; the queue `*` is all queues."""
         await self.store.set_limits(queue, limits)
+
+    async def prune(self, older_than_ns: int) -> int:
+        """Forget jobs that ended longer ago; how many."""
+        return await self.store.prune(older_than_ns)
 
 
 def _lane(job: NewJob) -> Lane:

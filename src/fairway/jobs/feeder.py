@@ -9,7 +9,8 @@ to `max_poll_interval_ns`, anything else snaps it back.
 Fairness. The lanes of a queue that have work take turns: bands by weight (`core.turns`, 8/4/2/1/1),
 inside a band tenant after tenant. With T tenants ready in a band of weight w, and W the weights of
 all bands that are ready, a tenant's oldest job is among the next ceil(T / w) * W that this worker
-claims from the queue, however long the others' lanes are.
+asks for, however long the others' lanes are, from when the worker knows of it: at once if it was
+enqueued in this process, else at the next look, which is not put off by work on other lanes.
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from fairway.jobs.job import Claim, Lane
 
 SECOND_NS = 1_000_000_000
+VAIN_LOOKS_MAX = 3
+VAIN_PAUSE_NS = 10_000_000
+"""Whoever asked so often for what he was told is there and got nothing rests before he asks again:
+others have it in their hands, or his own lease ran out and he has not heard of it yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,28 +70,48 @@ class LaneTurns:
         self._turns: Turns[Band] = Turns(WEIGHTS)
         self._rings: dict[Band, deque[Lane]] = {band: deque() for band in WEIGHTS}
         self._known: set[Lane] = set()
+        self._unsure: set[Lane] = set()
 
     def __len__(self) -> int:
         return len(self._known)
 
     def add(self, lane: Lane) -> None:
         """The lane has work."""
+        self._unsure.discard(lane)
         if lane not in self._known:
             self._known.add(lane)
             self._rings[lane.band].append(lane)
             self._turns.wake(lane.band)
 
+    def add_all(self, lanes: Iterable[Lane]) -> None:
+        for lane in sorted(lanes):
+            self.add(lane)
+
     def drop(self, lane: Lane) -> None:
         """The lane gave less than it was asked for: it is empty for now."""
         if lane in self._known:
             self._known.remove(lane)
+            self._unsure.discard(lane)
             ring = self._rings[lane.band]
             ring.remove(lane)
             if not ring:
                 self._turns.rest(lane.band)
 
+    def doubt(self) -> None:
+        """Some gave less than they were asked for: nothing more is asked before the next look.
+
+        They keep their places until then. If all were forgotten, the ring would begin with the same
+        tenants again each time, and those behind them would wait for as long as that goes on.
+        """
+        self._unsure = set(self._known)
+
+    @property
+    def doubtful(self) -> bool:
+        return bool(self._unsure)
+
     def replace(self, lanes: Iterable[Lane]) -> None:
         """Exactly these have work. Lanes that had it before keep their place in the ring."""
+        self._unsure.clear()
         fresh = set(lanes)
         for lane in self._known - fresh:
             self.drop(lane)
@@ -95,7 +120,7 @@ class LaneTurns:
 
     def split(self, count: int) -> list[Want]:
         """How many to ask of each lane, `count` together."""
-        if not self._known or count < 1:
+        if not self._known or self._unsure or count < 1:
             return []
         if len(self._known) == 1:
             return [Want(next(iter(self._known)), count)]
@@ -118,13 +143,15 @@ class Feeder:
         self.config = config
         self.lanes = LaneTurns()
         self.buffer: deque[Claim] = deque()
-        self.running: dict[int, Claim] = {}
+        self.running: dict[tuple[int, int], Claim] = {}  # by id and token
         self.poll_ns = config.poll_interval_ns
         self.next_poll_ns = now_ns
         self._prefetch = config.prefetch
         self._asked = 0
         self._stirred = True
         self._held_until_ns = 0
+        self._held_by_running = False
+        self._vain = 0
 
     @property
     def idle(self) -> bool:
@@ -168,16 +195,31 @@ class Feeder:
         self._asked = count
         self._stirred = False
 
-    def picked(self, claims: Iterable[Claim], now_ns: int, *, more: bool = False) -> None:
-        """The exchange is back with these. `more`: it was seen that something is there still."""
-        self._asked = 0
+    def picked(
+        self, claims: Iterable[Claim], now_ns: int, *, looked: bool = True, more: bool = False
+    ) -> None:
+        """The exchange is back with these.
+
+        `looked`: it was asked which lanes have work, not only for that of lanes we know; `more`: it
+        was seen that something is there still.
+        """
+        asked, self._asked = self._asked, 0
         before = len(self.buffer)
         self.buffer.extend(claims)
-        if more or len(self.buffer) > before or not self.idle:
+        got = len(self.buffer) > before
+        if more or got or not self.idle:
             self.poll_ns = self.config.poll_interval_ns
-        else:
+        elif not self.lanes.doubtful:  # or the look that follows would double it a second time
             self.poll_ns = min(self.poll_ns * 2, self.config.max_poll_interval_ns)
-        self.next_poll_ns = now_ns + self.poll_ns
+        next_poll_ns = now_ns + self.poll_ns
+        # Claims alone put no look off, or a long lane would hide the others until its end.
+        self.next_poll_ns = next_poll_ns if looked else min(self.next_poll_ns, next_poll_ns)
+        if asked and not got:
+            self._vain += 1
+            if self._vain >= VAIN_LOOKS_MAX:
+                self.hold_back(VAIN_PAUSE_NS, now_ns)
+        elif got or not more:
+            self._vain = 0
 
     def failed(self) -> None:
         """The exchange came to nothing: ask again."""
@@ -185,8 +227,12 @@ class Feeder:
         self._stirred = True
 
     def hold_back(self, wait_ns: int, now_ns: int) -> None:
-        """The queue is at one of its limits: nothing is to be had before then."""
-        self._held_until_ns = now_ns + max(wait_ns, 1)
+        """The queue is at one of its limits: nothing is to be had before then.
+
+        0 is until one of its jobs ends, here or elsewhere: that is looked for as usual.
+        """
+        self._held_by_running = wait_ns <= 0
+        self._held_until_ns = now_ns + (wait_ns if wait_ns > 0 else self.config.poll_interval_ns)
         self.next_poll_ns = min(self.next_poll_ns, self._held_until_ns)
 
     def start(self) -> Claim | None:
@@ -194,13 +240,15 @@ class Feeder:
         if not self.buffer or len(self.running) >= self.config.concurrency:
             return None
         claim = self.buffer.popleft()
-        self.running[claim.id] = claim
+        self.running[claim.id, claim.token] = claim
         return claim
 
-    def finished(self, id: int) -> None:
-        """A job's run is over; its slot is free."""
-        if self.running.pop(id, None) is not None:
+    def finished(self, claim: Claim) -> None:
+        """The run of a claim is over; its slot is free."""
+        if self.running.pop((claim.id, claim.token), None) is not None:
             self._stirred = True
+            if self._held_by_running:
+                self._held_until_ns = 0
 
     def release(self) -> list[Claim]:
         """Empty the buffer: these go back to the store."""
@@ -211,5 +259,5 @@ class Feeder:
     def check(self) -> None:
         """Assert every invariant."""
         assert len(self.running) <= self.config.concurrency
-        assert not {claim.id for claim in self.buffer} & self.running.keys(), "in two places"
+        assert not {(claim.id, claim.token) for claim in self.buffer} & self.running.keys()
         assert self.config.poll_interval_ns <= self.poll_ns <= self.config.max_poll_interval_ns

@@ -140,7 +140,7 @@ class JobFunction(_Declared, Generic[P, R]):
 
     async def enqueue_many(self, many: Iterable[Mapping[str, Any]]) -> list[JobHandle[R]]:
         """Enqueue one for each set of arguments, all or none of them."""
-        return await self._enqueue([self.kind.job(values, **self._given) for values in many])
+        return await self._enqueue(self.kind.jobs(many, **self._given))
 
     def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:
         values: Mapping[str, Any] = kwargs

@@ -18,7 +18,7 @@ from fairway.jobs.context import Context
 from fairway.jobs.job import MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, NewJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 SECOND_NS: Final = 1_000_000_000
 BACKOFF: Final = BackoffConfig(base_ns=SECOND_NS, cap_ns=300 * SECOND_NS, jitter=0.25)
@@ -109,14 +109,48 @@ class Kind:
     steps: Mapping[str, StepCall]
     decoder: msgspec.json.Decoder[Any] = field(repr=False)
     is_machine: bool
+    declared: Any = None
+    """The function or class it was made of, for a process to find it again."""
+
+    def call(self, step: StepCall, state: Any, context: Context[Any] | None) -> Any:
+        """Call a step as it was written: a method of the state, or a function of its arguments."""
+        if self.is_machine:
+            return step.call(state, context) if step.wants_context else step.call(state)
+        arguments = {name: getattr(state, name) for name in state.__struct_fields__}
+        return step.call(context, **arguments) if step.wants_context else step.call(**arguments)
 
     def job(self, values: Mapping[str, Any], **given: Any) -> NewJob:
         """A job with these arguments. Raises `InvalidRequest` naming the one that does not fit."""
+        return self.job_with(self._checked(values), **given)
+
+    def jobs(self, many: Iterable[Mapping[str, Any]], **given: Any) -> list[NewJob]:
+        """A job for each of these arguments, as `job` makes them."""
+        states = [self._checked(values) for values in many]
+        if not states or self._templated:
+            return [self.job_with(state, **given) for state in states]
+        first = self.job_with(states[0], **given)
+        encode = msgspec.json.encode
+        rest = [msgspec.structs.replace(first, state=encode(state)) for state in states[1:]]
+        return [first, *rest]
+
+    def _checked(self, values: Mapping[str, Any]) -> msgspec.Struct:
+        """The arguments, or the state, of these values."""
         try:
-            state = msgspec.convert(dict(values), self.arguments, from_attributes=True)
+            return msgspec.convert(values, self.arguments)
+        except msgspec.ValidationError:
+            pass  # perhaps a value is an object with the right attributes
+        try:
+            return msgspec.convert(dict(values), self.arguments, from_attributes=True)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"job {self.name!r}: {_plainly(str(error))}") from None
-        return self.job_with(state, **given)
+
+    @property
+    def _templated(self) -> bool:
+        """Whether a job's key, tenant or uniqueness depends on its arguments."""
+        options = self.options
+        return (
+            options.unique is not None or options.partition_key is not None or "{" in options.tenant
+        )
 
     def job_with(self, state: msgspec.Struct, **given: Any) -> NewJob:
         """A job with arguments that were checked already."""
@@ -186,7 +220,7 @@ def function_kind(function: Callable[..., Any], name: str, version: int, options
     except TypeError as error:
         raise InvalidConfig(f"job {name!r}: {error}") from None
     step = StepCall(function, inspect.iscoroutinefunction(function), wants_context)
-    return Kind(name, version, options, arguments, RUN, {RUN: step}, decoder, False)
+    return Kind(name, version, options, arguments, RUN, {RUN: step}, decoder, False, function)
 
 
 def machine_kind(
@@ -210,12 +244,23 @@ def machine_kind(
     if first not in steps:
         raise InvalidConfig(f"machine {name!r} has no step {first!r} to begin with")
     decoder = msgspec.json.Decoder(state)
-    return Kind(name, version, options, state, first, steps, decoder, True)
+    return Kind(name, version, options, state, first, steps, decoder, True, state)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    # What it returns, and the type of its context, may be known to checkers alone.
+    wanted = {
+        name: hint
+        for name, hint in getattr(function, "__annotations__", {}).items()
+        if name not in ("return", "ctx")
+    }
+
+    def arguments() -> None: ...
+
+    arguments.__annotations__ = wanted
+    scope = getattr(inspect.unwrap(function), "__globals__", None)
     try:
-        return get_type_hints(function, include_extras=True)
+        return get_type_hints(arguments, globalns=scope, include_extras=True)
     except NameError as error:
         raise InvalidConfig(
             f"job {function.__qualname__!r}: its annotations name something unknown: {error};"
@@ -225,9 +270,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 def _is_context(parameter: inspect.Parameter, hints: Mapping[str, Any]) -> bool:
     hint = hints.get(parameter.name)
-    return parameter.name in ("ctx", "context") or (
-        isinstance(hint, type) and issubclass(hint, Context)
-    )
+    return parameter.name == "ctx" or (isinstance(hint, type) and issubclass(hint, Context))
 
 
 def _default(value: Any) -> Any:

@@ -35,6 +35,8 @@ class Lease:
     """The jobs it has, by token: a live view of the worker's own book."""
     trusted_until_ns: int
     lost: bool = False
+    asking_since_ns: int | None = None
+    """Since when an exchange is under way: what it claims is not in the book yet."""
 
 
 class Liveness:
@@ -59,6 +61,7 @@ class Liveness:
         self._told = told
         self._lost = lost
         self._lease: Lease | None = None
+        self._soon_ns = min(RETRY_NS, config.heartbeat_ns)
 
     def begin(self, worker: int, held: Mapping[int, int], asked_at_ns: int) -> Lease:
         """A lease that was granted when it was asked for at `asked_at_ns`."""
@@ -77,22 +80,25 @@ class Liveness:
         """Renew once; how long to wait until the next time, None for the usual interval."""
         lease = self._lease
         if lease is None or lease.lost:
-            return RETRY_NS
+            return self._soon_ns
         now_ns = self._clock.now_ns()
+        grace_ns = self._config.heartbeat_ns
+        if (asking_since_ns := lease.asking_since_ns) is not None:
+            grace_ns += now_ns - asking_since_ns
         try:
-            answer = self._heart.beat(
-                lease.worker, dict(lease.held), self._config.ttl_ns, self._config.heartbeat_ns
-            )
+            # The book itself and no copy: the heart may have to wait for the store, and what was
+            # claimed meanwhile would look as if nobody knew of it.
+            answer = self._heart.beat(lease.worker, lease.held, self._config.ttl_ns, grace_ns)
         except FairwayError as error:
             logger.warning("a heartbeat failed and is tried again: %s", error)
             left_ns = lease.trusted_until_ns - self._clock.now_ns()
             if left_ns > 0:
-                return min(RETRY_NS, left_ns)
+                return min(self._soon_ns, left_ns)
             self._give_up(lease, str(error))
-            return RETRY_NS
+            return self._soon_ns
         if not answer.alive:
             self._give_up(lease, "its lease has run out")
-            return RETRY_NS
+            return self._soon_ns
         lease.trusted_until_ns = self._config.trusted_until_ns(now_ns)
         self._told(lease, answer)
         return None

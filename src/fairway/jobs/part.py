@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairway.errors import InvalidConfig
+from fairway.jobs.clockwork import Clockwork
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.worker import Worker, WorkerConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
     from typing import Self
 
+    from fairway.jobs.clockwork import Schedule
     from fairway.jobs.store import JobStore
+    from fairway.runtime.telemetry import Telemetry
 
 FILE = "jobs.db"
 
@@ -48,21 +52,35 @@ class JobsPart:
     Leaving it stops claiming, gives back what did not start and waits for what runs, for a while.
     """
 
-    def __init__(self, store: JobStore, kinds: Kinds, config: WorkerConfig | None) -> None:
+    def __init__(
+        self,
+        store: JobStore,
+        kinds: Kinds,
+        config: WorkerConfig | None,
+        schedules: Mapping[str, Schedule],
+        telemetry: Telemetry | None = None,
+    ) -> None:
         self.store = store
         self.engine = Jobs(store, kinds)
         self.worker: Worker | None = None
         if config is not None:
-            self.worker = Worker(store, kinds.by_version, config, told=self.engine.told)
+            self.worker = Worker(
+                store, kinds.by_version, config, told=self.engine.told, telemetry=telemetry
+            )
             self.engine.attach(self.worker)
         self._group = asyncio.TaskGroup()
-        self._running: asyncio.Task[None] | None = None
+        self._schedules = schedules
+        self._running: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         await self.store.open()
         await self._group.__aenter__()
         if self.worker is not None:
-            self._running = self._group.create_task(self.worker.run(), name=self.worker.name)
+            clockwork = Clockwork(self.engine, self.store.timetable, self._schedules)
+            self._running = [
+                self._group.create_task(self.worker.run(), name=self.worker.name),
+                self._group.create_task(clockwork.run(), name=clockwork.name),
+            ]
             await self.worker.wait_started()
         return self
 
@@ -73,9 +91,10 @@ class JobsPart:
         trace: TracebackType | None,
     ) -> None:
         try:
-            if self.worker is not None and self._running is not None:
+            if self.worker is not None:
                 await self.worker.drain()
-                self._running.cancel()
+            for service in self._running:
+                service.cancel()
             await self._group.__aexit__(None, None, None)
         finally:
             await self.store.aclose()

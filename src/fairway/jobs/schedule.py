@@ -8,12 +8,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from fairway.jobs.cron import Cron
+from typing import Final, NamedTuple, Protocol
 
 SKIPPED_COUNTED_MAX: Final = 1_000
+
+
+class Times(Protocol):
+    """When a schedule fires: a cron expression, or an interval."""
+
+    def after(self, wall_ns: int) -> int | None:
+        """The first time after this one; None if there is none."""
+        ...
+
+    def latest(self, start_ns: int, end_ns: int) -> int | None:
+        """The last time after `start_ns` and not after `end_ns`."""
+        ...
+
+    def between(self, start_ns: int, end_ns: int, limit: int) -> list[int]:
+        """The first `limit` times after `start_ns` and not after `end_ns`."""
+        ...
 
 
 class Catchup(Enum):
@@ -56,7 +69,7 @@ class Due(NamedTuple):
     """Times that passed without firing; past `SKIPPED_COUNTED_MAX` they are no longer counted."""
 
 
-def due(cron: Cron, handled_ns: int, now_ns: int, config: CatchupConfig) -> Due:
+def due(cron: Times, handled_ns: int, now_ns: int, config: CatchupConfig) -> Due:
     """What is owed at `now_ns` if all up to `handled_ns` was dealt with.
 
     For a new schedule `handled_ns` is when it was made: nothing before that is owed. The work is
@@ -77,7 +90,7 @@ def due(cron: Cron, handled_ns: int, now_ns: int, config: CatchupConfig) -> Due:
     return Due(fire, last_ns, cron.after(last_ns), skipped)
 
 
-def _latest(cron: Cron, start_ns: int, end_ns: int, most: int) -> tuple[int, ...]:
+def _latest(cron: Times, start_ns: int, end_ns: int, most: int) -> tuple[int, ...]:
     """The last `most` times after `start_ns`, up to and including `end_ns`, the oldest first."""
     found = cron.between(start_ns, end_ns, most + 1)
     if len(found) <= most:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Settlement,
         Status,
     )
+    from fairway.jobs.timetable import Timetable
 
 
 class Cursor(NamedTuple):
@@ -118,6 +119,11 @@ class Heart(Protocol):
 
 class JobStore(Protocol):
     """Where jobs live."""
+
+    @property
+    def timetable(self) -> Timetable:
+        """The schedules beside them."""
+        ...
 
     async def open(self) -> None:
         """Connect, and bring the tables to the version of this release."""

@@ -13,9 +13,9 @@ from fairway.errors import FairwayError
 from fairway.runtime.clock import sleep_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
-    from fairway.jobs.job import Lane
+    from fairway.jobs.job import Reaped
     from fairway.jobs.store import JobStore
 
 logger = logging.getLogger("fairway.jobs")
@@ -42,29 +42,16 @@ class Upkeep:
     def services(
         self,
         store: JobStore,
-        wake: Callable[[Iterable[Lane]], None],
+        reaped: Callable[[Reaped], None],
         reap_interval_ns: int,
     ) -> Iterator[tuple[str, Coroutine[None, None, None]]]:
         """The tasks that do it, by name."""
-        yield "job-timers", self._keep_time(store, wake)
-        yield "job-reaper", self._reap(store, wake, reap_interval_ns)
+        yield "job-reaper", self._reap(store, reaped, reap_interval_ns)
         yield "job-aging", self._age(store)
         yield "job-pruning", self._prune(store)
 
-    async def _keep_time(self, store: JobStore, wake: Callable[[Iterable[Lane]], None]) -> None:
-        while True:
-            wait_ns = self.timer_interval_ns
-            try:
-                promoted = await store.promote(BATCH)
-                wake(promoted.lanes)
-                if promoted.next_due_ns is not None:
-                    wait_ns = min(wait_ns, promoted.next_due_ns)
-            except FairwayError as error:
-                logger.warning("timers could not be looked at: %s", error)
-            await sleep_ns(wait_ns)
-
     async def _reap(
-        self, store: JobStore, wake: Callable[[Iterable[Lane]], None], interval_ns: int
+        self, store: JobStore, tell: Callable[[Reaped], None], interval_ns: int
     ) -> None:
         while True:
             try:
@@ -76,7 +63,7 @@ class Upkeep:
                         reaped.returned,
                         reaped.dead,
                     )
-                wake(reaped.lanes)
+                tell(reaped)
                 if reaped.returned + reaped.dead >= BATCH:
                     continue
             except FairwayError as error:

@@ -23,9 +23,13 @@ from fairway.jobs.outcome import Done, Next, Outcome, Retry, Spawn, Stop, Wait
 
 if TYPE_CHECKING:
     from fairway.core.backoff import RandomSource
+    from fairway.jobs.job import NewJob
     from fairway.jobs.kinds import Kind
 
 ERROR_CHARS_MAX = 4_000
+DELAY_MAX_NS = 100 * 365 * 86_400 * 1_000_000_000
+"""A hundred years: later times do not fit into every store."""
+WALL_MAX_NS = (1 << 63) - 1
 _NULL = b"null"
 _encode = msgspec.json.encode
 
@@ -42,7 +46,14 @@ def of_return(kind: Kind, claim: Claim, state: Any, value: Any, random: RandomSo
         value = Done(value)
     try:
         return _settlement(kind, claim, state, value, random)
-    except (TypeError, ValueError, OverflowError, RecursionError, InvalidRequest) as error:
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+        msgspec.MsgspecError,
+        InvalidRequest,
+    ) as error:
         return _failed(claim, f"cannot be saved: {error}")
 
 
@@ -50,12 +61,12 @@ def of_error(
     kind: Kind | None, claim: Claim, error: BaseException, said: str, random: RandomSource
 ) -> Settlement:
     """What an exception means: another attempt, or none."""
-    return _again(kind, claim, None, said[-ERROR_CHARS_MAX:], random)
+    return _again(kind, claim, None, said, random)
 
 
 def of_cancel(claim: Claim, reason: str) -> Settlement:
     """The run ended because the job was cancelled."""
-    return Settlement(claim=claim, fate=Fate.CANCELLED, error=reason)
+    return Settlement(claim=claim, fate=Fate.CANCELLED, error=_storable(reason))
 
 
 def release(claim: Claim) -> Settlement:
@@ -71,7 +82,9 @@ def _settlement(
         saved = _encode(state) if kind.is_machine else None
         return Settlement(claim=claim, fate=Fate.DONE, state=saved, result=result)
     if isinstance(value, Stop):
-        return _failed(claim, value.reason)
+        failed = _failed(claim, value.reason)
+        failed.state = _encode(state) if kind.is_machine else None
+        return failed
     if isinstance(value, Retry):
         saved = _encode(state) if kind.is_machine else None
         if value.counts:
@@ -82,7 +95,7 @@ def _settlement(
             fate=Fate.RETRY,
             step=claim.step,
             state=saved,
-            delay_ns=value.after_ns or 0,
+            delay_ns=_delay(value.after_ns or 0),
             counts=False,
         )
     if not kind.is_machine:
@@ -98,15 +111,19 @@ def _settlement(
     if isinstance(value, Wait):
         if not value.names:
             return _failed(claim, "wait needs the name of a signal")
+        for name in value.names:
+            _check(name, "the name of a signal")
         return Settlement(
             claim=claim,
             fate=Fate.WAIT,
             step=step,
             state=saved,
             names=value.names,
-            delay_ns=value.timeout_ns,
+            delay_ns=_timeout(value.timeout_ns),
         )
     assert isinstance(value, Spawn)
+    for order in value.children:
+        _check_child(order.job)
     return Settlement(
         claim=claim,
         fate=Fate.SPAWN,
@@ -114,7 +131,7 @@ def _settlement(
         state=saved,
         children=tuple(order.job for order in value.children),
         names=value.names,
-        delay_ns=value.timeout_ns,
+        delay_ns=_timeout(value.timeout_ns),
     )
 
 
@@ -142,10 +159,38 @@ def _again(
         fate=Fate.RETRY,
         step=claim.step,
         state=state,
-        error=reason,
-        delay_ns=after_ns,
+        error=_storable(reason[-ERROR_CHARS_MAX:]),
+        delay_ns=_delay(after_ns),
     )
 
 
 def _failed(claim: Claim, reason: str) -> Settlement:
-    return Settlement(claim=claim, fate=Fate.FAILED, error=reason[-ERROR_CHARS_MAX:])
+    return Settlement(claim=claim, fate=Fate.FAILED, error=_storable(reason[-ERROR_CHARS_MAX:]))
+
+
+def _delay(ns: int) -> int:
+    """Never before now, and no later than a store can say."""
+    return min(max(0, ns), DELAY_MAX_NS)
+
+
+def _timeout(ns: int) -> int:
+    """As `_delay`, but 0 is never and a time that has passed is at once."""
+    return _delay(max(1, ns)) if ns else 0
+
+
+def _storable(text: str) -> str:
+    """What a job said of itself, as any store takes it: one that refused it would refuse with it
+    whatever else the worker has to settle, again and again."""
+    return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
+
+
+def _check(text: str | None, what: str) -> None:
+    if text is not None and _storable(text) != text:
+        raise InvalidRequest(f"{what} has characters that cannot be stored: {text[:100]!r}")
+
+
+def _check_child(job: NewJob) -> None:
+    for what in ("queue", "tenant", "partition_key", "unique_key", "trace"):
+        _check(getattr(job, what), f"the {what} of a child")
+    if job.delay_ns > DELAY_MAX_NS or (job.at_wall_ns or 0) > WALL_MAX_NS:
+        raise InvalidRequest("a child starts later than can be stored")

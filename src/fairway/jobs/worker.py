@@ -19,22 +19,28 @@ from typing import TYPE_CHECKING, Any
 
 from fairway.core.backoff import Backoff, BackoffConfig
 from fairway.core.lease import LeaseConfig
-from fairway.errors import FairwayError, InvalidConfig
+from fairway.core.priority import band_of
+from fairway.errors import CallFailed, Cancelled, FairwayError, InvalidConfig
 from fairway.jobs import verdict
-from fairway.jobs.context import Cancelled, Context, stop_context
+from fairway.jobs.context import Context, stop_context
 from fairway.jobs.feeder import Feeder, FeederConfig
-from fairway.jobs.job import Fate, Settlement
+from fairway.jobs.isolation import run_isolated, target_of
+from fairway.jobs.job import TERMINAL, Fate, Lane, Settlement
 from fairway.jobs.liveness import Lease, Liveness
+from fairway.jobs.metrics import JobMetrics
+from fairway.jobs.timers import Timers
 from fairway.jobs.upkeep import Upkeep
 from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
+from fairway.runtime.processes import Processes
 from fairway.runtime.pulse import Pulse
+from fairway.runtime.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fairway.core.backoff import RandomSource
-    from fairway.jobs.job import Beat, Claim, Lane
+    from fairway.jobs.job import Beat, Claim, Reaped
     from fairway.jobs.kinds import Kind, StepCall
     from fairway.jobs.store import Ended, Exchanged, JobStore, Want
 
@@ -43,6 +49,8 @@ logger = logging.getLogger("fairway.jobs")
 SECOND_NS = 1_000_000_000
 SETTLE_MAX = 2_000
 """Settlements in one exchange."""
+PARENTS_MAX = 10_000
+"""Parents whose lane is remembered, so that they are claimed when a child of theirs ends."""
 UNKNOWN_KIND_NS = 10 * SECOND_NS
 """How long a job of a kind that this worker does not know rests before somebody looks again."""
 RECONNECT = BackoffConfig(base_ns=50_000_000, cap_ns=2 * SECOND_NS, jitter=0.5)
@@ -65,6 +73,8 @@ class WorkerConfig:
     """How long a stop waits for jobs that run; the rest is left to the reaper."""
     threads: int = 10
     """Synchronous jobs at once. They wait for a thread, in their slots."""
+    processes: int = 4
+    """Jobs with `isolation="process"` at once: so many warm processes at most."""
     upkeep: Upkeep = field(default_factory=Upkeep)
     name: str = ""
     """What people call it; by default host and process."""
@@ -72,7 +82,7 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if not self.queues:
             raise InvalidConfig("a worker works on at least one queue")
-        if self.lease_ttl_ns < 2 * self.heartbeat_interval_ns:
+        if self.lease_ttl_ns <= 2 * self.heartbeat_interval_ns:
             raise InvalidConfig(
                 "lease_ttl must be more than two heartbeat_intervals, or one lost beat loses"
                 " every claim"
@@ -90,14 +100,28 @@ class WorkerConfig:
 class _Run:
     """One run of a claimed job."""
 
-    __slots__ = ("cancelled", "claim", "context", "task", "timed_out")
+    __slots__ = (
+        "began_ns",
+        "begun",
+        "cancelled",
+        "claim",
+        "context",
+        "task",
+        "timed_out",
+        "withdrawn",
+    )
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: Claim, began_ns: int) -> None:
         self.claim = claim
+        self.began_ns = began_ns
         self.context: Context[Any] | None = None
         self.task: asyncio.Task[None] | None = None
+        self.begun = False
+        """Whether its task has had a turn: one that is cancelled before ends without a word."""
         self.cancelled = False
         self.timed_out = False
+        self.withdrawn = False
+        """Whether a thread that comes to it late is to leave it alone."""
 
 
 class Worker:
@@ -116,17 +140,22 @@ class Worker:
         *,
         told: Callable[[Sequence[Ended]], None] = lambda ended: None,
         random_source: RandomSource | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._store = store
         self._kinds = kinds
         self._config = config
         self._told = told
+        self._metrics = JobMetrics(telemetry or Telemetry())
+        self.pressure: Callable[[], float] = lambda: 0.0
+        """How hard the process is pressed, 0 to 1: under pressure less is held in the buffers."""
         self._random: RandomSource = random_source or random.Random()
         self._feeders: dict[str, Feeder] = {}
         self._runs: dict[int, _Run] = {}
         self._held: dict[int, int] = {}
         self._settled: deque[Settlement] = deque()
-        self._progress: dict[int, bytes] = {}
+        self._progress: deque[tuple[int, bytes]] = deque()  # threads add to it
+        self._parents: dict[int, Lane] = {}
         self._worker = 0
         self._token = 0
         self._lease: Lease | None = None
@@ -135,6 +164,8 @@ class Worker:
         self._quiet = asyncio.Event()
         self._draining = False
         self._group = asyncio.TaskGroup()
+        self._timers = Timers(store, self.wake, config.upkeep.timer_interval_ns)
+        self._processes = Processes(config.processes)
         self._pool = BlockingPool(config.threads, queue_limit=1 << 20, name="jobs")
 
     # The service
@@ -148,6 +179,7 @@ class Worker:
         self._feeders = {
             queue: Feeder(queue, config, now_ns) for queue, config in self._config.queues.items()
         }
+        self._metrics.watch(self._feeders)
         self._liveness = Liveness(
             self._store.heart(),
             self._config.lease,
@@ -165,23 +197,25 @@ class Worker:
             async with self._group:
                 self._group.create_task(pulse.run(), name="job-heart")
                 self._group.create_task(self._exchange_forever(), name="job-exchange")
+                self._group.create_task(self._watch_lease(), name="job-lease")
+                self._group.create_task(self._timers.run(), name=self._timers.name)
                 self._started.set()
                 for name, service in self._config.upkeep.services(
-                    self._store, self.wake, self._config.reap_interval_ns
+                    self._store, self._reaped, self._config.reap_interval_ns
                 ):
                     self._group.create_task(service, name=name)
         finally:
             self._liveness.end()
+            await self._processes.aclose()
             await self._pool.aclose()
 
     async def drain(self) -> None:
         """Claim no more, give back what did not start, and let what runs end, for a while."""
         self._draining = True
-        for feeder in self._feeders.values():
-            for claim in feeder.release():
-                self._settle(verdict.release(claim))
+        self._give_back()
         self._stir()
-        if self._held:
+        asking = self._lease is not None and self._lease.asking_since_ns is not None
+        if self._held or asking:  # what it brings is given back before we sign off
             self._quiet.clear()
             try:
                 async with asyncio.timeout(self._config.drain_timeout_ns / 1e9):
@@ -198,6 +232,11 @@ class Worker:
                 await self._store.unregister(self._worker)
             except FairwayError as error:
                 logger.warning("worker %d could not sign off: %s", self._worker, error)
+
+    def _give_back(self) -> None:
+        for feeder in self._feeders.values():
+            for claim in feeder.release():
+                self._settle(verdict.release(claim))
 
     # From outside
 
@@ -216,19 +255,31 @@ class Worker:
         if stirred:
             self._stir()
 
+    def expect(self, delay_ns: int) -> None:
+        """Something was scheduled that is due after this long."""
+        self._timers.expect(delay_ns)
+
+    def _reaped(self, reaped: Reaped) -> None:
+        self._metrics.reaped(reaped)
+        self.wake(reaped.lanes)
+
     def look(self, queue: str) -> None:
         """Something may be ready in this queue."""
         if (feeder := self._feeders.get(queue)) is not None:
-            feeder.lanes.replace(())
+            feeder.lanes.doubt()
             feeder.stir()
             self._stir()
 
     def cancel(self, ids: Iterable[int], reason: str = "cancelled") -> None:
         """Stop these jobs, if they run here."""
+        ids = set(ids)
         for id in ids:
             if (run := self._runs.get(id)) is not None and not run.cancelled:
                 run.cancelled = True
                 self._interrupt(run, reason)
+        for feeder in self._feeders.values():
+            for claim in feeder.buffer:
+                claim.cancelling = claim.cancelling or claim.id in ids
 
     @property
     def running(self) -> int:
@@ -240,7 +291,11 @@ class Worker:
         self._work.set()
 
     def _on_loop(self, call: Callable[..., None], *args: Any) -> None:
-        self._loop.call_soon_threadsafe(call, *args)
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # a beat was under way when everything ended
+            if not self._loop.is_closed():
+                raise
 
     async def _exchange_forever(self) -> None:
         backoff = Backoff(RECONNECT, self._random)
@@ -263,7 +318,8 @@ class Worker:
         asked_at_ns = self._clock.now_ns()
         name = self._config.name or f"{socket.gethostname()}:{os.getpid()}"
         self._worker = await self._store.register(name, self._config.lease_ttl_ns)
-        self._token = 0
+        # Tokens go on where they were: a run of an earlier registration that ends late must not
+        # find its job claimed again under the very token it has.
         self._held = {}
         self._lease = self._liveness.begin(self._worker, self._held, asked_at_ns)
 
@@ -285,10 +341,17 @@ class Worker:
 
     async def _exchange(self) -> None:
         now_ns = self._clock.now_ns()
+        settlements = [self._settled.popleft() for _ in range(min(len(self._settled), SETTLE_MAX))]
+        follow = self._following(settlements)
         wants: list[Want] = []
         probe: list[str] = []
         looking: dict[str, Feeder] = {}
         for feeder in () if self._draining else self._feeders.values():
+            if feeder.config.prefetch:
+                feeder.press(self.pressure())
+            if feeder.queue in follow:
+                feeder.lanes.add_all(follow[feeder.queue])
+                feeder.stir()
             count = feeder.demand(now_ns)
             due = feeder.due(now_ns)
             if not count and not due:
@@ -299,26 +362,50 @@ class Worker:
                 probe.append(feeder.queue)
             feeder.asking(sum(want.most for want in split))
             looking[feeder.queue] = feeder
-        settlements = [self._settled.popleft() for _ in range(min(len(self._settled), SETTLE_MAX))]
         if self._settled:
             self._stir()
         if not settlements and not wants and not probe:
             return
-        worker = self._worker
+        worker, lease = self._worker, self._lease
+        assert lease is not None, "who is registered has a lease"
         self._token += 1
+        lease.asking_since_ns = now_ns
         try:
             if self._progress:
-                values, self._progress = self._progress, {}
-                await self._store.progress(worker, values)
+                await self._store.progress(worker, self._take_progress())
             out = await self._store.exchange(worker, self._token, settlements, wants, probe)
+            self._metrics.exchanged(out, settlements, self._clock.now_ns() - now_ns)
         except BaseException:
             # In doubt or not, they are settled again: what was committed is stale by then.
             if worker == self._worker:
                 self._settled.extendleft(reversed(settlements))
             for feeder in looking.values():
                 feeder.failed()
+            if not self._held:
+                self._quiet.set()
             raise
-        self._take_in(worker, out, settlements, wants, looking)
+        else:
+            self._take_in(worker, out, settlements, wants, looking)
+        finally:
+            lease.asking_since_ns = None
+
+    def _following(self, settlements: Sequence[Settlement]) -> dict[str, set[Lane]]:
+        """The lanes that these settlements make something ready in: it is claimed with them."""
+        follow: dict[str, set[Lane]] = {}
+        for one in settlements:
+            claim = one.claim
+            if one.fate is Fate.SPAWN:
+                self._parents[claim.id] = Lane(claim.queue, claim.tenant, band_of(claim.priority))
+                for child in one.children:
+                    lane = Lane(child.queue, child.tenant, band_of(child.priority))
+                    follow.setdefault(lane.queue, set()).add(lane)
+            elif one.fate in TERMINAL and claim.parent is not None:
+                if (parent := self._parents.get(claim.parent)) is not None:
+                    follow.setdefault(parent.queue, set()).add(parent)
+                self._parents.pop(claim.id, None)
+        while len(self._parents) > PARENTS_MAX:
+            del self._parents[next(iter(self._parents))]
+        return follow
 
     def _take_in(
         self,
@@ -330,10 +417,16 @@ class Worker:
     ) -> None:
         now_ns = self._clock.now_ns()
         if worker != self._worker:
-            return  # the lease was lost meanwhile: what was claimed is others' now
+            # The lease was lost meanwhile: what was claimed is others' now.
+            for feeder in looking.values():
+                feeder.failed()
+            return
         held = self._held
         for one in settlements:
-            held.pop(one.claim.id, None)
+            if held.get(one.claim.id) == one.claim.token:
+                del held[one.claim.id]
+            if one.delay_ns:
+                self._timers.expect(one.delay_ns)
         for id in out.stale:
             logger.warning("job %d: what it said came too late, somebody else has it now", id)
         claims: dict[str, list[Claim]] = {queue: [] for queue in looking}
@@ -348,19 +441,23 @@ class Worker:
             if lanes is not None:
                 feeder.lanes.replace(lanes)
             elif len(claims[queue]) < asked[queue]:
-                feeder.lanes.replace(())  # some gave less: the next look tells which have more
-                feeder.stir()
-            feeder.picked(claims[queue], now_ns, more=bool(lanes))
+                feeder.lanes.doubt()  # some gave less: the next look tells which have more
+                if feeder.idle and not claims[queue]:
+                    feeder.stir()  # nothing will end here, so nothing else would make it look
+            feeder.picked(claims[queue], now_ns, looked=lanes is not None, more=bool(lanes))
             if lanes:
                 feeder.stir()
         for queue, wait_ns in out.held_back_ns.items():
             if queue in looking:
                 looking[queue].hold_back(wait_ns, now_ns)
-        self.wake(out.woken)
+        spent = {lane for lane, _ in wants if len(claims[lane.queue]) < asked[lane.queue]}
+        self.wake(lane for lane in out.woken if lane not in spent)
         if out.cancelling:
             self.cancel(out.cancelling)
         if out.ended:
             self._told(out.ended)
+        if self._draining:
+            self._give_back()  # it was asked for before
         for feeder in self._feeders.values():
             self._start(feeder)
             if feeder.demand(now_ns):
@@ -375,29 +472,38 @@ class Worker:
             kind = self._kinds.get((claim.kind, claim.version))
             step = kind.steps.get(claim.step) if kind is not None else None
             if kind is None or step is None or claim.cancelling:
-                feeder.finished(claim.id)
+                feeder.finished(claim)
                 cancel = verdict.of_cancel(claim, "cancelled")
                 self._settle(cancel if claim.cancelling else _unknown(claim, kind))
                 continue
-            run = _Run(claim)
+            run = _Run(claim, self._clock.now_ns())
             self._runs[claim.id] = run
             run.task = self._group.create_task(self._perform(feeder, run, kind, step))
 
     async def _perform(self, feeder: Feeder, run: _Run, kind: Kind, step: StepCall) -> None:
         """Run one step of a job; whatever it does, its outcome is settled."""
         claim = run.claim
+        run.begun = True
+        if run.cancelled:
+            self._end(feeder, run, verdict.of_cancel(claim, "cancelled"))
+            return
         state = None
+        limit: asyncio.Timeout | None = None
         try:
             state = kind.decoder.decode(claim.state)
             if step.wants_context:
-                run.context = Context(claim, state, self._note_progress)
-            if not step.is_async:
+                run.context = Context(claim, state, self._note_progress, self._clock)
+            limit_ns = kind.options.timeout_ns
+            if kind.options.isolation == "process":
+                async with asyncio.timeout(None if limit_ns is None else limit_ns / 1e9) as limit:
+                    value, state = await self._in_process(run, kind)
+            elif not step.is_async:
                 value = await self._in_thread(run, kind, step, state)
-            elif kind.options.timeout_ns is None:
-                value = await _call(kind, step, state, run.context)
+            elif limit_ns is None:
+                value = await kind.call(step, state, run.context)
             else:
-                async with asyncio.timeout(kind.options.timeout_ns / 1e9):
-                    value = await _call(kind, step, state, run.context)
+                async with asyncio.timeout(limit_ns / 1e9) as limit:
+                    value = await kind.call(step, state, run.context)
             settlement = verdict.of_return(kind, claim, state, value, self._random)
         except asyncio.CancelledError as error:
             if not run.cancelled and run.task is not None and run.task.cancelling():
@@ -405,29 +511,46 @@ class Worker:
             settlement = self._interrupted(run, kind, error)
         except Cancelled as error:
             settlement = self._interrupted(run, kind, error)
-        except TimeoutError as error:
-            limit_ns = kind.options.timeout_ns
-            said = f"took longer than {limit_ns / 1e9:g} s" if limit_ns else _said(error)
-            settlement = verdict.of_error(kind, claim, error, said, self._random)
-        except Exception as error:
-            settlement = verdict.of_error(kind, claim, error, _said(error), self._random)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # meant for the process
+        except BaseException as error:  # also `sys.exit`: it ends the job's run, not the worker
+            run.timed_out = limit is not None and limit.expired()
+            settlement = self._interrupted(run, kind, error)
         self._end(feeder, run, settlement)
+
+    async def _in_process(self, run: _Run, kind: Kind) -> tuple[Any, Any]:
+        """Run a step in a process of its own, which a timeout or a cancel ends."""
+        target = target_of(kind.declared, kind.name)
+        value, saved = await self._processes.run(run_isolated, target, run.claim)
+        return value, None if saved is None else kind.decoder.decode(saved)
 
     async def _in_thread(self, run: _Run, kind: Kind, step: StepCall, state: Any) -> Any:
         """Run a synchronous step. It is asked to stop, not made to: its slot is busy until then."""
-        timer = None
-        if kind.options.timeout_ns is not None:
-            timer = self._loop.call_later(kind.options.timeout_ns / 1e9, self._time_is_up, run)
+        timer: asyncio.TimerHandle | None = None
+        limit_ns = kind.options.timeout_ns
         ended: asyncio.Future[Any] = self._loop.create_future()
 
         def tell(value: Any, error: BaseException | None) -> None:
             if not ended.done():
                 ended.set_result((value, error))
 
-        self._pool.submit(tell, _call, kind, step, state, run.context)
+        def begin() -> None:
+            nonlocal timer
+            if limit_ns is not None and not ended.done():
+                timer = self._loop.call_later(limit_ns / 1e9, self._time_is_up, run)
+
+        def call() -> Any:
+            if run.withdrawn:
+                raise Cancelled("it was to end before a thread was free for it")
+            if limit_ns is not None:
+                self._on_loop(begin)  # the wait for a thread is not the job's
+            return kind.call(step, state, run.context)
+
+        self._pool.submit(tell, call)
         try:
             value, error = await ended
         finally:
+            run.withdrawn = True
             if timer is not None:
                 timer.cancel()
         if error is not None:
@@ -440,11 +563,12 @@ class Worker:
             stop_context(run.context, "took too long")
 
     def _interrupt(self, run: _Run, reason: str) -> None:
+        run.withdrawn = True
         if run.context is not None:
             stop_context(run.context, reason)
         kind = self._kinds.get((run.claim.kind, run.claim.version))
         step = kind.steps.get(run.claim.step) if kind is not None else None
-        if run.task is not None and step is not None and step.is_async:
+        if run.begun and run.task is not None and step is not None and step.is_async:
             run.task.cancel()
 
     def _interrupted(self, run: _Run, kind: Kind, error: BaseException) -> Settlement:
@@ -459,7 +583,8 @@ class Worker:
         id = run.claim.id
         if self._runs.get(id) is run:
             del self._runs[id]
-        feeder.finished(id)
+        feeder.finished(run.claim)
+        self._metrics.stepped(self._clock.now_ns() - run.began_ns)
         if self._held.get(id) != run.claim.token:
             return  # the lease was lost while it ran
         self._settle(settlement)
@@ -471,12 +596,33 @@ class Worker:
         self._work.set()
 
     def _note_progress(self, id: int, value: bytes) -> None:
-        self._progress[id] = value
+        self._progress.append((id, value))
+
+    def _take_progress(self) -> dict[int, bytes]:
+        values = {}
+        while self._progress:
+            id, value = self._progress.popleft()
+            values[id] = value
+        return values
 
     # The lease
 
+    async def _watch_lease(self) -> None:
+        """Stop in time also if the heart hangs in the middle of a beat and cannot tell us."""
+        while True:
+            lease = self._lease
+            wait_ns = self._config.heartbeat_interval_ns
+            if lease is not None:
+                wait_ns = lease.trusted_until_ns - self._clock.now_ns()
+                if wait_ns <= 0:
+                    lease.lost = True
+                    self._lease_lost(lease, "no heartbeat came back in time")
+                    continue
+            await sleep_ns(min(wait_ns, self._config.heartbeat_interval_ns))
+
     def _beaten(self, lease: Lease, beat: Beat) -> None:
         if lease is self._lease:
+            self._metrics.beaten(beat)
             if beat.released:
                 logger.warning("%d claims whose reply was lost were given back", beat.released)
             self.cancel(beat.cancel)
@@ -488,6 +634,7 @@ class Worker:
         logger.error(
             "worker %d lost its lease with %d jobs: %s", lease.worker, len(self._held), reason
         )
+        self._metrics.lease_lost()
         self._lease = None
         self._worker = 0
         self._held = {}
@@ -499,15 +646,8 @@ class Worker:
         for run in list(self._runs.values()):
             run.cancelled = True
             self._interrupt(run, "the worker lost its lease")
+        self._quiet.set()  # nothing is held any more, should somebody wait for that
         self._stir()
-
-
-def _call(kind: Kind, step: StepCall, state: Any, context: Context[Any] | None) -> Any:
-    """Call a step as it was written: a method of the state, or a function of its arguments."""
-    if kind.is_machine:
-        return step.call(state, context) if step.wants_context else step.call(state)
-    arguments = {name: getattr(state, name) for name in state.__struct_fields__}
-    return step.call(context, **arguments) if step.wants_context else step.call(**arguments)
 
 
 def _unknown(claim: Claim, kind: Kind | None) -> Settlement:
@@ -524,4 +664,6 @@ def _unknown(claim: Claim, kind: Kind | None) -> Settlement:
 
 
 def _said(error: BaseException) -> str:
+    if isinstance(error, CallFailed):
+        return str(error)  # the traceback of its process; ours says nothing more
     return "".join(traceback.format_exception(error, limit=-20)).strip()

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
 
 class Service(Protocol):
@@ -85,6 +85,20 @@ async def serve(*services: Service, stop: StopSwitch) -> None:
             task.cancel()
     if failures:
         raise ExceptionGroup("services failed", failures)
+
+
+@asynccontextmanager
+async def running(*services: Service) -> AsyncIterator[None]:
+    """Run services beside what is done inside, and cancel them at its end."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(service.run(), name=service_name(service)) for service in services
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 def service_name(service: Service) -> str:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.core.priority import Band
-from fairway.errors import Backpressure, FairwayError, Throttled, Unauthorized, Unavailable
+from fairway.errors import (
+    Backpressure,
+    Closing,
+    FairwayError,
+    Throttled,
+    Unauthorized,
+    Unavailable,
+)
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.server.gate import Gate
 from fairway.server.quotas import Quotas
@@ -15,8 +23,11 @@ from fairway.server.tickets import Tickets
 from fairway.settings import UNLIMITED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from fairway.jobs.engine import Jobs
+    from fairway.jobs.flows import Flow
+    from fairway.jobs.job import NewJob
     from fairway.server.auth import Access, Cors, Identity
     from fairway.server.connection import Connection
     from fairway.server.exchange import Request
@@ -29,6 +40,7 @@ OWNED_FRESH_NS: Final = 1_000_000_000
 """How long a sum over a key's topics is good before it is taken again."""
 
 TOPICS_PATH: Final = "/v0/topics/"
+JOBS_PATH: Final = "/v0/jobs/"
 UNGATED: Final = frozenset({"/healthz", "/readyz"})
 """Asked by whoever decides whether this server lives: answered at once, however long the line."""
 
@@ -64,6 +76,32 @@ class Heartbeats:
                 self._streams[stream] = (every_ms, left_ms)
 
 
+class LongPolls:
+    """Requests that wait for something. A stop ends the waiting; they are answered all the same."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Timeout] = set()
+        self._stopped = False
+
+    async def wait(self, wait: Callable[[], Awaitable[object]], wait_ms: int) -> None:
+        """Wait for it, for so long at most. After a stop it is `Closing`: ask another server."""
+        if self._stopped:
+            raise Closing("the server is shutting down")
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_ms / 1000) as limit:
+                self._waiting.add(limit)
+                try:
+                    await wait()
+                finally:
+                    self._waiting.discard(limit)
+
+    def stop(self) -> None:
+        self._stopped = True
+        for limit in self._waiting:
+            if not limit.expired():
+                limit.reschedule(0)  # a time that has passed
+
+
 class Guest(NamedTuple):
     """A stream or socket that is open under a key."""
 
@@ -82,12 +120,16 @@ class Host:
     def __init__(
         self,
         topics: Topics,
+        jobs: Jobs,
+        flows: Mapping[str, Flow],
         *,
         access: Access,
         cors: Cors,
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self.topics = topics
+        self.jobs = jobs
+        self.flows = flows
         self.access = access
         self.cors = cors
         self.clock = clock_of()
@@ -96,6 +138,7 @@ class Host:
         self.sessions = Sessions(topics.catalog, random_bytes)
         self.sessions.restore(topics.others.get(KIND, {}), self.now_ms())
         self.heartbeats = Heartbeats()
+        self.polls = LongPolls()
         self.gate = Gate(self.clock)
         topics.sampler.add_signal("request_line", lambda: self.gate.fill)
         self._owned: dict[str, tuple[int, int, int]] = {}
@@ -132,7 +175,9 @@ class Host:
         elif path in UNGATED:
             begin()
         else:
-            self.gate.wait(path, Band.B2, begin)
+            # All that is about single jobs is one key, or many ids would be many turns.
+            key = JOBS_PATH if path.startswith(JOBS_PATH) else path
+            self.gate.wait(key, Band.B2, begin)
 
     def count_refusal(self, error: FairwayError) -> None:
         """Count a request that was refused for the time being, by what it ran into."""
@@ -185,6 +230,14 @@ class Host:
             self._owned[identity.name] = (count, stored + size, at_ns)
         else:
             allowance.charge(now_ns, records=records, size=size)
+
+    def charge_jobs(self, identity: Identity, jobs: Sequence[NewJob]) -> None:
+        """Count jobs as records against their key's quota. Raises `Throttled`."""
+        if identity.quota is UNLIMITED:
+            return
+        now_ns = self.clock.now_ns()
+        size = sum(len(job.state) for job in jobs)
+        self.quotas.of(identity, now_ns).charge(now_ns, records=len(jobs), size=size)
 
     def charge_topic(self, identity: Identity) -> None:
         """Whether the key may have one topic more. Raises `Throttled`."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 import msgspec
 
 from fairway.server.exchange import FALSE, TRUE
+from fairway.wire.jobs import TEXT_MAX, StatusName
 from fairway.wire.topics import (
     INT_MAX,
     RECORDS_MAX,
@@ -79,7 +80,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "info": {
             "title": "Fairway",
             "version": version("fairway"),
-            "description": "Durable topics with fair delivery. Overload costs latency, never data.",
+            "description": "Durable topics and jobs. Overload costs latency, never data.",
         },
         "paths": paths,
         "components": {
@@ -143,6 +144,8 @@ _COMMON: Final = {
 def _query(name: str, kind: str) -> dict[str, Any]:
     if kind == "boolean":
         return {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": [*TRUE, *FALSE]}]}
+    if name == "status":
+        return {"type": kind, "enum": list(get_args(StatusName))}
     if kind != "integer":
         return {"type": kind}
     return {"type": kind, "minimum": 1 if name == "page_size" else 0, "maximum": INT_MAX}
@@ -152,12 +155,18 @@ def _arguments(path: str) -> list[str]:
     return [part[1:-1] for part in path.split("/") if part.startswith("{")]
 
 
+_PATTERNS: Final = {
+    "router": "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$",
+    "queue": "^([A-Za-z0-9][A-Za-z0-9._:-]{0,254}|[*])$",
+}
+
+
 def _name(argument: str) -> dict[str, Any]:
     if argument == "wid":
         return {"type": "string"}
-    pattern = (
-        "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"
-        if argument == "router"
-        else ("^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$")
-    )
+    if argument == "id":
+        return {"type": "integer", "minimum": 1, "maximum": INT_MAX}
+    if argument == "key":
+        return {"type": "string", "minLength": 1, "maxLength": TEXT_MAX}
+    pattern = _PATTERNS.get(argument, "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$")
     return {"type": "string", "pattern": pattern, "minLength": 1, "maxLength": 255}

@@ -26,6 +26,8 @@ TABLE: Final[tuple[tuple[type[errors.FairwayError], int, str | None], ...]] = (
     (errors.InvalidRequest, 400, None),
     (errors.NotFound, 404, None),
     (errors.Conflict, 409, None),
+    (errors.JobFailed, 409, "job_failed"),
+    (errors.RunEnded, 500, "run_ended"),
     (errors.TopicFull, 422, "topic_full"),
     (errors.Unauthorized, 401, "unauthorized"),
     (errors.Forbidden, 403, "forbidden"),

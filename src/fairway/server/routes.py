@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fairway.server import system_api, topics_api, watch_api
+from fairway.server import jobs_api, system_api, topics_api, watch_api, workflows_api
 from fairway.server.asgi import Route, Routes
 from fairway.server.exchange import Reply, Request, json_reply
 from fairway.server.openapi import document
+from fairway.wire import jobs as jobs_wire
 from fairway.wire import server as server_wire
 from fairway.wire import topics as wire
+from fairway.wire import workflows as workflows_wire
 
 if TYPE_CHECKING:
     from fairway.server.host import Host
@@ -18,6 +20,11 @@ _NOT_FOUND: Final = {404: "there is no such topic"}
 _WRITE: Final = {
     422: "the topic is full and refuses rather than discards",
     429: "saturated, or over a quota; `Retry-After` says when",
+    503: "the store cannot be written now",
+}
+_NO_WORKFLOW: Final = {404: "the server declares no such workflow"}
+_WRITE_JOBS: Final = {
+    429: "over a quota; `Retry-After` says when",
     503: "the store cannot be written now",
 }
 _WATCH_QUERY: Final = (
@@ -39,6 +46,8 @@ _PAGING: Final = (
     ("page_size", "integer", "at most 1000"),
     ("cursor", "string", "`next_cursor` of the page before"),
 )
+_NO_JOB: Final = {404: "there is no such job"}
+_ENDED: Final = {409: "the job has ended, and reads no signals any more"}
 
 
 async def openapi_json(host: Host | None, request: Request) -> Reply:
@@ -174,6 +183,167 @@ ROUTES: Final = Routes(
             topics_api.delete_router,
             "Stop forwarding",
             reply=wire.DeleteRouterReply,
+        ),
+        Route(
+            "POST",
+            "/v0/jobs",
+            jobs_api.enqueue_jobs,
+            "Enqueue 1 to 1,000 jobs, all or none",
+            body=jobs_wire.EnqueueRequest,
+            reply=jobs_wire.EnqueueReply,
+            statuses={201: "enqueued, at least one of them anew"},
+        ),
+        Route(
+            "GET",
+            "/v0/jobs",
+            jobs_api.list_jobs,
+            "Jobs, newest first, a page at a time",
+            reply=jobs_wire.JobList,
+            query=(
+                ("queue", "string", "only those of this queue"),
+                ("kind", "string", "only those of this kind"),
+                ("status", "string", "only those that are so: ready, running, failed and so on"),
+                ("tenant", "string", "only those of this tenant"),
+                ("parent", "integer", "only the children of this job"),
+                ("page_size", "integer", "at most 200"),
+                ("cursor", "string", "`next_cursor` of the page before"),
+            ),
+        ),
+        Route(
+            "GET",
+            "/v0/jobs/{id}",
+            jobs_api.get_job,
+            "Everything known of a job, waiting for its end if asked",
+            reply=jobs_wire.JobView,
+            statuses=_NO_JOB,
+            query=(("wait_ms", "integer", "wait so long for it to end, 30,000 at most"),),
+        ),
+        Route(
+            "POST",
+            "/v0/jobs/{id}/signal",
+            jobs_api.signal_job,
+            "Send a job a signal",
+            body=jobs_wire.SignalRequest,
+            reply=jobs_wire.SignalReply,
+            statuses={**_NO_JOB, **_ENDED},
+        ),
+        Route(
+            "POST",
+            "/v0/jobs/by-key/{key}/signal",
+            jobs_api.signal_job_by_key,
+            "Send a signal to the job that has a key",
+            body=jobs_wire.SignalRequest,
+            reply=jobs_wire.SignalReply,
+            statuses={**_NO_JOB, **_ENDED},
+        ),
+        Route(
+            "POST",
+            "/v0/jobs/{id}/cancel",
+            jobs_api.cancel_job,
+            "End a job and its children; what runs is told to stop",
+            body=jobs_wire.CancelRequest,
+            reply=jobs_wire.CancelReply,
+            statuses=_NO_JOB,
+        ),
+        Route(
+            "POST",
+            "/v0/jobs/{id}/retry",
+            jobs_api.retry_job,
+            "Make a failed, dead or cancelled job ready again, its attempts forgotten",
+            reply=jobs_wire.RetryReply,
+            statuses={**_NO_JOB, 409: "it is not one that can be retried"},
+        ),
+        Route(
+            "POST",
+            "/v0/jobs/prune",
+            jobs_api.prune_jobs,
+            "Forget jobs that ended long ago",
+            body=jobs_wire.PruneRequest,
+            reply=jobs_wire.PruneReply,
+        ),
+        Route(
+            "GET",
+            "/v0/queues",
+            jobs_api.list_queues,
+            "Queues, and how many of their jobs are where",
+            reply=jobs_wire.QueueList,
+        ),
+        Route(
+            "GET",
+            "/v0/queues/{queue}",
+            jobs_api.get_queue,
+            "One queue",
+            reply=jobs_wire.QueueView,
+            statuses={404: "there is no such queue"},
+        ),
+        Route(
+            "PUT",
+            "/v0/queues/{queue}",
+            jobs_api.put_queue,
+            "Pause or resume a queue, or limit it; `*` limits all of them together",
+            body=jobs_wire.QueueSettings,
+            reply=jobs_wire.QueueView,
+        ),
+        Route(
+            "GET",
+            "/v0/workflows",
+            workflows_api.list_workflows,
+            "The workflows that the server declares",
+            reply=workflows_wire.WorkflowList,
+        ),
+        Route(
+            "POST",
+            "/v0/workflows/{workflow}",
+            workflows_api.start_run,
+            "Start a run of a workflow",
+            body=workflows_wire.StartRequest,
+            reply=workflows_wire.StartReply,
+            statuses={201: "started", **_NO_WORKFLOW, **_WRITE_JOBS},
+        ),
+        Route(
+            "GET",
+            "/v0/workflows/{workflow}/runs",
+            workflows_api.list_runs,
+            "The runs of a workflow, newest first",
+            reply=workflows_wire.RunList,
+            statuses=_NO_WORKFLOW,
+            query=(
+                ("status", "string", "only runs that are so"),
+                ("page_size", "integer", "at most 200"),
+            ),
+        ),
+        Route(
+            "GET",
+            "/v0/runs/{id}",
+            workflows_api.get_run,
+            "One run, its tasks, and a tree of them",
+            reply=workflows_wire.RunView,
+            statuses={404: "there is no such run", 409: "the job is no run of a workflow"},
+        ),
+        Route(
+            "POST",
+            "/v0/runs/{id}",
+            workflows_api.steer_run,
+            "Pause, resume or cancel a run",
+            body=workflows_wire.RunAction,
+            reply=workflows_wire.RunActionReply,
+            statuses={404: "there is no such run", 409: "the job is no run of a workflow"},
+        ),
+        Route(
+            "GET",
+            "/v0/schedules",
+            workflows_api.list_schedules,
+            "Schedules, and what came of their latest times",
+            reply=workflows_wire.ScheduleList,
+        ),
+        Route(
+            "PUT",
+            "/v0/schedules/{schedule}",
+            workflows_api.put_schedule,
+            "Pause or resume a schedule",
+            body=workflows_wire.ScheduleSettings,
+            reply=workflows_wire.ScheduleSettings,
+            statuses={404: "there is no such schedule"},
         ),
         Route(
             "POST",

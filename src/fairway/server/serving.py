@@ -126,6 +126,8 @@ class Server:
                     self.ready.set()
                     await self._until(stop, listening)
                     self.app.topics.stop_admitting()
+                    if self._host is not None:
+                        self._host.polls.stop()
                     uvicorn_server.should_exit = True
                     await asyncio.wait({listening})
                     for service in services:
@@ -154,7 +156,14 @@ class Server:
             yield group.create_task(keys.run(), name="keys")
         else:
             access = OpenAccess(cors, insecure=settings.allow_insecure)
-        host = Host(self.app.topics, access=access, cors=cors, random_bytes=secrets.token_bytes)
+        host = Host(
+            self.app.topics,
+            self.app.jobs,
+            self.app.flows,
+            access=access,
+            cors=cors,
+            random_bytes=secrets.token_bytes,
+        )
         if settings.keyed:
             keys.access.listen(lambda gone: host.quotas.retain(keys.access.keyring.names))
             keys.access.listen(lambda gone: host.review())

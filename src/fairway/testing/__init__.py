@@ -1,4 +1,4 @@
-"""Shipped to users: virtual time, a simulated disk, and SQLite on top of it.
+"""Shipped to users: virtual time, jobs on it, a simulated disk, and SQLite on top of that.
 
     from fairway.testing import run
 
@@ -23,11 +23,13 @@ from fairway.testing.loop import (
 )
 
 if TYPE_CHECKING:
+    from fairway.testing.jobs import JobsUnderTest, run_jobs
     from fairway.testing.vfs import SimulatedVFS
 
 __all__ = [
     "Deadlock",
     "DiskFile",
+    "JobsUnderTest",
     "Livelock",
     "NotSimulated",
     "PowerLoss",
@@ -36,6 +38,7 @@ __all__ = [
     "VirtualClock",
     "VirtualLoop",
     "run",
+    "run_jobs",
 ]
 
 
@@ -44,4 +47,8 @@ def __getattr__(name: str) -> Any:
         from fairway.testing.vfs import SimulatedVFS
 
         return SimulatedVFS
+    if name in ("JobsUnderTest", "run_jobs"):
+        from fairway.testing import jobs
+
+        return getattr(jobs, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -23,14 +24,33 @@ if TYPE_CHECKING:
     from fairway.topics.outcome import Appended
     from fairway.topics.topic import Topic
 
+logger = logging.getLogger("fairway.topics")
+
 T = TypeVar("T")
 
 
+class RemoteTopics(Protocol):
+    """Topics of a running server, for a process that does not own the log. Values are as typed."""
+
+    async def append(self, name: str, values: Sequence[Any], **options: Any) -> Appended: ...
+
+    async def read(self, name: str, type: Any, from_seq: int, **options: Any) -> Read[Any]: ...
+
+    def watch(
+        self, name: str, type: Any, from_seq: int, **options: Any
+    ) -> AsyncIterator[Record[Any] | Lost]: ...
+
+    async def delete(self, name: str, **options: Any) -> int: ...
+
+
 class HasTopics(Protocol):
-    """An app: it has the engine while it runs."""
+    """An app: it has the engine while it runs, or a way to a server that does."""
 
     @property
     def topics(self) -> Topics: ...
+
+    @property
+    def remote_topics(self) -> RemoteTopics | None: ...
 
 
 class Record(NamedTuple, Generic[T]):
@@ -79,6 +99,17 @@ class TopicHandle(Generic[T]):
         Raises `Backpressure` or `Throttled` (nothing happened; they say when to come back),
         `TopicFull`, `WriteFailed`, or `OutcomeUnknown`. With `key` a repeat changes nothing.
         """
+        if (remote := self._app.remote_topics) is not None:
+            return await remote.append(
+                self.name,
+                values,
+                tag=tag,
+                node=node,
+                meta=meta,
+                key=key,
+                config=self.patch,
+                wait_for_room=wait_for_room,
+            )
         encode = msgspec.json.encode
         extra = b""
         if tag is not None:
@@ -101,6 +132,10 @@ class TopicHandle(Generic[T]):
         wait_s: float = 0.0,
     ) -> Read[T]:
         """What comes after `from_seq`; waits up to `wait_s` if nothing does."""
+        if (remote := self._app.remote_topics) is not None:
+            return await remote.read(
+                self.name, self.type, from_seq, limit=limit, node=node, match=match, wait_s=wait_s
+            )
         if self._app.topics.find(self.name) is None:
             await self._app.topics.create(self.name, self.patch)
         answer = await self._app.topics.diff(
@@ -130,6 +165,10 @@ class TopicHandle(Generic[T]):
         Ends when the topic is deleted. A reader that is slow falls behind and catches up from the
         log: it costs nobody else anything.
         """
+        if (remote := self._app.remote_topics) is not None:
+            async for found in remote.watch(self.name, self.type, from_seq, node=node, match=match):
+                yield found
+            return
         engine = self._app.topics
         topic = engine.find(self.name)
         if topic is None:
@@ -153,6 +192,8 @@ class TopicHandle(Generic[T]):
 
     async def delete(self, *, before_seq: int | None = None, match: Match | None = None) -> int:
         """Delete records that are there now, for good; returns how many."""
+        if (remote := self._app.remote_topics) is not None:
+            return await remote.delete(self.name, before_seq=before_seq, match=match)
         tags = TagMatch.of(match) if match is not None else None
         _, count = await self._app.topics.delete_records(
             self.name, before_seq=before_seq, match=tags
@@ -173,6 +214,33 @@ class TopicHandle(Generic[T]):
             record.node,
             msgspec.json.decode(record.meta) if record.meta is not None else None,
         )
+
+
+async def consumed(
+    engine: Topics, name: str, epoch: int | None, from_seq: int
+) -> AsyncIterator[tuple[int, list[tuple[int, bytes]]]]:
+    """Records of a topic for a part that keeps its own position: the epoch, seqs and raw data.
+
+    Comes after watchers and is deferred under pressure, as routers are. A position in another
+    incarnation of the topic begins at the start of this one. Ends when the topic is deleted.
+    """
+    topic = engine.get(name)
+    start = from_seq if epoch == topic.epoch else 0
+    inbox = _Inbox()
+    watcher = engine.consume(topic, View(_PLAIN, Selection(NO_NODES, None)), inbox, start)
+    try:
+        while True:
+            frame = await inbox.take()
+            if frame is _DELETED:
+                return
+            if isinstance(frame, Gap):
+                logger.warning(
+                    "%s: %d..%d are gone (%s)", name, frame.first, frame.last, frame.reason
+                )
+            elif frame:
+                yield topic.epoch, [(record.seq, record.data) for record in frame]
+    finally:
+        engine.unwatch(watcher)
 
 
 class Read(NamedTuple, Generic[T]):

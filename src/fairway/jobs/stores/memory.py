@@ -41,6 +41,7 @@ from fairway.jobs.store import (
     Promoted,
     Want,
 )
+from fairway.jobs.stores.memory_timetable import MemoryTimetable
 from fairway.runtime.clock import Clock, clock_of
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class MemoryStore:
         self._last_worker = 0
         self._last_job = 0
         self._last_signal = 0
+        self.timetable = MemoryTimetable(self._now)
 
     async def open(self) -> None:
         self._clock = self._clock or clock_of(asyncio.get_running_loop())

@@ -10,40 +10,47 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import asyncpg
 
 from fairway.core.priority import Band, band_of
+from fairway.errors import FairwayError
 from fairway.jobs.job import (
     Child,
     Claim,
     Enqueued,
+    Fate,
     Job,
     Lane,
     Limits,
     QueueState,
     Reaped,
+    Settlement,
     Signal,
     Status,
 )
-from fairway.jobs.store import Cancelled, Cursor, Delivered, Exchanged, Promoted
+from fairway.jobs.store import Cancelled, Cursor, Delivered, Ended, Exchanged, Promoted
 from fairway.jobs.stores.postgres_browsing import browsing, job_of
-from fairway.jobs.stores.postgres_connections import Connections, in_schema
+from fairway.jobs.stores.postgres_connections import IN_THE_WAY, Connections, in_schema
 from fairway.jobs.stores.postgres_heart import PostgresHeart
+from fairway.jobs.stores.postgres_locks import KeyLocks
 from fairway.jobs.stores.postgres_settling import Settling
+from fairway.jobs.stores.postgres_timetable import PostgresTimetable
 from fairway.jobs.stores.postgres_within import unwrapped
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from fairway.jobs.job import Filter, NewJob, Settlement
+    from fairway.jobs.job import Filter, NewJob
     from fairway.jobs.store import Want
     from fairway.jobs.stores.postgres_connections import Connection
 
 SCHEMA = "fairway_jobs"
 PRUNE_ROWS = 5_000
+CONTENDED_NS = 50_000_000
+"""How long a job rests whose key somebody else has, where keys are advisory locks."""
 DAYS_AHEAD = 3
 LOW_WATER_NS = 1_000_000_000
 _UNLIMITED = 1 << 30
@@ -53,9 +60,19 @@ class PostgresStore:
     """A `JobStore` in a schema of a PostgreSQL database."""
 
     def __init__(
-        self, dsn: str, *, schema: str = SCHEMA, connections: int = 8, **options: Any
+        self,
+        dsn: str,
+        *,
+        schema: str = SCHEMA,
+        connections: int = 8,
+        keys: Literal["table", "advisory"] = "table",
+        **options: Any,
     ) -> None:
         """`connections` at most; `options` go to `asyncpg.create_pool`.
+
+        `keys` says how partition keys are held, and all workers of a schema must agree: in a table,
+        which poolers do not disturb and which can keep strict order, or as advisory locks of one
+        session.
 
         Behind a pooler in transaction mode give `statement_cache_size=0`.
         """
@@ -68,12 +85,15 @@ class PostgresStore:
             options=options,
             settings={"synchronous_commit": "off"},
         )
+        self.timetable = PostgresTimetable(self._connections)
         self._clock: Clock = SYSTEM_CLOCK
         self._low_water = _LowWater()
         self._sql = self._connections.sql
         self._settling = Settling(
             self._sql, self._enqueue_rows, lambda job: self._lane_ids[_lane(job)]
         )
+        self._locks = KeyLocks(dsn, schema) if keys == "advisory" else None
+        self._claim_statement = "claim" if self._locks is None else "claim_any"
         self._lane_ids: dict[Lane, int] = {}
         self._lane_of: dict[int, Lane] = {}
         self._limited: set[str] = set()
@@ -86,6 +106,8 @@ class PostgresStore:
         self._learn(await self._connections.fetch("known_lanes"))
 
     async def aclose(self) -> None:
+        if self._locks is not None:
+            await self._locks.aclose()
         await self._relaxed.aclose()
         await self._connections.aclose()
 
@@ -121,11 +143,11 @@ class PostgresStore:
     ) -> list[Enqueued]:
         if not jobs and cursor is None:
             return []
+        if within is None and cursor is None and len(jobs) > 1 and _alike(jobs):
+            return await self._enqueue_alike(jobs)
         await self._ensure_lanes({_lane(job) for job in jobs})
         if within is not None:
             return await self._enqueue_rows(await unwrapped(within), jobs)
-        if cursor is None and len(jobs) > 1 and _alike(jobs):
-            return await self._enqueue_alike(jobs)
         if cursor is None and all(job.unique_key is None for job in jobs):
             async with self._connections.connection() as connection:  # one statement commits itself
                 return await self._enqueue_rows(connection, jobs)
@@ -141,6 +163,7 @@ class PostgresStore:
 
     async def _enqueue_alike(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         one = jobs[0]
+        await self._ensure_lanes((_lane(one),))
         async with self._connections.connection() as connection:
             rows = await connection.fetch(
                 self._sql["enqueue_alike"],
@@ -245,26 +268,111 @@ class PostgresStore:
             | {want.lane for want in wants}
         )
 
+        settling = list(settlements)
+        keyed = [one.claim for one in settling if one.claim.partition_key is not None]
+        lost: set[int] = set()
+        if self._locks is not None:
+            # Keys that went with the lock connection may be others' now. Nothing their runs said
+            # counts; they go back, their attempts unchanged.
+            lost = {one.id for one in keyed if not self._locks.holds((one.id, one.token))}
+            settling = [_put_off(one.claim, 0) if one.claim.id in lost else one for one in settling]
+
         async def trade(connection: Connection) -> Exchanged:
             out = Exchanged(claims=[], stale=[], lanes={}, woken=set(), held_back_ns={}, ended=[])
             woken: set[int] = set()
-            if settlements:
-                await self._settling.settle(connection, worker, settlements, out, woken)
+            if settling:
+                await self._settling.settle(connection, worker, settling, out, woken)
                 self._low_water.forget(woken)  # before the claim: what came back has lower numbers
             if wants:
                 await self._claim(connection, worker, token, wants, out)
+                await self._take_keys(connection, worker, out)
             if probe:
                 await self._probe(connection, worker, probe, out)
             out.woken = await self._lanes_of(woken)
             return out
 
-        if settlements:
-            return await self._connections.transaction(trade)
+        if not probe and self._plain_trade(settling, wants):
+            return await self._trade(worker, token, settling, wants)
+        if settling or self._locks is not None:
+            try:
+                out = await self._connections.transaction(trade)
+            except FairwayError:
+                if self._locks is not None:
+                    await self._locks.abandon(token)
+                raise
+            if self._locks is not None:
+                out.stale += sorted(lost - set(out.stale))
+                await self._locks.give_back([(claim.id, claim.token) for claim in keyed])
+            return out
         # A claim that a crash of the database undoes is only claimed again: it need not be on disk.
         if probe or self._limited or not wants:
             return await self._relaxed.transaction(trade)
-        async with self._relaxed.connection() as connection:  # one statement commits itself
-            return await trade(connection)
+        return await self._relaxed.statement(trade)  # one statement commits itself
+
+    def _plain_trade(self, settlements: Sequence[Settlement], wants: Sequence[Want]) -> bool:
+        """Whether an exchange is only this: jobs are done, and others are claimed."""
+        return (
+            bool(settlements and wants)
+            and self._locks is None
+            and not self._limited
+            and len({one.claim.id for one in settlements}) == len(settlements)
+            and all(
+                one.fate is Fate.DONE
+                and one.state is None
+                and one.progress is None
+                and one.error is None
+                and one.claim.partition_key is None
+                and one.claim.parent is None
+                for one in settlements
+            )
+        )
+
+    async def _trade(
+        self,
+        worker: int,
+        token: int,
+        settlements: Sequence[Settlement],
+        wants: Sequence[Want],
+    ) -> Exchanged:
+        """The common exchange in one statement, which commits itself: one round trip, not four."""
+        asked = {want.lane: want.most for want in wants}
+        done = (
+            [one.claim.id for one in settlements],
+            [one.claim.token for one in settlements],
+            [one.result for one in settlements],
+        )
+
+        async def take(connection: Connection) -> tuple[list[Claim], list[int]]:
+            stale: list[int] = []
+            claims, _ = await self._take(connection, worker, token, asked, done, stale)
+            return claims, stale
+
+        out = Exchanged(claims=[], stale=[], lanes={}, woken=set(), held_back_ns={}, ended=[])
+        out.claims, out.stale = await self._connections.statement(take)
+        out.claims.sort(key=_by_id)
+        stale = set(out.stale)
+        out.ended = [
+            Ended(one.claim.id, Status.DONE, one.result, None)
+            for one in settlements
+            if one.claim.id not in stale
+        ]
+        return out
+
+    async def _take_keys(self, connection: Connection, worker: int, out: Exchanged) -> None:
+        """Where keys are advisory locks: claims that did not get theirs go back at once."""
+        wanted = {
+            (claim.id, claim.token): claim.partition_key
+            for claim in out.claims
+            if claim.partition_key is not None
+        }
+        if self._locks is None or not wanted:
+            return
+        won = await self._locks.take(wanted)
+        refused = {id for id, token in wanted.keys() - won}
+        if refused:
+            again = [_put_off(one, CONTENDED_NS) for one in out.claims if one.id in refused]
+            await self._settling.settle(connection, worker, again, out, set())
+            out.claims = [claim for claim in out.claims if claim.id not in refused]
 
     async def _claim(
         self,
@@ -304,14 +412,24 @@ class PostgresStore:
         await self._spend(connection, allowed, out.claims)
 
     async def _take(
-        self, connection: Connection, worker: int, token: int, asked: Mapping[Lane, int]
+        self,
+        connection: Connection,
+        worker: int,
+        token: int,
+        asked: Mapping[Lane, int],
+        done: tuple[Any, ...] = (),
+        stale: list[int] | None = None,
     ) -> tuple[list[Claim], int]:
-        """Claim from lanes, and how many jobs were looked at."""
+        """Claim from lanes, and how many jobs were looked at.
+
+        With `done` jobs end in the same statement; those that were not ours are added to `stale`.
+        """
         lanes = [self._lane_ids[lane] for lane in asked]
         now_ns = self._clock.now_ns()
         low = [self._low_water.first(lane, now_ns) for lane in lanes]
+        statement = self._sql["trade" if done else self._claim_statement]
         rows = await connection.fetch(
-            self._sql["claim"], worker, token, lanes, list(asked.values()), low
+            statement, worker, token, lanes, list(asked.values()), low, *done
         )
         won: list[Any] = []
         lost: list[Any] = []
@@ -321,13 +439,22 @@ class PostgresStore:
                 won.append(row)
             elif row[10] is not None:
                 lost.append(row)
+            elif row[8] == 0:
+                assert stale is not None
+                stale.append(row[0])
             else:
                 reached[row[8]] = (row[2], row[0])
         for lane, most in zip(lanes, asked.values(), strict=True):
             count, last = reached[lane]
             self._low_water.reached(lane, last if count == most else 0, now_ns)
-        if lost:
+        if lost and connection.is_in_transaction():
             await self._block(connection, lost)
+        elif lost:
+            # What it looks at must stand still until the jobs are blocked. If others are in the
+            # way they stay ready, and the next claim meets them again.
+            with suppress(*IN_THE_WAY):
+                async with connection.transaction():
+                    await self._block(connection, lost)
         await self._lanes_of({row[8] for row in won})
         claims = [self._claim_of(row, token) for row in won]
         if any(row[15] is not None or row[16] for row in won):
@@ -411,15 +538,14 @@ class PostgresStore:
     async def _probe(
         self, connection: Connection, worker: int, queues: Collection[str], out: Exchanged
     ) -> None:
-        rows = await connection.fetch(self._sql["probe"], list(queues))
-        found = await self._lanes_of({row[0] for row in rows if row[0]})
+        rows = await connection.fetch(self._sql["probe"], list(queues), worker)
+        found = await self._lanes_of({row[0] for row in rows if row[0] > 0})
         out.lanes = {
             queue: sorted(lane for lane in found if lane.queue == queue) for queue in queues
         }
         self._limited -= {*queues, "*"}
         self._limited |= {limited for _, limited in rows if limited is not None}
-        rows = await connection.fetch(self._sql["cancelled"], worker)
-        out.cancelling = [row[0] for row in rows]
+        out.cancelling = sorted(-row[0] for row in rows if row[0] < 0)
 
     # Maintenance
 
@@ -686,6 +812,13 @@ def _alike(jobs: Sequence[NewJob]) -> bool:
         and (job.kind, job.queue, job.tenant, job.priority, job.version, job.step) == shape
         and (job.max_attempts, job.max_crashes, job.trace) == rest
         for job in jobs
+    )
+
+
+def _put_off(claim: Claim, delay_ns: int) -> Settlement:
+    """Not now: back in line, as if it had not been claimed."""
+    return Settlement(
+        claim=claim, fate=Fate.RETRY, step=claim.step, delay_ns=delay_ns, counts=False
     )
 
 

@@ -136,6 +136,108 @@ select max(id), null, count(*)::int, null, null, 0, 0, 0, lane, 0::smallint, nul
     false, null, false
 from picked group by lane
 
+-- trade: jobs that are done, nothing else to be said of them, and the first of lanes, leased
+with want as (
+    select w.lane, w.most, w.low, w.turn
+    from unnest($3::int[], $4::int[], $5::bigint[]) with ordinality as w (lane, most, low, turn)
+    where (select expires_at > fw.now_() from fw.worker where id = $1)
+        and not exists (
+            select 1 from fw.lane l join fw.queue q on q.name = l.queue
+            where l.id = w.lane and q.paused
+        )
+), picked as materialized (
+    select r.place, r.lane, r.id, r.pkey, r.strict, w.turn
+    from want w cross join lateral (
+        select ctid as place, lane, id, pkey, strict from fw.ready
+        where lane = w.lane and id >= w.low order by id limit w.most
+        for update skip locked
+    ) r
+), slot as (
+    insert into fw.key_slot (pkey, id)
+    select distinct on (p.pkey) p.pkey, p.id from picked p
+    where p.pkey is not null and (not p.strict or not exists (
+        select 1 from fw.job e where e.pkey = p.pkey and e.id < p.id))
+    order by p.pkey, p.turn, p.id
+    on conflict do nothing
+    returning id
+), won as (
+    select place, lane, id from picked
+    where pkey is null or id in (select id from slot)
+), taken as (
+    delete from fw.ready where ctid = any(array(select place from won))
+), leased as (
+    insert into fw.lease (id, worker, token, lane, claimed_at)
+    select id, $1, $2, lane, fw.now_() from won
+), input as materialized (
+    select * from unnest($6::bigint[], $7::bigint[], $8::bytea[]) as u (id, token, result)
+    where (select expires_at > fw.now_() from fw.worker where id = $1)
+), fenced as (
+    delete from fw.lease l using input i
+    where l.id = i.id and l.worker = $1 and l.token = i.token
+    returning l.id
+), gone as (
+    delete from fw.job where id = any(array(select id from fenced)) returning *
+), kept as (
+    insert into fw.history (id, finished_at, kind, version, step, state, lane, priority, attempt,
+        crashes, max_attempts, max_crashes, status, strict, ukey, window_us, trace, progress,
+        result, enqueued_at)
+    select g.id, fw.now_(), g.kind, g.version, g.step, g.state, g.lane, g.priority, g.attempt,
+        g.crashes, g.max_attempts, g.max_crashes, 'd', g.strict, g.ukey, g.window_us, g.trace,
+        g.progress, i.result, g.enqueued_at
+    from gone g join input i on i.id = g.id
+), unsigned as (
+    delete from fw.signal where job = any(array(select id from gone where inbox > 0))
+), unkeyed as (
+    delete from fw.unique_key k
+    where k.key = any(array(select ukey from gone where ukey is not null))
+        and k.job = any(array(select id from gone where ukey is not null)) and k.until <= fw.now_()
+)
+select j.id, j.kind, j.version, j.step, j.state, j.attempt, j.crashes, j.max_attempts, j.lane,
+    j.priority, j.pkey, j.parent, j.trace, j.timed_out, j.cancelling,
+    case when j.inbox > 0 then j.names end as names, j.spawned
+from fw.job j where j.id = any(array(select id from won))
+union all
+select id, null, 0, null, null, 0, 0, 0, lane, 0::smallint, pkey, null, null, false, false, null, false
+from picked where pkey is not null and id not in (select id from slot)
+union all
+select max(id), null, count(*)::int, null, null, 0, 0, 0, lane, 0::smallint, null, null, null, false,
+    false, null, false
+from picked group by lane
+union all
+select id, null, 0, null, null, 0, 0, 0, 0, 0::smallint, null, null, null, false, false, null, false
+from unnest($6::bigint[]) as u (id) where id not in (select id from gone)
+
+-- claim_any: as claim, whatever the keys: who may have one is decided by advisory locks
+with want as (
+    select w.lane, w.most, w.low
+    from unnest($3::int[], $4::int[], $5::bigint[]) as w (lane, most, low)
+    where (select expires_at > fw.now_() from fw.worker where id = $1)
+        and not exists (
+            select 1 from fw.lane l join fw.queue q on q.name = l.queue
+            where l.id = w.lane and q.paused
+        )
+), picked as materialized (
+    select r.place, r.lane, r.id
+    from want w cross join lateral (
+        select ctid as place, lane, id from fw.ready
+        where lane = w.lane and id >= w.low order by id limit w.most
+        for update skip locked
+    ) r
+), taken as (
+    delete from fw.ready where ctid = any(array(select place from picked))
+), leased as (
+    insert into fw.lease (id, worker, token, lane, claimed_at)
+    select id, $1, $2, lane, fw.now_() from picked
+)
+select j.id, j.kind, j.version, j.step, j.state, j.attempt, j.crashes, j.max_attempts, j.lane,
+    j.priority, j.pkey, j.parent, j.trace, j.timed_out, j.cancelling,
+    case when j.inbox > 0 then j.names end as names, j.spawned
+from fw.job j where j.id = any(array(select id from picked))
+union all
+select max(id), null, count(*)::int, null, null, 0, 0, 0, lane, 0::smallint, null, null, null, false,
+    false, null, false
+from picked group by lane
+
 -- inbox: the signals jobs wait for
 select s.job, s.id, s.name, s.payload from fw.signal s join fw.job j on j.id = s.job
 where s.job = any($1::bigint[]) and s.name = any(j.names) order by s.id
@@ -311,6 +413,24 @@ insert into fw.signal (job, name, payload, dedup) values ($1, $2, $3, $4)
 on conflict (job, dedup) where dedup is not null do nothing
 returning id
 
+-- tell: a signal into an inbox, and its job awake if it waited for that
+with held as (
+    select id, status = 'w' and coalesce($2 = any(names), false) as wakes
+    from fw.job where id = $1 for no key update
+), told as (
+    update fw.job j set inbox = j.inbox + 1, status = case when h.wakes then 'r' else j.status end
+    from held h where j.id = h.id
+    returning j.id, j.lane, j.priority, j.pkey, j.strict, h.wakes
+), sent as (
+    insert into fw.signal (job, name, payload) select id, $2, $3 from told
+), untimed as (
+    delete from fw.timer where id = any(array(select id from told where wakes))
+), queued as (
+    insert into fw.ready (lane, id, priority, pkey, strict, since)
+    select lane, id, priority, pkey, strict, fw.now_() from told where wakes
+)
+select lane, wakes from told
+
 -- lock_parents: in order, so that two endings never wait for each other
 select id from fw.job where id = any($1::bigint[]) order by id for no key update
 
@@ -319,7 +439,7 @@ select p.id from fw.job p
 where p.id = any($1::bigint[]) and p.status = 'w' and p.names is null
     and not exists (select 1 from fw.job c where c.parent = p.id and c.notify is null)
 
--- probe: which lanes of some queues have something ready, and which queues have limits
+-- probe: which lanes of some queues have something ready, which have limits, and what to cancel
 select l.id, null as limited
 from fw.lane l left join fw.queue q on q.name = l.queue
 where l.queue = any($1::text[]) and q.paused is not true
@@ -327,6 +447,9 @@ where l.queue = any($1::text[]) and q.paused is not true
 union all
 select 0, name from fw.queue
 where (name = '*' or name = any($1::text[])) and (concurrency is not null or rate_per_s is not null)
+union all
+select -j.id, null from fw.lease s join fw.job j on j.id = s.id
+where s.worker = $2 and j.cancelling
 
 -- cancelled: jobs of a worker that somebody cancelled
 select j.id from fw.lease l join fw.job j on j.id = l.id
@@ -563,3 +686,41 @@ insert into fw.ready (lane, id, priority, pkey, strict, since)
 select lane, id, priority, pkey, strict, fw.now_() from fw.job
 where id = any(array(select id from freed))
 returning id, pkey
+
+-- put_schedule: a schedule and its spec; a new one owes nothing before now
+insert into fw.schedule as s (name, spec, handled_ns)
+values ($1, $2, (extract(epoch from fw.now_()) * 1000000)::bigint * 1000)
+on conflict (name) do update set spec = excluded.spec
+returning s.name, s.spec, s.paused, s.handled_ns
+
+-- schedules: all of them
+select name, spec, paused, handled_ns from fw.schedule order by name
+
+-- pause_schedule: whether a schedule fires
+update fw.schedule set paused = $2 where name = $1 returning name
+
+-- handled: how far a schedule was dealt with
+update fw.schedule set handled_ns = greatest(handled_ns, $2) where name = $1
+
+-- note_firings: times to fire, each once
+insert into fw.firing (schedule, at_ns, noted_at)
+select $1, at, fw.now_() from unnest($2::bigint[]) as t (at) order by at
+on conflict do nothing returning at_ns
+
+-- link_firing: the job of a firing
+update fw.firing set job = $3 where schedule = $1 and at_ns = $2
+
+-- lost_firings: noted a while ago, and no job came of it
+update fw.firing f set tries = f.tries + 1
+where (f.schedule, f.at_ns) in (
+    select schedule, at_ns from fw.firing
+    where job is null and noted_at <= fw.now_() - $1::bigint * interval '1 microsecond'
+    order by schedule, at_ns limit $2 for update skip locked
+)
+returning f.schedule, f.at_ns, f.job, f.tries
+
+-- firings: the latest of a schedule
+select schedule, at_ns, job, tries from fw.firing where schedule = $1 order by at_ns desc limit $2
+
+-- forget_firings: times long ago
+delete from fw.firing where at_ns <= (extract(epoch from fw.now_()) * 1000000)::bigint * 1000 - $1

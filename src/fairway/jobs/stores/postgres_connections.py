@@ -49,7 +49,7 @@ _LOST = (
     OSError,
     asyncio.TimeoutError,
 )
-_IN_THE_WAY = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+IN_THE_WAY = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _NOT_SET_UP = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
@@ -90,7 +90,17 @@ class Connections:
         self._dsn = dsn
         self._size = size
         self._options = dict(options)
-        self._settings = {"application_name": f"fairway {schema}", "jit": "off", **(settings or {})}
+        self._settings = {
+            "application_name": f"fairway {schema}",
+            "jit": "off",
+            # Every statement was written for its generic plan; planning again would cost more
+            # than running it.
+            "plan_cache_mode": "force_generic_plan",
+            # The small tables turn over all the time: what is left of them while somebody holds an
+            # old snapshot must not be read from end to end by every claim.
+            "enable_seqscan": "off",
+            **(settings or {}),
+        }
         self._pool: asyncpg.Pool[Any] | None = None
         self.schema = schema
         self.sql = statements(schema)
@@ -140,14 +150,22 @@ class Connections:
 
     async def transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run `work` in a transaction, again from the start if locks of others stood in its way."""
+
+        async def within(connection: Connection) -> T:
+            async with connection.transaction():
+                return await work(connection)
+
+        return await self.statement(within)
+
+    async def statement(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run `work`, whose first statement commits itself, as `transaction` does."""
         tries = 0
         while True:
             tries += 1
             async with self.connection() as connection:
                 try:
-                    async with connection.transaction():
-                        return await work(connection)
-                except _IN_THE_WAY:
+                    return await work(connection)
+                except IN_THE_WAY:
                     if tries == TRIES:
                         raise
 

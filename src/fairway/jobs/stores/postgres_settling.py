@@ -61,6 +61,13 @@ class Settling:
         out: Exchanged,
         woken: set[int],
     ) -> None:
+        if len(settlements) > 1 and any(
+            child.unique_key is not None for one in settlements for child in one.children
+        ):
+            # Whether such a child is new depends on who ended before it was spawned: one by one.
+            for one in settlements:
+                await self.settle(connection, worker, [one], out, woken)
+            return
         finishing: list[Settlement] = []
         going: list[Settlement] = []
         parking: list[Settlement] = []
@@ -200,7 +207,7 @@ class Settling:
             one.error,
             one.progress,
             list(one.names) or None,
-            bool(one.children),
+            any(child.notify is None for child in one.children),
         )
         if one.names:
             wakes = await connection.fetchval(self._sql["unseen"], claim.id, list(one.names), seen)
@@ -262,6 +269,10 @@ class Settling:
         The job's row is changed first, always: whoever is about to park the job waits for us and
         then sees the signal, or we wait for him and then see that it is parked.
         """
+        if dedup is None:
+            rows = await connection.fetch(self._sql["tell"], job, name, payload)
+            woken |= {row[0] for row in rows if row[1]}
+            return bool(rows) or None
         rows = await connection.fetch(self._sql["notified"], job)
         if not rows:
             return None

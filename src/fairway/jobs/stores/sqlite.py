@@ -25,6 +25,7 @@ from fairway.jobs.stores.sqlite_moves import numbers
 from fairway.jobs.stores.sqlite_reader import Reader
 from fairway.jobs.stores.sqlite_schema import RUNNING, UNFINISHED, UNHAPPY
 from fairway.jobs.stores.sqlite_settle import Settling
+from fairway.jobs.stores.sqlite_timetable import SqliteTimetable
 from fairway.jobs.stores.sqlite_writer import Writer
 from fairway.runtime.clock import Clock, clock_of
 
@@ -80,6 +81,10 @@ class SqliteStore:
             await self._close(writer, reader)
             raise
         self._writer, self._reader = writer, reader
+
+    @property
+    def timetable(self) -> SqliteTimetable:
+        return SqliteTimetable(self._write, self._read)
 
     async def aclose(self) -> None:
         writer, reader = self._writer, self._reader

@@ -123,6 +123,12 @@ class Reader:
 
         return await self._read(read)
 
+    async def rows(self, statement: str, bindings: tuple[Any, ...] = ()) -> list[Any]:
+        """The rows of a statement that changes nothing."""
+        return await self._read(
+            lambda connection: connection.execute(statement, bindings).fetchall()
+        )
+
     async def _read(self, look: Callable[[Sql], T]) -> T:
         return await self._pool.run(self._look, look)
 

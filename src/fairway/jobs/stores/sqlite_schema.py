@@ -128,6 +128,21 @@ CREATE TABLE worker (
     name TEXT NOT NULL,
     until_ns INTEGER NOT NULL
 ) STRICT;
+CREATE TABLE schedule (
+    name TEXT PRIMARY KEY,
+    spec TEXT NOT NULL,
+    paused INTEGER NOT NULL DEFAULT 0,
+    handled_ns INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE firing (
+    schedule TEXT NOT NULL,
+    at_ns INTEGER NOT NULL,
+    noted_ns INTEGER NOT NULL,
+    job INTEGER,
+    tries INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (schedule, at_ns)
+) WITHOUT ROWID;
+CREATE INDEX firing_lost ON firing (noted_ns) WHERE job IS NULL;
 CREATE TABLE topic_cursor (
     name TEXT PRIMARY KEY,
     epoch INTEGER NOT NULL,

@@ -173,3 +173,20 @@ alter table fw.blocked set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuu
     autovacuum_vacuum_cost_delay = 0);
 alter table fw.job set (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000,
     autovacuum_vacuum_cost_delay = 0);
+
+create table fw.schedule (
+    name text primary key,
+    spec text not null,
+    paused boolean not null default false,
+    handled_ns bigint not null
+);
+
+create table fw.firing (
+    schedule text not null,
+    at_ns bigint not null,
+    noted_at timestamptz not null,
+    job bigint,
+    tries int not null default 0,
+    primary key (schedule, at_ns)
+);
+create index firing_lost on fw.firing (noted_at) where job is null;

@@ -1,0 +1,177 @@
+"""`fairway worker`: jobs of an app, and nothing else, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from fairway.cli.serve import INTERRUPTED, load_app
+from fairway.client import AsyncClient
+from fairway.errors import FairwayError, InvalidConfig
+from fairway.jobs.feeder import FeederConfig
+from fairway.jobs.worker import WorkerConfig
+from fairway.runtime.service import StopSwitch, stop_on_signals
+from fairway.settings import ClientSettings, parse_duration_ms, read_client_settings, server_of
+from fairway.topics.handle import Lost, Read, Record
+from fairway.topics.outcome import Appended
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from fairway.app import Fairway
+
+MS_NS: Final = 1_000_000
+
+
+class Duration(click.ParamType[int]):
+    """Such as 500ms, 30s or 5m."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_duration_ms(value) * MS_NS
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+DURATION: Final = Duration()
+
+
+@click.command()
+@click.argument("app", metavar="MODULE:APP")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="NAME[=CONCURRENCY]",
+    help="A queue to work on; may be given several times. [default: all the app declares]",
+)
+@click.option("--concurrency", type=int, default=10, show_default=True, help="Jobs at once.")
+@click.option("--prefetch", type=int, default=0, show_default=True, help="Claimed beyond those.")
+@click.option("--min-demand", type=int, default=1, show_default=True, help="Least room to ask for.")
+@click.option("--poll-interval", type=DURATION, default="1s", show_default=True)
+@click.option("--max-poll-interval", type=DURATION, default="5s", show_default=True)
+@click.option("--lease-ttl", type=DURATION, default="60s", show_default=True)
+@click.option("--heartbeat-interval", type=DURATION, default="20s", show_default=True)
+@click.option("--reap-interval", type=DURATION, default="30s", show_default=True)
+@click.option("--drain-timeout", type=DURATION, default="5s", show_default=True)
+@click.option("--threads", type=int, default=10, show_default=True, help="For synchronous jobs.")
+@click.option("--processes", type=int, default=4, show_default=True, help="For isolated jobs.")
+@click.option("--server", metavar="URL", help="The server whose topics the jobs use.")
+def worker(app: str, server: str | None, **options: Any) -> None:
+    """Work on jobs until Ctrl-C; a second Ctrl-C ends it at once.
+
+    MODULE:APP is the Fairway object that declares them. Several workers may run on one machine, or
+    on many where the jobs live in PostgreSQL. A worker never opens the log: topics are used through
+    the running server at --server or FAIRWAY_SERVER.
+
+    \b
+    fairway worker shop:app                             every queue of the app
+    fairway worker shop:app --queue mail=50 --queue default
+    fairway worker shop:app --concurrency 500 --prefetch 500     many small jobs
+    """
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    try:
+        made = load_app(app)
+        run(made, config_of(made, **options), read_client_settings(server_of(server)))
+    except FairwayError as error:
+        raise click.ClickException(str(error)) from None
+
+
+def config_of(
+    app: Fairway, *, queues: Sequence[str], concurrency: int, **options: Any
+) -> WorkerConfig:
+    """What the options say, for the queues that were named or that the app declares."""
+    feeding = {
+        "prefetch": options.pop("prefetch"),
+        "min_demand": options.pop("min_demand"),
+        "poll_interval_ns": options.pop("poll_interval"),
+        "max_poll_interval_ns": options.pop("max_poll_interval"),
+    }
+    feeders = {}
+    for text in queues or app.queues:
+        name, equals, count = text.partition("=")
+        if equals and not count.isdigit():
+            raise InvalidConfig(f"--queue {text}: the concurrency is a number")
+        feeders[name] = FeederConfig(concurrency=int(count) if equals else concurrency, **feeding)
+    if not feeders:
+        raise InvalidConfig("the app declares no jobs, so there is nothing to work on")
+    return WorkerConfig(
+        queues=feeders,
+        lease_ttl_ns=options.pop("lease_ttl"),
+        heartbeat_interval_ns=options.pop("heartbeat_interval"),
+        reap_interval_ns=options.pop("reap_interval"),
+        drain_timeout_ns=options.pop("drain_timeout"),
+        **options,
+    )
+
+
+def run(app: Fairway, config: WorkerConfig, server: ClientSettings) -> None:
+    """Work on the fastest loop there is."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None
+    try:
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    except ImportError:
+        factory = None
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(_work(app, config, server))
+
+
+async def _work(app: Fairway, config: WorkerConfig, server: ClientSettings) -> None:
+    stop = StopSwitch()
+    with stop_on_signals(stop):
+        async with asyncio.TaskGroup() as group:
+            at_once = group.create_task(_end_at_once(stop))
+            client = AsyncClient(server.url, key=server.key)
+            async with client, app.working(config, topics=ServerTopics(client)):
+                click.echo(f"Fairway works on {', '.join(config.queues)}    Ctrl-C stops.")
+                await stop.wait_pressed()
+            at_once.cancel()
+
+
+async def _end_at_once(stop: StopSwitch) -> None:
+    await stop.wait_insisted()
+    os._exit(INTERRUPTED)
+
+
+class ServerTopics:
+    """The topics of a running server, as topic handles of an app use them."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def append(self, name: str, values: Sequence[Any], **options: Any) -> Appended:
+        if options["key"] is None:
+            del options["key"]  # then the client makes one, so that it can repeat itself
+        reply = await self._client.topic(name).append(*values, **options)
+        return Appended(reply.first_seq, reply.last_seq, reply.deduped)
+
+    async def read(self, name: str, type: Any, from_seq: int, **options: Any) -> Read[Any]:
+        wait_ms = round(options.pop("wait_s") * 1000)
+        page = await self._client.topic(name, type).diff(from_seq, wait_ms=wait_ms, **options)
+        gone = page.tombstone
+        lost = Lost(gone.gap_from, gone.gap_to, gone.reason) if gone is not None else None
+        found = [_record(one) for one in page.records]
+        return Read(found, lost, page.next_from_seq, page.caught_up)
+
+    async def watch(
+        self, name: str, type: Any, from_seq: int, **options: Any
+    ) -> AsyncIterator[Record[Any] | Lost]:
+        async for one in self._client.topic(name, type).watch(from_seq, **options):
+            yield _record(one)
+
+    async def delete(self, name: str, **options: Any) -> int:
+        return (await self._client.topic(name).delete_records(**options)).deleted
+
+
+def _record(one: Any) -> Record[Any]:
+    return Record(one.seq, one.ts, one.data, one.tag, one.node, one.meta)

@@ -1,0 +1,209 @@
+"""`fairway workflow`: start runs of workflows and look at them, on a running server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from fairway.cli.output import Output, moment, notice
+from fairway.cli.remote import (
+    DURATION,
+    Remote,
+    RemoteGroup,
+    json_option,
+    pass_remote,
+    remote_options,
+)
+from fairway.client import workflow_calls as calls
+from fairway.errors import JobFailed
+
+if TYPE_CHECKING:
+    from fairway.client.sync import Client
+
+ID = click.IntRange(1)
+RUNS = ("ID", "WORKFLOW", "STATUS", "STARTED", "ENDED", "ERROR")
+SCHEDULES = ("SCHEDULE", "WHEN", "STATE", "HANDLED", "LAST JOB")
+LINE_MAX = 60
+RUNS_MAX = 200
+
+
+@click.group(cls=RemoteGroup)
+@remote_options
+@click.pass_context
+def workflow(context: click.Context, url: str | None, api_key: str | None) -> None:
+    """Start runs of workflows, look at them and steer them, on a running server.
+
+    \b
+    fairway workflow ls
+    fairway workflow run nightly '{"day": "2030-01-31"}'
+    fairway workflow show 7
+    fairway workflow schedules
+    """
+    context.obj = Remote(url, api_key)
+
+
+@workflow.command("ls")
+@click.argument("name", required=False)
+@click.option("--status", help="Only runs that are so: running, waiting, done, failed …")
+@click.option("--limit", type=click.IntRange(1, RUNS_MAX), default=20, show_default=True)
+@json_option
+@pass_remote
+def ls(remote: Remote, /, name: str | None, status: str | None, limit: int, as_json: bool) -> None:
+    """List the runs of a workflow, newest first; of all of them without NAME."""
+    output = Output(json=as_json)
+    with remote.client() as client:
+        names = [name] if name is not None else _names(client)
+        found = [run for each in names for run in client.call(calls.runs(each, status, limit)).runs]
+    found.sort(key=lambda run: -run.id)
+    if as_json:
+        for run in found[:limit]:
+            output.message(run)
+        return
+    output.table(
+        RUNS,
+        (
+            (
+                str(run.id),
+                run.workflow,
+                run.status,
+                moment(run.started_at),
+                moment(run.finished_at) if run.finished_at is not None else "",
+                ((run.error or "").splitlines() or [""])[-1][:LINE_MAX],
+            )
+            for run in found[:limit]
+        ),
+    )
+    if not found:
+        notice("no runs" if names else "the server declares no workflows")
+
+
+@workflow.command("show")
+@click.argument("target")
+@json_option
+@pass_remote
+def show(remote: Remote, /, target: str, as_json: bool) -> None:
+    """Show a run as a tree of its tasks, or a workflow as a tree of what it consists of.
+
+    TARGET is the id of a run, or the name of a workflow.
+    """
+    output = Output(json=as_json)
+    with remote.client() as client:
+        if not target.isdigit():
+            found = {one.name: one for one in client.call(calls.workflows()).workflows}
+            if target not in found:
+                raise click.ClickException(f"the server declares no workflow {target!r}")
+            output.done(found[target].tree, found[target])
+            return
+        run = client.call(calls.run(int(target)))
+    lines = [f"run {run.id} of {run.workflow}: {run.status}{' (paused)' if run.paused else ''}"]
+    lines += [run.tree] if run.tree else [f"   {task.state:<9} {task.name}" for task in run.tasks]
+    lines += [
+        f"job {task.job}: {task.name}, attempt {task.attempt}" for task in run.tasks if task.job
+    ]
+    if run.error:
+        lines.append(f"error: {run.error}")
+    output.done("\n".join(lines), run)
+
+
+@workflow.command("run")
+@click.argument("name")
+@click.argument("context", required=False)
+@click.option("--key", help="At most one run has it at a time.")
+@click.option("--window", type=DURATION, default=0, help="And for so long after it started.")
+@click.option("--wait", type=DURATION, help="Wait so long for its end, and print what it came to.")
+@json_option
+@pass_remote
+def run_(
+    remote: Remote,
+    /,
+    name: str,
+    context: str | None,
+    key: str | None,
+    window: int,
+    wait: int | None,
+    as_json: bool,
+) -> None:
+    """Start a run of a workflow with CONTEXT, a JSON object.
+
+    \b
+    fairway workflow run nightly
+    fairway workflow run nightly '{"day": "2030-01-31"}' --wait 10m
+    """
+    try:
+        given = msgspec.json.decode(context or "{}", type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError as error:
+        raise click.BadParameter(f"CONTEXT is a JSON object: {error}") from None
+    output = Output(json=as_json)
+    with remote.client() as client:
+        made = client.call(calls.start(name, given, key, window / 1000))
+        again = "" if made.fresh else " (it was there already)"
+        if wait is None:
+            output.done(f"run {made.id}{again}", made)
+            return
+        notice(f"run {made.id}{again}")
+        try:
+            result: Any = client.jobs.wait(made.id, wait / 1000)
+        except TimeoutError as error:
+            raise click.ClickException(f"{error}; look: fairway workflow show {made.id}") from None
+        except JobFailed as error:
+            raise click.ClickException(
+                f"run {error.id} is {error.status}: {error.error};"
+                f" look: fairway workflow show {error.id}"
+            ) from None
+    output.message(result)
+
+
+def _steering(action: Any, said: str, help: str) -> None:
+    @workflow.command(action, help=help)
+    @click.argument("ids", type=ID, nargs=-1, required=True)
+    @click.option("--reason", default="cancelled", hidden=action != "cancel")
+    @json_option
+    @pass_remote
+    def steer(remote: Remote, /, ids: tuple[int, ...], reason: str, as_json: bool) -> None:
+        output = Output(json=as_json)
+        with remote.client() as client:
+            for id in ids:
+                output.done(f"run {id} {said}", client.call(calls.steer(id, action, reason)))
+
+
+_steering("pause", "starts no more tasks", "Start no more tasks of runs; what runs goes on.")
+_steering("resume", "goes on", "Let paused runs go on.")
+_steering("cancel", "is cancelled", "End runs and their tasks.")
+
+
+@workflow.command("schedules")
+@click.option("--pause", "paused", metavar="NAME", help="Stop a schedule from firing.")
+@click.option("--resume", "resumed", metavar="NAME", help="Let it fire again.")
+@json_option
+@pass_remote
+def schedules(remote: Remote, /, paused: str | None, resumed: str | None, as_json: bool) -> None:
+    """List schedules and what came of their latest times; pause and resume them."""
+    output = Output(json=as_json)
+    with remote.client() as client:
+        for name, pause in ((paused, True), (resumed, False)):
+            if name is not None:
+                client.call(calls.pause_schedule(name, pause))
+        found = client.call(calls.schedules()).schedules
+    if as_json:
+        for one in found:
+            output.message(one)
+        return
+    output.table(
+        SCHEDULES,
+        (
+            (
+                one.name,
+                one.spec,
+                "paused" if one.paused else "on",
+                moment(one.handled_at),
+                str(one.firings[0].job or "lost") if one.firings else "",
+            )
+            for one in found
+        ),
+    )
+
+
+def _names(client: Client) -> list[str]:
+    return [one.name for one in client.call(calls.workflows()).workflows]

@@ -1,0 +1,221 @@
+"""`client.jobs`: enqueue jobs on a running server, follow and steer them; sync and async.
+
+Two thin shells over `job_calls`, where every request is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from fairway.client import job_calls as calls
+from fairway.client.job_calls import JobFilter, JobOptions, Waiting, result_of
+from fairway.wire.jobs import (
+    PAGE_MAX,
+    CancelReply,
+    Enqueued,
+    JobOrder,
+    JobSummary,
+    JobView,
+    QueueView,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from typing import Unpack
+
+    import msgspec
+
+    from fairway.client.aio import AsyncClient
+    from fairway.client.sync import Client
+
+    Arguments: TypeAlias = Mapping[str, Any] | msgspec.Struct | None
+
+EnqueuedList: TypeAlias = list[Enqueued]
+QueueViews: TypeAlias = list[QueueView]
+T = TypeVar("T")
+
+
+class _Orders:
+    """What needs no server."""
+
+    @staticmethod
+    def order(kind: str, args: Arguments = None, **options: Unpack[JobOptions]) -> JobOrder:
+        """A job with these arguments, not enqueued: for `enqueue_many`.
+
+        `args` are the arguments of a function by name, or the state of a machine. `delay_s` or
+        `at` start it later; `key` makes it unique, for at least `window_s`; `version` and `step`
+        are for a kind that the server does not declare.
+        """
+        return calls.order(kind, args, options)
+
+
+class RemoteJobs(_Orders):
+    """The jobs of a server.
+
+    client.jobs.enqueue("send_receipt", {"id": 7}, queue="mail", key="receipt-7")
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def enqueue(self, kind: str, args: Arguments = None, **options: Unpack[JobOptions]) -> Enqueued:
+        """Enqueue one; durable when this returns. Options are those of `order`.
+
+        If its kind is declared by the server, arguments that do not fit are refused by name
+        (`InvalidRequest`). A lost answer is `OutcomeUnknown`, unless it has a `key` with a
+        `window_s` of a minute or more: then the client repeats itself safely.
+        """
+        return self.enqueue_many([calls.order(kind, args, options)])[0]
+
+    def enqueue_many(self, orders: Iterable[JobOrder]) -> EnqueuedList:
+        """Enqueue up to 1,000 jobs, all or none of them."""
+        return self._client.call(calls.enqueue(orders)).jobs
+
+    def get(self, id: int, *, wait_ms: int = 0) -> JobView:
+        """Everything known of a job, once it has ended or `wait_ms` are over."""
+        return self._client.call(calls.get(id, wait_ms))
+
+    def wait(self, id: int, timeout_s: float | None = None, *, type: type[T] | Any = Any) -> T:
+        """What a job came to. Raises `JobFailed`, or `TimeoutError` if it takes longer."""
+        clock = self._client._exchange.clock
+        waiting = Waiting(id, timeout_s, clock.now_ns())
+        while True:
+            job = self._client.call(waiting.next_call(clock.now_ns()))
+            if waiting.over(job, clock.now_ns()):
+                value: T = result_of(job, type)
+                return value
+
+    def list(
+        self, *, page_size: int = PAGE_MAX, **filter: Unpack[JobFilter]
+    ) -> Iterator[JobSummary]:
+        """Jobs, newest first: by `queue`, `kind`, `status`, `tenant`, `parent`, or all of them."""
+        cursor: str | None = None
+        while True:
+            page = self._client.call(calls.page(filter, page_size, cursor))
+            yield from page.jobs
+            if not (cursor := page.next_cursor or None):
+                return
+
+    def signal(
+        self, target: int | str, name: str, payload: Any = None, *, dedup: str | None = None
+    ) -> bool:
+        """Send a signal to a job, by id or by unique key. False if it had one of that dedup key.
+
+        Raises `Conflict` if the job has ended.
+        """
+        return self._client.call(calls.signal(target, name, payload, dedup)).fresh
+
+    def cancel(self, id: int, *, reason: str = "cancelled") -> CancelReply:
+        """End a job and its children; what runs is told to stop."""
+        return self._client.call(calls.cancel(id, reason))
+
+    def retry(self, id: int) -> None:
+        """Make a failed, dead or cancelled job ready again. Raises `Conflict` if it is not one."""
+        self._client.call(calls.retry(id))
+
+    def queues(self) -> QueueViews:
+        return self._client.call(calls.queues()).queues
+
+    def queue(self, name: str) -> QueueView:
+        return self._client.call(calls.queue(name))
+
+    def pause(self, queue: str) -> QueueView:
+        """Start nothing more from a queue; what runs goes on."""
+        return self._client.call(calls.pause(queue, True))
+
+    def resume(self, queue: str) -> QueueView:
+        return self._client.call(calls.pause(queue, False))
+
+    def limit(
+        self,
+        queue: str,
+        *,
+        concurrency: int | None = None,
+        rate_per_s: float | None = None,
+        burst: int = 1,
+    ) -> QueueView:
+        """What a queue may do over all workers together; the queue `*` is all queues.
+
+        What is not given is no limit.
+        """
+        return self._client.call(calls.limit(queue, concurrency, rate_per_s, burst))
+
+    def prune(self, older_than_s: float) -> int:
+        """Forget jobs that ended longer ago; how many."""
+        return self._client.call(calls.prune(older_than_s)).pruned
+
+
+class AsyncRemoteJobs(_Orders):
+    """The jobs of a server, for asyncio: what `RemoteJobs` is, awaited."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def enqueue(
+        self, kind: str, args: Arguments = None, **options: Unpack[JobOptions]
+    ) -> Enqueued:
+        return (await self.enqueue_many([calls.order(kind, args, options)]))[0]
+
+    async def enqueue_many(self, orders: Iterable[JobOrder]) -> EnqueuedList:
+        return (await self._client.call(calls.enqueue(orders))).jobs
+
+    async def get(self, id: int, *, wait_ms: int = 0) -> JobView:
+        return await self._client.call(calls.get(id, wait_ms))
+
+    async def wait(
+        self, id: int, timeout_s: float | None = None, *, type: type[T] | Any = Any
+    ) -> T:
+        clock = self._client._exchange.clock
+        waiting = Waiting(id, timeout_s, clock.now_ns())
+        while True:
+            job = await self._client.call(waiting.next_call(clock.now_ns()))
+            if waiting.over(job, clock.now_ns()):
+                value: T = result_of(job, type)
+                return value
+
+    async def list(
+        self, *, page_size: int = PAGE_MAX, **filter: Unpack[JobFilter]
+    ) -> AsyncIterator[JobSummary]:
+        cursor: str | None = None
+        while True:
+            page = await self._client.call(calls.page(filter, page_size, cursor))
+            for job in page.jobs:
+                yield job
+            if not (cursor := page.next_cursor or None):
+                return
+
+    async def signal(
+        self, target: int | str, name: str, payload: Any = None, *, dedup: str | None = None
+    ) -> bool:
+        return (await self._client.call(calls.signal(target, name, payload, dedup))).fresh
+
+    async def cancel(self, id: int, *, reason: str = "cancelled") -> CancelReply:
+        return await self._client.call(calls.cancel(id, reason))
+
+    async def retry(self, id: int) -> None:
+        await self._client.call(calls.retry(id))
+
+    async def queues(self) -> QueueViews:
+        return (await self._client.call(calls.queues())).queues
+
+    async def queue(self, name: str) -> QueueView:
+        return await self._client.call(calls.queue(name))
+
+    async def pause(self, queue: str) -> QueueView:
+        return await self._client.call(calls.pause(queue, True))
+
+    async def resume(self, queue: str) -> QueueView:
+        return await self._client.call(calls.pause(queue, False))
+
+    async def limit(
+        self,
+        queue: str,
+        *,
+        concurrency: int | None = None,
+        rate_per_s: float | None = None,
+        burst: int = 1,
+    ) -> QueueView:
+        return await self._client.call(calls.limit(queue, concurrency, rate_per_s, burst))
+
+    async def prune(self, older_than_s: float) -> int:
+        return (await self._client.call(calls.prune(older_than_s))).pruned

@@ -1,0 +1,374 @@
+"""Workflows as jobs: one job carries a run, and each task is a child that reports by a signal.
+
+The run's job wakes when a task ended, lets the pure machine in `workflow` decide, and commits the
+new state together with the tasks to start. So a crash at any moment re-runs at most what had not
+committed, on whichever worker comes next.
+"""
+
+from __future__ import annotations
+
+import inspect
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from fairway.errors import Conflict, Invalid, InvalidConfig, NotFound
+from fairway.jobs import outcome, workflow
+from fairway.jobs.context import Context
+from fairway.jobs.job import Ending, Fate, Filter, NewJob
+from fairway.jobs.kinds import Kind, Options, Order, StepCall, function_kind, options_of
+from fairway.jobs.rules import TaskState
+from fairway.jobs.workflow import RunState, Workflow, WorkflowTask
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from fairway.jobs.engine import Jobs, Kinds
+    from fairway.jobs.handles import JobHandle
+    from fairway.jobs.job import Job
+    from fairway.jobs.rules import Rule
+    from fairway.jobs.workflow import Event, Step
+
+QUEUE: Final = "workflows"
+"""Where runs wait: apart from tasks, so that long tasks never keep a run from going on."""
+PREFIX: Final = "workflow:"
+RUN_PRIORITY: Final = 800
+_TASK: Final = "task:"
+_PAUSE: Final = "pause"
+_RESUME: Final = "resume"
+_CALLED: Final = "called"
+_ADVANCE: Final = "advance"
+
+
+class Run(Struct, omit_defaults=True):
+    """What the job of a run keeps."""
+
+    context: dict[str, Any]
+    run: RunState | None = None
+    deadline_wall_ns: int | None = None
+    calling: bool = False
+    """Whether all is over but the callback."""
+
+
+class Flow:
+    """A workflow that is being declared, and, once the app runs, a handle on its runs.
+
+        nightly = app.workflow("nightly", cron="0 3 * * *")
+
+        @nightly.task
+        async def extract(day: str) -> dict: ...
+
+        @nightly.task(after=extract)
+        def load(rows: int) -> None: ...
+
+    A task's parameters are taken from its context by name (`context` is all of it); what it
+    returns, a dict or nothing, goes into the contexts of the tasks after it.
+    """
+
+    def __init__(
+        self,
+        jobs: Callable[[], Jobs],
+        handle: Callable[[int, bool], JobHandle[Any]],
+        name: str,
+        *,
+        version: int = 1,
+        queue: str = "default",
+        timeout_s: float | None = None,
+    ) -> None:
+        if not name or ":" in name or "." in name:
+            raise InvalidConfig(f"a workflow's name is not empty and has no : or .: {name!r}")
+        self.name = name
+        self.version = version
+        self._jobs = jobs
+        self._handle = handle
+        self._queue = queue
+        self._timeout_s = timeout_s
+        self._tasks: list[WorkflowTask] = []
+        self._kinds: dict[str, Kind] = {}
+        self._callbacks: dict[Fate, Kind] = {}
+        self._graph: Workflow | None = None
+        self._declared = False
+
+    def __repr__(self) -> str:
+        return f"Flow({self.name!r})"
+
+    # Declaring
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        after: Callable[..., Any] | str | Iterable[Callable[..., Any] | str] = (),
+        rule: Rule | None = None,
+        **options: Any,
+    ) -> Any:
+        """Declare a task; `after` names the tasks, or is their functions, that come before it.
+
+        `rule` says whether it runs then (see `fairway.rules`). Options are those of a job: queue,
+        priority, max_attempts, backoff, timeout, isolation.
+        """
+
+        def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+            called = name or function.__name__
+            before = (after,) if isinstance(after, str) or callable(after) else tuple(after)
+            names = tuple(one if isinstance(one, str) else one.__name__ for one in before)
+            options.setdefault("queue", self._queue)
+            kind = _task_kind(f"{self.name}.{called}", function, options_of(**options))
+            if called in self._kinds:
+                raise InvalidConfig(f"workflow {self.name!r}: two tasks are called {called!r}")
+            self._kinds[called] = kind
+            self._tasks.append(WorkflowTask(called, names, rule))
+            return function
+
+        return declare if function is None else declare(function)
+
+    def on_success(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Call this, as a job of its own, when a run is done. It changes nothing about the run."""
+        self._callbacks[Fate.DONE] = self._callback(function, "on_success")
+        return function
+
+    def on_failure(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Call this, as a job of its own, when a run failed; `error` says why."""
+        self._callbacks[Fate.FAILED] = self._callback(function, "on_failure")
+        return function
+
+    def _callback(self, function: Callable[..., Any], name: str) -> Kind:
+        return _task_kind(f"{self.name}.{name}", function, Options(queue=self._queue))
+
+    def declare(self, kinds: Kinds) -> None:
+        """Everything is declared: check the graph and make the kinds known. Idempotent."""
+        if not self._declared:
+            self._declared = True
+            for kind in (*self._kinds.values(), *self._callbacks.values(), self._run_kind()):
+                kinds.add(kind)
+
+    @property
+    def graph(self) -> Workflow:
+        """The graph of tasks, checked. Raises `InvalidConfig` for one that cannot be run."""
+        if self._graph is None:
+            self._graph = Workflow(self.name, self._tasks, version=self.version)
+        return self._graph
+
+    @property
+    def queues(self) -> set[str]:
+        """The queues its runs and tasks wait in."""
+        return {QUEUE, *(kind.options.queue for kind in self._kinds.values())}
+
+    @property
+    def _structure_number(self) -> int:
+        """The version of the run's kind: code of another structure does not touch the run."""
+        return int(self.graph.structure[:7], 16)
+
+    def _run_kind(self) -> Kind:
+        step = StepCall(self._advance, is_async=True, wants_context=True)
+        return Kind(
+            PREFIX + self.name,
+            self._structure_number,
+            Options(queue=QUEUE, priority=RUN_PRIORITY),
+            Run,
+            _ADVANCE,
+            {_ADVANCE: step},
+            msgspec.json.Decoder(Run),
+            True,
+        )
+
+    # Starting and looking
+
+    def order(self, context: Mapping[str, Any] | None = None, **given: Any) -> Order:
+        """A run with this context, not enqueued."""
+        try:
+            state = msgspec.json.encode(Run(dict(context or {})))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Invalid(f"the context of workflow {self.name!r} is not JSON: {error}") from None
+        return Order(
+            NewJob(
+                kind=PREFIX + self.name,
+                version=self._structure_number,
+                state=state,
+                step=_ADVANCE,
+                queue=QUEUE,
+                priority=RUN_PRIORITY,
+                **given,
+            )
+        )
+
+    async def start(
+        self,
+        context: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        window_s: float = 0.0,
+        delay_s: float = 0.0,
+        within: Any = None,
+    ) -> JobHandle[dict[str, Any]]:
+        """Start a run; durable when this returns. With `key`, at most one at a time."""
+        order = self.order(
+            context,
+            unique_key=None if key is None else f"{PREFIX}{self.name}:{key}",
+            window_ns=round(window_s * 1e9),
+            delay_ns=round(delay_s * 1e9),
+        )
+        (added,) = await self._jobs().enqueue([order.job], within=within)
+        return self._handle(added.id, added.fresh)
+
+    async def pause(self, run: int) -> None:
+        """Start no more tasks of a run; what runs goes on, and its end is noted."""
+        await self._jobs().signal(run, _PAUSE)
+
+    async def resume(self, run: int) -> None:
+        await self._jobs().signal(run, _RESUME)
+
+    # The run
+
+    async def _advance(self, run: Run, ctx: Context[Run]) -> outcome.Outcome:
+        """One step of a run: take in what happened, and go on."""
+        if run.calling:
+            return self._over(run)
+        state = run.run
+        start: list[workflow.Start] = []
+        events: list[Event] = []
+        if state is None:
+            state = RunState.of(self.graph)
+            events.append(workflow.Started(run.context))
+            if self._timeout_s is not None:
+                run.deadline_wall_ns = ctx.wall_ns + round(self._timeout_s * 1e9)
+        for signal in ctx.raw_signals:
+            if (event := _event_of(signal.name, signal.payload)) is not None:
+                events.append(event)
+        for event in events:
+            step: Step = workflow.advance(self.graph, state, event)
+            state = step.state
+            start += step.start
+        run.run = state
+        deadline_ns = run.deadline_wall_ns
+        if state.outcome is None and deadline_ns is not None and ctx.wall_ns >= deadline_ns:
+            late = workflow.Cancelled("the run took too long")
+            run.run = workflow.advance(self.graph, state, late).state
+            await self._stop_tasks(ctx.id)
+            return outcome.Stop(f"took longer than {self._timeout_s:g} s")
+        if state.outcome is not None:
+            callback = self._callbacks.get(state.outcome.status)
+            if callback is None:
+                return self._over(run)
+            run.calling = True
+            context = {**state.outcome.context, "error": state.outcome.error}
+            child = Order(callback.job({"context": context}, notify=_CALLED))
+            return outcome.Spawn((child,), _ADVANCE, (_CALLED,))
+        return outcome.Spawn(
+            tuple(self._child(one) for one in start),
+            _ADVANCE,
+            (
+                _PAUSE,
+                _RESUME,
+                *(
+                    _TASK + name
+                    for name, task in state.tasks.items()
+                    if task.state is TaskState.RUNNING
+                ),
+            ),
+            max(1, deadline_ns - ctx.wall_ns) if deadline_ns is not None else 0,
+        )
+
+    def _over(self, run: Run) -> outcome.Outcome:
+        assert run.run is not None
+        ended = run.run.outcome
+        assert ended is not None
+        if ended.status is Fate.DONE:
+            return outcome.Done(ended.context)
+        return outcome.Stop(ended.error or ended.status.value)
+
+    def _child(self, start: workflow.Start) -> Order:
+        kind = self._kinds[start.task.name]
+        return Order(kind.job({"context": start.context}, notify=_TASK + start.task.name))
+
+    async def _stop_tasks(self, run: int) -> None:
+        jobs = self._jobs()
+        children = await jobs.browse(Filter(parent=run, limit=10_000))
+        await jobs.cancel(*(job.id for job in children if not job.status.ended))
+
+
+def triggering(function: Callable[..., Any], flow: Flow) -> Callable[..., Any]:
+    """A job that asks `function` for a context and starts a run with it, if it gives one."""
+
+    async def ask() -> int | None:
+        context = function()
+        if inspect.isawaitable(context):
+            context = await context
+        if context is None:
+            return None
+        digest = sha256(msgspec.json.encode(context, order="sorted")).hexdigest()[:32]
+        return (await flow.start(context, key=f"trigger:{digest}")).id
+
+    return ask
+
+
+def state_of(job: Job) -> Run:
+    """What the job of a run keeps. Raises `Invalid` for a job that is none."""
+    if not job.kind.startswith(PREFIX):
+        raise Conflict(f"job {job.id} is no run of a workflow", code="not_a_run")
+    return msgspec.json.decode(job.state, type=Run)
+
+
+def drawn(flows: Mapping[str, Flow], job: Job) -> str:
+    """A run as a tree for a terminal."""
+    name = job.kind.removeprefix(PREFIX)
+    if (flow := flows.get(name)) is None:
+        raise NotFound("workflow", name)
+    run = state_of(job)
+    state = run.run or RunState.of(flow.graph)
+    if not state.fits(flow.graph):
+        lines = [f"{name} (of another structure than the code here) {job.status.word}"]
+        lines += [f"   {task.state.value:<9} {at}" for at, task in state.tasks.items()]
+        return "\n".join(lines)
+    return workflow.tree(flow.graph, state)
+
+
+def _event_of(name: str, payload: bytes) -> Event | None:
+    if name == _PAUSE:
+        return workflow.Paused()
+    if name == _RESUME:
+        return workflow.Resumed()
+    if name.startswith(_TASK):
+        ending = msgspec.json.decode(payload, type=Ending)
+        return workflow.TaskEnded.of(name.removeprefix(_TASK), ending)
+    return None
+
+
+def _task_kind(name: str, function: Callable[..., Any], options: Options) -> Kind:
+    """The kind of a task: its job is given the whole context, the function what it asks for."""
+    inner = function_kind(function, name, 1, options)
+    step = inner.steps[inner.initial]
+    wants = inner.arguments.__struct_fields__
+    whole = wants == ("context",)
+
+    def arguments(context: dict[str, Any]) -> dict[str, Any]:
+        if whole:
+            return {"context": context}
+        chosen = {name: context[name] for name in wants if name in context}
+        if "context" in wants:
+            chosen["context"] = context
+        try:
+            state = msgspec.convert(chosen, inner.arguments)
+        except msgspec.ValidationError as error:
+            raise Invalid(f"task {name!r}: its context does not fit: {error}") from None
+        return {field: getattr(state, field) for field in wants}
+
+    if step.is_async:
+
+        async def run(ctx: Context[Any], context: dict[str, Any]) -> Any:
+            given = arguments(context)
+            return await (step.call(ctx, **given) if step.wants_context else step.call(**given))
+
+    else:
+
+        def run(ctx: Context[Any], context: dict[str, Any]) -> Any:  # type: ignore[misc]
+            given = arguments(context)
+            return step.call(ctx, **given) if step.wants_context else step.call(**given)
+
+    assert inspect.iscoroutinefunction(run) == step.is_async
+    run.__annotations__ = {"ctx": Context, "context": dict[str, Any]}
+    return function_kind(run, name, 1, options)

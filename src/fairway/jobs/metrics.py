@@ -1,0 +1,112 @@
+"""What a worker counts: picks, steps, settlements, and everything that went another way."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from fairway.runtime.telemetry import SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence, Sized
+
+    from fairway.jobs.feeder import Feeder
+    from fairway.jobs.job import Beat, Reaped, Settlement
+    from fairway.jobs.store import Exchanged
+    from fairway.runtime.telemetry import Counter, Telemetry
+
+
+class JobMetrics:
+    """The instruments of one worker."""
+
+    def __init__(self, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._settled: dict[str, Counter] = {}
+        self._claimed: dict[str, Counter] = {}
+        self._exchange = telemetry.histogram(
+            "fairway_jobs_exchange_ns", "How long an exchange with the store took"
+        )
+        self._picked = telemetry.histogram(
+            "fairway_jobs_picked", "Jobs claimed by one exchange", SIZES
+        )
+        self._acked = telemetry.histogram(
+            "fairway_jobs_acked", "Jobs settled by one exchange", SIZES
+        )
+        self._step = telemetry.histogram("fairway_jobs_step_ns", "How long a step ran")
+        self._stale = telemetry.counter(
+            "fairway_jobs_stale", "Settlements refused because the claim was lost"
+        )
+        self._lost_leases = telemetry.counter("fairway_jobs_leases_lost", "Leases that ran out")
+        self._released = telemetry.counter(
+            "fairway_jobs_released", "Claims given back whose reply was lost"
+        )
+        self._held_back = telemetry.counter(
+            "fairway_jobs_held_back", "Picks that a limit made empty"
+        )
+        self._failed = telemetry.counter("fairway_jobs_exchange_failed", "Exchanges that failed")
+        self._reaped_workers = telemetry.counter("fairway_jobs_workers_reaped", "Workers that died")
+        self._reaped = telemetry.counter("fairway_jobs_reaped", "Jobs of dead workers, run again")
+        self._dead = telemetry.counter("fairway_jobs_dead", "Jobs whose worker died too often")
+
+    def watch(self, feeders: Mapping[str, Feeder]) -> None:
+        """Show how full each queue's slots and buffer are."""
+        for queue, feeder in feeders.items():
+            self._telemetry.gauge(
+                "fairway_jobs_running",
+                "Jobs that run",
+                partial(_size, feeder.running),
+                queue=queue,
+            )
+            self._telemetry.gauge(
+                "fairway_jobs_buffered",
+                "Jobs claimed and not started",
+                partial(_size, feeder.buffer),
+                queue=queue,
+            )
+
+    def exchanged(self, out: Exchanged, settlements: Sequence[Settlement], took_ns: int) -> None:
+        self._exchange.record(took_ns)
+        if out.claims:
+            self._picked.record(len(out.claims))
+            for claim in out.claims:
+                counter = self._claimed.get(claim.queue) or self._claimed_of(claim.queue)
+                counter.value += 1
+        if settlements:
+            self._acked.record(len(settlements))
+            for one in settlements:
+                fate = one.fate.value
+                counter = self._settled.get(fate) or self._settled_of(fate)
+                counter.value += 1
+        self._stale.add(len(out.stale))
+        self._held_back.add(len(out.held_back_ns))
+
+    def exchange_failed(self) -> None:
+        self._failed.add()
+
+    def stepped(self, took_ns: int) -> None:
+        self._step.record(took_ns)
+
+    def beaten(self, beat: Beat) -> None:
+        self._released.add(beat.released)
+
+    def lease_lost(self) -> None:
+        self._lost_leases.add()
+
+    def reaped(self, reaped: Reaped) -> None:
+        self._reaped_workers.add(reaped.workers)
+        self._reaped.add(reaped.returned)
+        self._dead.add(reaped.dead)
+
+    def _claimed_of(self, queue: str) -> Counter:
+        made = self._telemetry.counter("fairway_jobs_claimed", "Jobs claimed", queue=queue)
+        self._claimed[queue] = made
+        return made
+
+    def _settled_of(self, fate: str) -> Counter:
+        made = self._telemetry.counter("fairway_jobs_settled", "Runs settled", fate=fate)
+        self._settled[fate] = made
+        return made
+
+
+def _size(held: Sized) -> float:
+    return len(held)

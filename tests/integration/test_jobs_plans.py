@@ -1,0 +1,350 @@
+"""What jobs cost on PostgreSQL, counted in statements and in blocks, and never timed.
+
+The plans are those of prepared statements that know nothing of their arguments, on tables of 20,000
+rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from msgspec import structs
+
+from fairway.core.priority import Band
+from fairway.jobs.job import Fate, Lane, NewJob, Settlement
+from fairway.jobs.store import Want
+from fairway.jobs.stores.postgres import PostgresStore
+from tests.support.postgres import postgres_url
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+    from fairway.jobs.job import Claim
+
+SECOND_NS = 1_000_000_000
+TTL_NS = 600 * SECOND_NS
+ROWS = 20_000
+LANE = Lane("default", "", Band.B1)
+
+schemas = itertools.count(1)
+
+
+class Bench:
+    """A store, and what it says to the server."""
+
+    def __init__(self, store: PostgresStore, said: list[str]) -> None:
+        self.store = store
+        self.said = said
+        self.token = 0
+        self.worker = 0
+
+    @property
+    def schema(self) -> str:
+        return self.store._connections.schema
+
+    async def exchange(self, *args: Any, **options: Any) -> list[Claim]:
+        self.token += 1
+        out = await self.store.exchange(self.worker, self.token, *args, **options)
+        assert not out.stale
+        return out.claims
+
+    def names(self) -> list[str]:
+        """The statements that were said since the last time, by name."""
+        known = {text: name for name, text in self.store._sql.items()}
+        said, self.said[:] = list(self.said), []
+        return [known.get(text, text.strip(" ;").split()[0].lower()) for text in said]
+
+
+def scene(play: Callable[[Bench], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with opened() as bench:
+            await play(bench)
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[Bench]:
+    said: list[str] = []
+
+    async def listen(connection: Any) -> None:
+        connection.add_query_logger(lambda record: said.append(record.query))
+
+    schema = f"jobs_plans_{next(schemas)}"
+    store = PostgresStore(postgres_url(), schema=schema, init=listen)
+    await store.open()
+    try:
+        bench = Bench(store, said)
+        bench.worker = await store.register("bench", TTL_NS)
+        yield bench
+    finally:
+        await store.aclose()
+        with hand() as connection:
+            connection.execute(f"drop schema {schema} cascade".encode())
+
+
+@contextmanager
+def hand() -> Iterator[psycopg.Connection[Any]]:
+    """A connection of our own."""
+    with psycopg.connect(postgres_url(), autocommit=True, prepare_threshold=None) as connection:
+        yield connection
+
+
+def done(claims: list[Claim]) -> list[Settlement]:
+    return [Settlement(claim=claim, fate=Fate.DONE, result=b"null") for claim in claims]
+
+
+# --- plans
+
+HOT = (
+    *("claim", "claim_any", "trade", "finish", "requeue", "enqueue", "enqueue_alike", "promote"),
+    *("next_due", "probe"),
+    *("unblock", "block", "earlier", "childless", "inbox", "children", "take_keys", "holders"),
+    *("park", "wake", "tell", "deliver", "notified", "unseen", "consume", "fence", "end_jobs"),
+    *("queue_again", "give_back", "cancelled", "lock_parents", "set_timer", "progress"),
+    *("find", "find_ended", "find_key"),
+)
+TABLES = ("job", "ready", "blocked", "timer", "signal", "unique_key", "history", "lease", "lane")
+
+FILL = """
+insert into fw.lane (queue, tenant, band)
+    select 'default', 't' || n, 1 from generate_series(1, 20) n;
+insert into fw.job (id, kind, version, step, state, lane, priority, max_attempts, max_crashes,
+        status, pkey, ukey, parent, names, inbox, enqueued_at)
+    select nextval('fw.job_id'), 'work', 1, 'run', '{}', 1 + n % 20, 0, 20, 5,
+        case when n % 4 = 0 then 'w' when n % 4 = 1 then 's' else 'r' end,
+        case when n % 5 = 0 then 'k' || n % 1000 end, 'u' || n,
+        case when n % 3 = 0 then n / 3 + 1 end,
+        case when n % 4 = 0 then '{go}'::text[] end, (n % 4 = 0)::int, now()
+    from generate_series(1, {rows}) n;
+insert into fw.ready (lane, id, priority, pkey, strict, since)
+    select lane, id, 0, pkey, false, now() from fw.job;
+insert into fw.blocked (pkey, id, lane, priority, strict, since)
+    select 'b' || id % 1000, id, lane, 0, false, now() from fw.job;
+insert into fw.timer (id, due)
+    select id, now() + (id - {rows} / 2) * interval '1 second' from fw.job;
+insert into fw.signal (job, name, payload) select id, 'go', '' from fw.job;
+insert into fw.unique_key (key, job, until) select ukey, id, now() from fw.job;
+insert into fw.history (id, finished_at, kind, version, step, state, lane, priority, attempt,
+        crashes, max_attempts, max_crashes, status, strict, window_us, parent, enqueued_at)
+    select -n, now(), 'work', 1, 'run', '{}', 1, 0, 0, 0, 20, 5, 'd', false, 0,
+        case when n % 3 = 0 then n / 3 end, now() from generate_series(1, {rows}) n;
+insert into fw.lease (id, worker, token, lane, claimed_at)
+    select id, 1 + id % 10, 1, lane, now() from fw.job order by id limit 500;
+"""
+
+
+def plan_of(connection: psycopg.Connection[Any], statement: str) -> dict[str, Any]:
+    """The generic plan of a statement, prepared as the store's driver prepares it."""
+    parameters = {int(number) for number in re.findall(r"\$(\d+)", statement)}
+    connection.execute(b"deallocate all")
+    connection.execute(f"prepare it as {statement}".encode())
+    nothing = ", ".join(["null"] * len(parameters))
+    call = f"it({nothing})" if parameters else "it"
+    row = connection.execute(f"explain (format json) execute {call}".encode()).fetchone()
+    assert row is not None
+    plan: dict[str, Any] = row[0][0]["Plan"]
+    return plan
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for inner in plan.get("Plans", ()):
+        yield from nodes(inner)
+
+
+def sequential(plan: dict[str, Any], large: set[str]) -> set[str]:
+    """The large tables that a plan reads from end to end."""
+    read = {node["Relation Name"] for node in nodes(plan) if node["Node Type"] == "Seq Scan"}
+    return read & large
+
+
+def test_no_statement_of_the_hot_path_reads_a_table_from_end_to_end() -> None:
+    async def play(bench: Bench) -> None:
+        with hand() as connection:
+            fill = FILL.replace("fw.", f"{bench.schema}.").replace("{rows}", str(ROWS))
+            connection.execute(fill.encode())
+            for table in TABLES:
+                connection.execute(f"vacuum analyze {bench.schema}.{table}".encode())
+            connection.execute(b"set plan_cache_mode = force_generic_plan")
+            rows = connection.execute(
+                "select relname from pg_class where relnamespace = %s::regnamespace"
+                " and relkind = 'r' and reltuples >= %s",
+                (bench.schema, ROWS),
+            ).fetchall()
+            large = {name for (name,) in rows}
+            assert large >= {*TABLES} - {"history", "lease", "lane"}
+            assert any(name.startswith("history_") for name in large)
+            read = {
+                name: sequential(plan_of(connection, bench.store._sql[name]), large) for name in HOT
+            }
+            assert not {name: tables for name, tables in read.items() if tables}
+            # And it would be seen: this one asks what no index answers.
+            text = f"select 1 from {bench.schema}.job where kind = $1"
+            assert sequential(plan_of(connection, text), large) == {"job"}
+
+    scene(play)
+
+
+# --- statements
+
+
+def test_an_idle_look_is_one_statement_and_writes_nothing() -> None:
+    async def play(bench: Bench) -> None:
+        await bench.exchange(probe=["default"])
+        bench.names()
+        with hand() as connection:
+
+            def at() -> Any:
+                row = connection.execute("select pg_current_wal_insert_lsn()").fetchone()
+                assert row is not None
+                return row[0]
+
+            quiet = 0
+            for _ in range(20):  # the server writes a line of its own now and then
+                before = at()
+                await bench.exchange(probe=["default"])
+                quiet += at() == before
+                assert bench.names() == ["begin", "probe", "commit"]
+            assert quiet >= 15
+
+    scene(play)
+
+
+def test_a_steady_exchange_is_one_settlement_and_one_claim() -> None:
+    async def play(bench: Bench) -> None:
+        await bench.store.enqueue([NewJob(kind="work") for _ in range(800)])
+        claims = await bench.exchange(wants=[Want(LANE, 50)])
+        claims = await bench.exchange(done(claims), [Want(LANE, 50)])  # the driver learns the types
+        again = [Settlement(claim=one, fate=Fate.RETRY, delay_ns=SECOND_NS) for one in claims]
+        await bench.exchange(again[:1])
+        claims = claims[1:]
+        bench.names()
+        for _ in range(3):
+            claims = await bench.exchange(done(claims), [Want(LANE, 100)])
+            assert len(claims) == 100
+            assert bench.names() == ["trade"]
+        for _ in range(2):
+            bench.names()
+            children = [
+                structs.replace(one, parent=7) for one in claims
+            ]  # then there is more to do
+            claims = await bench.exchange(done(children), [Want(LANE, 10)])
+        assert bench.names() == ["begin", "finish", "claim", "commit"]
+        again = [Settlement(claim=one, fate=Fate.RETRY, delay_ns=SECOND_NS) for one in claims]
+        await bench.exchange(again)
+        assert bench.names() == ["begin", "requeue", "commit"]
+
+    scene(play)
+
+
+def test_a_claim_alone_is_one_statement() -> None:
+    async def play(bench: Bench) -> None:
+        await bench.store.enqueue([NewJob(kind="work") for _ in range(50)])
+        await bench.exchange(wants=[Want(LANE, 10)])
+        bench.names()
+        assert len(await bench.exchange(wants=[Want(LANE, 40)])) == 40
+        assert bench.names() == ["claim"]
+
+    scene(play)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_many_jobs_are_enqueued_with_one_statement(alike: bool) -> None:
+    async def play(bench: Bench) -> None:
+        jobs = [NewJob(kind="work", state=b"%d" % n) for n in range(1_000)]
+        if not alike:
+            jobs[7] = NewJob(kind="other", partition_key="k")
+        await bench.store.enqueue(jobs[:2])  # the lane is made once
+        await bench.store.enqueue(jobs[6:8])
+        bench.names()
+        await bench.store.enqueue(jobs)
+        assert bench.names() == ["enqueue_alike" if alike else "enqueue"]
+
+    scene(play)
+
+
+def test_a_heartbeat_costs_the_same_however_many_jobs_are_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts = []
+    said: list[Any] = []
+    execute = psycopg.RawCursor.execute
+
+    def counted(self: Any, query: Any, *args: Any, **options: Any) -> Any:
+        said.append(query)
+        return execute(self, query, *args, **options)
+
+    async def play(bench: Bench) -> None:
+        await bench.store.enqueue([NewJob(kind="work") for _ in range(500)])
+        heart = bench.store.heart()
+        held: dict[int, int] = {}
+        for most in (0, 1, 499):
+            if most:
+                claims = await bench.exchange(wants=[Want(LANE, most)])
+                held |= {claim.id: claim.token for claim in claims}
+            said.clear()
+            beat = heart.beat(bench.worker, held, TTL_NS, 0)
+            assert (beat.alive, beat.released) == (True, 0)
+            counts.append(len(said))
+        heart.close()
+        assert len(held) == 500
+
+    monkeypatch.setattr(psycopg.RawCursor, "execute", counted)
+    scene(play)
+    assert counts == [3, 3, 3]  # renew, what I hold, what was cancelled
+
+
+# --- an old snapshot
+
+
+def claim_blocks(bench: Bench, connection: psycopg.Connection[Any], low: int, most: int) -> int:
+    """How many blocks a claim touches, undone."""
+    lane = bench.store._lane_ids[LANE]
+    connection.execute(b"deallocate all")
+    connection.execute(f"prepare it as {bench.store._sql['claim']}".encode())
+    with connection.transaction(force_rollback=True):
+        row = connection.execute(
+            "explain (analyze, buffers, format json) execute it"
+            f" ({bench.worker}, 1000000, '{{{lane}}}', '{{{most}}}', '{{{low}}}')".encode()
+        ).fetchone()
+    assert row is not None
+    plan = row[0][0]["Plan"]
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+def test_a_transaction_that_is_never_ended_does_not_make_claims_dearer() -> None:
+    """It keeps every row that was claimed since; the low-water hint steps over them."""
+
+    async def play(bench: Bench) -> None:
+        jobs, most = 12_000, 200
+        await bench.store.enqueue([NewJob(kind="work") for _ in range(jobs)])
+        with hand() as old, hand() as measuring:
+            measuring.execute(b"set plan_cache_mode = force_generic_plan")
+            old.execute(b"begin isolation level repeatable read")
+            old.execute(f"select count(*) from {bench.schema}.ready".encode())
+            lane = bench.store._lane_ids[LANE]
+            costs = []
+            claims: list[Claim] = []
+            for drained in range(0, jobs, most):
+                claims = await bench.exchange(done(claims), [Want(LANE, most)])
+                assert len(claims) == most
+                if drained % (most * 10) == 0:
+                    low, _ = bench.store._low_water._at[lane]
+                    assert low == claims[-1].id, "the next claim begins where this one ended"
+                    costs.append(claim_blocks(bench, measuring, low, most))
+            await bench.exchange(done(claims))
+            costs = costs[1:]  # the first of all fills caches
+            assert max(costs) <= 2 * min(costs), costs
+            await bench.store.enqueue([NewJob(kind="work") for _ in range(most)])
+            without = claim_blocks(bench, measuring, 0, most)
+            assert without > min(costs) + 50, "the dead rows are there, and would be walked over"
+            old.execute(b"rollback")
+
+    scene(play)

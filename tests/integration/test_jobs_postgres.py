@@ -1,0 +1,337 @@
+"""What is PostgreSQL's alone: interleaved transactions, advisory keys, callers' transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import asyncpg
+import psycopg
+import pytest
+
+from fairway.core.priority import Band
+from fairway.errors import Invalid
+from fairway.jobs.job import Fate, Filter, Lane, NewJob, Settlement, Status
+from fairway.jobs.store import Want
+from fairway.jobs.stores.postgres import PostgresStore
+from tests.support.postgres import postgres_url
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+MINUTE_NS = 60 * 1_000_000_000
+LANE = Lane("default", "", Band.B1)
+_schemas = itertools.count(1)
+
+
+@asynccontextmanager
+async def stores(count: int = 1, **options: Any) -> AsyncIterator[list[PostgresStore]]:
+    """Stores on one schema, each with connections of its own, as in so many processes."""
+    schema = f"only_postgres_{next(_schemas)}"
+    made = [PostgresStore(postgres_url(), schema=schema, **options) for _ in range(count)]
+    try:
+        for store in made:
+            await store.open()
+        yield made
+    finally:
+        for store in made:
+            await store.aclose()
+        with psycopg.connect(postgres_url(), autocommit=True) as connection:
+            connection.execute(f"drop schema if exists {schema} cascade")
+
+
+async def claimed(store: PostgresStore, worker: int, token: int, most: int = 1) -> list[Any]:
+    claims = (await store.exchange(worker, token, wants=[Want(LANE, most)])).claims
+    # A claim may begin where the last one ended. One that found nothing looks from the start.
+    return claims or (await store.exchange(worker, token, wants=[Want(LANE, most)])).claims
+
+
+class Gate:
+    """Stops a store before its n-th statement and lets others go first."""
+
+    def __init__(self, store: PostgresStore, at: int) -> None:
+        self.reached = asyncio.Event()
+        self.open = asyncio.Event()
+        self.count = 0
+        settling: Any = store._settling
+        gate = self
+
+        class Gated:
+            def __init__(self, connection: Any) -> None:
+                self._connection = connection
+
+            def __getattr__(self, name: str) -> Any:
+                method = getattr(self._connection, name)
+                if name not in ("fetch", "fetchval", "execute"):
+                    return method
+
+                async def call(*args: Any) -> Any:
+                    await gate.step(at)
+                    return await method(*args)
+
+                return call
+
+        original = settling.settle
+
+        async def settle(connection: Any, *args: Any) -> None:
+            await original(Gated(connection), *args)
+            await gate.step(at)  # all is done but the commit
+
+        settling.settle = settle
+
+    async def step(self, at: int) -> None:
+        self.count += 1
+        if self.count == at:
+            self.reached.set()
+            await self.open.wait()
+
+
+async def interleave(
+    store: PostgresStore, at: int, ours: Awaitable[Any], theirs: Callable[[], Awaitable[Any]]
+) -> int:
+    """Run `ours` to its n-th statement, then `theirs` as far as locks let it, then both to the end.
+
+    How many statements `ours` had, so that the caller knows when it has tried every place.
+    """
+    gate = Gate(store, at)
+    async with asyncio.TaskGroup() as group:
+        mine = group.create_task(_as_task(ours))
+        await asyncio.wait(
+            {mine, group.create_task(gate.reached.wait())}, return_when=asyncio.FIRST_COMPLETED
+        )
+        other = group.create_task(_as_task(theirs()))
+        # It ends by itself, or it waits for a lock of ours: then only we can go on.
+        await asyncio.wait({other}, timeout=0.3)
+        gate.open.set()
+        gate.reached.set()
+        await asyncio.wait({mine, other})
+    return gate.count
+
+
+async def _as_task(work: Awaitable[Any]) -> Any:
+    return await work
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_signal_meets_a_job_that_parks_at_any_moment(at: int) -> None:
+    """Before the fence, before the park, before its second look, before the commit: it wakes."""
+
+    async def play() -> None:
+        async with stores(2) as (one, other):
+            (new,) = await one.enqueue([NewJob(kind="machine")])
+            worker = await one.register("w", MINUTE_NS)
+            (claim,) = await claimed(one, worker, 1)
+            wait = Settlement(claim=claim, fate=Fate.WAIT, step="then", names=("go",))
+            await interleave(
+                one,
+                at,
+                one.exchange(worker, 2, [wait]),
+                lambda: other.signal(new.id, "go", b"1"),
+            )
+            (woken,) = await claimed(one, worker, 3)
+            assert [signal.name for signal in woken.signals] == ["go"]
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_the_reaper_meets_a_job_that_spawns_at_any_moment(at: int) -> None:
+    """Either the spawn counts or the crash does, never both and never half of one."""
+
+    async def play() -> None:
+        async with stores(2) as (one, other):
+            await one.enqueue([NewJob(kind="machine")])
+            worker = await one.register("w", MINUTE_NS)
+            (claim,) = await claimed(one, worker, 1)
+            children = (NewJob(kind="child"), NewJob(kind="child"))
+            spawn = Settlement(claim=claim, fate=Fate.SPAWN, step="then", children=children)
+
+            async def reap() -> None:
+                await expire(other, worker)
+                await other.reap(100)
+
+            await interleave(one, at, one.exchange(worker, 2, [spawn]), reap)
+            await other.reap(100)
+            parent = await one.find(claim.id)
+            jobs = await one.browse(Filter(kind="child"))
+            assert parent is not None
+            if jobs:
+                assert (parent.status, parent.crashes, len(jobs)) == (Status.WAITING, 0, 2)
+            else:
+                assert (parent.status, parent.crashes) == (Status.READY, 1)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_two_children_that_end_together_wake_their_parent(at: int) -> None:
+    async def play() -> None:
+        async with stores(2) as (one, other):
+            await one.enqueue([NewJob(kind="parent")])
+            worker = await one.register("w", MINUTE_NS)
+            second = await other.register("v", MINUTE_NS)
+            (parent,) = await claimed(one, worker, 1)
+            children = (NewJob(kind="child"), NewJob(kind="child"))
+            spawn = Settlement(claim=parent, fate=Fate.SPAWN, step="then", children=children)
+            await one.exchange(worker, 2, [spawn])
+            (first,) = await claimed(one, worker, 3)
+            (last,) = await claimed(other, second, 1)
+            await interleave(
+                one,
+                at,
+                one.exchange(worker, 4, [Settlement(claim=first, fate=Fate.DONE)]),
+                lambda: other.exchange(second, 2, [Settlement(claim=last, fate=Fate.DONE)]),
+            )
+            (woken,) = await claimed(one, worker, 5)
+            assert woken.id == parent.id
+            assert [child.status for child in woken.children] == [Status.DONE, Status.DONE]
+
+    asyncio.run(play())
+
+
+async def expire(store: PostgresStore, worker: int) -> None:
+    schema = store._connections.schema
+    async with store._connections.connection() as connection:
+        await connection.execute(
+            f"update {schema}.worker set expires_at = now() - interval '1 s' where id = $1", worker
+        )
+
+
+# Keys as advisory locks
+
+
+def keyed(count: int, key: str = "k") -> list[NewJob]:
+    return [NewJob(kind="keyed", partition_key=key) for _ in range(count)]
+
+
+def test_advisory_keys_let_one_job_of_a_key_run_over_all_processes() -> None:
+    async def play() -> None:
+        async with stores(2, keys="advisory") as (one, other):
+            await one.enqueue(keyed(3))
+            a = await one.register("a", MINUTE_NS)
+            b = await other.register("b", MINUTE_NS)
+            (mine,) = await claimed(one, a, 1, most=3)
+            assert await claimed(other, b, 1, most=3) == []
+            contended = [job for job in await one.browse(Filter()) if job.id != mine.id]
+            assert {(job.status, job.attempt) for job in contended} == {(Status.SCHEDULED, 0)}
+            await one.exchange(a, 2, [Settlement(claim=mine, fate=Fate.DONE)])
+            theirs: list[Any] = []
+            while not theirs:  # the others rest for 50 ms
+                await other.promote(10)
+                theirs = await claimed(other, b, 2, most=3)
+            assert len(theirs) == 1
+
+    asyncio.run(play())
+
+
+def test_losing_the_lock_connection_fences_every_keyed_run() -> None:
+    async def play() -> None:
+        async with stores(2, keys="advisory") as (one, other):
+            await one.enqueue([*keyed(1), NewJob(kind="plain")])
+            a = await one.register("a", MINUTE_NS)
+            claims = {claim.kind: claim for claim in await claimed(one, a, 1, most=2)}
+            with psycopg.connect(postgres_url(), autocommit=True) as connection:
+                schema = one._connections.schema
+                connection.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity"
+                    " where application_name = %s",
+                    (f"fairway {schema} keys",),
+                )
+            while one._locks is not None and one._locks.holds((claims["keyed"].id, 1)):
+                await one.cursor("x")  # the loss is told to the loop by the socket
+            out = await one.exchange(
+                a, 2, [Settlement(claim=claim, fate=Fate.DONE) for claim in claims.values()]
+            )
+            assert out.stale == [claims["keyed"].id]
+            assert [ended.id for ended in out.ended] == [claims["plain"].id]
+            b = await other.register("b", MINUTE_NS)
+            (again,) = await claimed(other, b, 1, most=2)
+            assert (again.id, again.attempt, again.crashes) == (claims["keyed"].id, 0, 0)
+
+    asyncio.run(play())
+
+
+# Within the caller's transaction
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["commit", "rollback"])
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg", "psycopg-async"])
+def test_a_job_exists_when_the_callers_transaction_commits(driver: str, kept: bool) -> None:
+    async def play() -> None:
+        async with stores() as (store,):
+            jobs = [NewJob(kind="mail", unique_key="once"), NewJob(kind="mail", delay_ns=MINUTE_NS)]
+            if driver == "asyncpg":
+                connection = await asyncpg.connect(postgres_url())
+                transaction = connection.transaction()
+                await transaction.start()
+                await store.enqueue(jobs, within=connection)
+                assert await store.browse(Filter()) == []
+                await (transaction.commit() if kept else transaction.rollback())
+                await connection.close()
+            elif driver == "psycopg":
+                with psycopg.connect(postgres_url()) as sync:
+                    await store.enqueue(jobs, within=sync)
+                    assert await store.browse(Filter()) == []
+                    sync.commit() if kept else sync.rollback()
+            else:
+                async with await psycopg.AsyncConnection.connect(postgres_url()) as other:
+                    await store.enqueue(jobs, within=other)
+                    assert await store.browse(Filter()) == []
+                    await (other.commit() if kept else other.rollback())
+            found = {job.status for job in await store.browse(Filter())}
+            assert found == ({Status.READY, Status.SCHEDULED} if kept else set())
+
+    asyncio.run(play())
+
+
+def test_what_is_no_connection_is_refused_by_name() -> None:
+    async def play() -> None:
+        async with stores() as (store,):
+            with pytest.raises(Invalid, match=r"builtins\.dict: give an asyncpg, psycopg"):
+                await store.enqueue([NewJob(kind="mail")], within={})
+
+    asyncio.run(play())
+
+
+def test_a_key_that_is_freed_while_a_claim_looks_at_it_blocks_nobody_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The holder settles between the claim's look at the key and its blocking of the job."""
+
+    async def play() -> None:
+        async with stores(2) as (one, other):
+            await one.enqueue(keyed(2))
+            a = await one.register("a", MINUTE_NS)
+            b = await other.register("b", MINUTE_NS)
+            (first,) = await claimed(one, a, 1)
+            looked, go_on = asyncio.Event(), asyncio.Event()
+            block = PostgresStore._block
+
+            async def slow_block(self: PostgresStore, connection: Any, lost: Any) -> None:
+                class Slow:
+                    async def fetch(self, text: str, *args: Any) -> Any:
+                        rows = await connection.fetch(text, *args)
+                        if text == other._sql["earlier"]:
+                            looked.set()
+                            await go_on.wait()
+                        return rows
+
+                    async def execute(self, *args: Any) -> Any:
+                        return await connection.execute(*args)
+
+                await block(self, Slow(), lost)
+
+            monkeypatch.setattr(PostgresStore, "_block", slow_block)
+            async with asyncio.TaskGroup() as group:
+                theirs = group.create_task(other.exchange(b, 1, wants=[Want(LANE, 1)]))
+                await looked.wait()
+                done = Settlement(claim=first, fate=Fate.DONE)
+                ours = group.create_task(one.exchange(a, 2, [done]))
+                await asyncio.wait({ours}, timeout=0.3)
+                go_on.set()
+            claims = theirs.result().claims or await claimed(other, b, 2)
+            assert [claim.id for claim in claims] == [first.id + 1]
+
+    asyncio.run(play())

@@ -1,0 +1,103 @@
+"""Workflows over HTTP and from the command line, on a real server that runs them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from fairway.cli.main import main
+from tests.support.workflows_served import workflows_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with workflows_process(tmp_path_factory.mktemp("workflows")) as url:
+        yield url
+
+
+def runs(url: str) -> Any:
+    return httpx.get(f"{url}/v0/workflows/etl/runs").json()["runs"]
+
+
+def cli(url: str, *args: str) -> str:
+    done = CliRunner().invoke(main, ["workflow", "--url", url, *args], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_a_run_is_started_and_shown_as_a_tree(url: str) -> None:
+    (listed,) = httpx.get(f"{url}/v0/workflows").json()["workflows"]
+    assert listed["tasks"] == ["extract", "load", "page"]
+    started = httpx.post(f"{url}/v0/workflows/etl", json={"context": {"day": "mon"}})
+    assert started.status_code == 201
+    id = started.json()["id"]
+    job = httpx.get(f"{url}/v0/jobs/{id}", params={"wait_ms": 10_000}).json()
+    assert job["result"] == {"day": "mon", "rows": 3}
+    run = httpx.get(f"{url}/v0/runs/{id}").json()
+    assert (run["status"], run["context"]) == ("done", {"day": "mon", "rows": 3})
+    assert [(task["name"], task["state"]) for task in run["tasks"]] == [
+        ("extract", "done"),
+        ("load", "done"),
+        ("page", "skipped"),
+    ]
+    shown = cli(url, "show", str(id))
+    assert "✓ extract done" in shown
+    assert "○ page skipped" in shown
+    assert runs(url)[0]["id"] == id
+
+
+def test_the_command_line_starts_waits_lists_and_steers(url: str) -> None:
+    said = json.loads(cli(url, "run", "etl", '{"day": "wednesday"}', "--wait", "10s", "--json"))
+    assert said == {"day": "wednesday", "rows": 9, "paged": True}
+    assert "done" in cli(url, "ls", "etl")
+    assert "extract" in cli(url, "show", "etl")
+    assert "cron 0 3 * * *, UTC" in cli(url, "schedules")
+    assert "paused" in cli(url, "schedules", "--pause", "etl")
+    assert "paused" not in cli(url, "schedules", "--resume", "etl")
+    made = json.loads(cli(url, "run", "etl", '{"day": "x"}', "--json"))
+    cli(url, "cancel", str(made["id"]))
+
+
+def test_a_key_starts_one_run(url: str) -> None:
+    body = {"context": {"day": "x"}, "key": "once", "window_ms": 60_000}
+    first = httpx.post(f"{url}/v0/workflows/etl", json=body)
+    again = httpx.post(f"{url}/v0/workflows/etl", json=body)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.json() == {"id": first.json()["id"], "fresh": False}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("POST", "/v0/workflows/none", {}, 404, "workflow_not_found"),
+        ("GET", "/v0/workflows/none/runs", None, 404, "workflow_not_found"),
+        ("GET", "/v0/runs/99", None, 404, "job_not_found"),
+        ("GET", "/v0/runs/x", None, 400, "invalid_request"),
+        ("POST", "/v0/workflows/etl", {"context": 1}, 400, "invalid_request"),
+        ("POST", "/v0/workflows/etl", {"contexts": {}}, 400, "invalid_request"),
+        ("GET", "/v0/workflows/etl/runs?status=odd", None, 400, "invalid_request"),
+        ("PUT", "/v0/schedules/none", {"paused": True}, 404, "schedule_not_found"),
+        ("PUT", "/v0/schedules/etl", {"paused": 1}, 400, "invalid_request"),
+    ],
+)
+def test_bad_input_is_refused_and_changes_nothing(
+    url: str, method: str, path: str, body: Any, status: int, code: str
+) -> None:
+    before = len(runs(url))
+    reply = httpx.request(method, url + path, json=body)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+    assert len(runs(url)) == before
+
+
+def test_a_job_that_is_no_run_is_told(url: str) -> None:
+    made = httpx.post(f"{url}/v0/jobs", json={"jobs": [{"kind": "elsewhere"}]}).json()
+    id = made["jobs"][0]["id"]
+    reply = httpx.get(f"{url}/v0/runs/{id}")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "not_a_run")
