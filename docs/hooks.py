@@ -4,6 +4,7 @@
 are turned to what the same thing is called here; a link to a file that is not part of the
 documentation keeps its text. A page that names a test in `code` is warned of if there is no such
 test, which fails a strict build. `<!-- help: topic append -->` becomes what that command prints.
+`diagram` draws a table of moves; the diagrams in pages are compared with it by the tests.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ import logging
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from enum import Enum
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {
@@ -53,6 +58,15 @@ def _help(marker: re.Match[str]) -> str:
         command = found
         context = click.Context(command, info_name=word, parent=context, terminal_width=80)
     return f"```text\n{command.get_help(context)}\n```"
+
+
+def diagram(moves: Mapping[Enum, Mapping[Enum, str]]) -> str:
+    """A table of legal moves, from each state to each other and why, as Mermaid draws it."""
+    lines = ["stateDiagram-v2"]
+    for state, ways in moves.items():
+        name = state.name.lower()
+        lines += [f"    {name} --> {to.name.lower()}: {why}" for to, why in ways.items()]
+    return "\n".join(lines)
 
 
 def _turned(link: re.Match[str]) -> str:

@@ -17,9 +17,16 @@ if TYPE_CHECKING:
         Corrupt,
         FairwayError,
         Fenced,
+        JobFailed,
         OutcomeUnknown,
         WriteFailed,
     )
+    from fairway.jobs.context import Context
+    from fairway.jobs.feeder import FeederConfig
+    from fairway.jobs.job import Limits
+    from fairway.jobs.kinds import Unique
+    from fairway.jobs.outcome import Outcome
+    from fairway.jobs.worker import WorkerConfig
     from fairway.runtime.telemetry import Telemetry
     from fairway.storage.log import Log
     from fairway.storage.reader import ReaderConfig
@@ -32,19 +39,26 @@ __all__ = [
     "Backpressure",
     "Client",
     "Closing",
+    "Context",
     "Corrupt",
     "Durability",
     "Entry",
     "Fairway",
     "FairwayError",
+    "FeederConfig",
     "Fenced",
     "HardState",
+    "JobFailed",
     "LaneLimits",
+    "Limits",
     "Log",
     "Operation",
+    "Outcome",
     "OutcomeUnknown",
     "ReaderConfig",
     "Telemetry",
+    "Unique",
+    "WorkerConfig",
     "WriteFailed",
     "WriterConfig",
     "wal_at",
@@ -60,9 +74,16 @@ _HOMES = {
         "Corrupt",
         "FairwayError",
         "Fenced",
+        "JobFailed",
         "OutcomeUnknown",
         "WriteFailed",
     ),
+    "fairway.jobs.context": ("Context",),
+    "fairway.jobs.feeder": ("FeederConfig",),
+    "fairway.jobs.job": ("Limits",),
+    "fairway.jobs.kinds": ("Unique",),
+    "fairway.jobs.outcome": ("Outcome",),
+    "fairway.jobs.worker": ("WorkerConfig",),
     "fairway.runtime.telemetry": ("Telemetry",),
     "fairway.storage.log": ("Log",),
     "fairway.storage.reader": ("ReaderConfig",),

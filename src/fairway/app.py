@@ -322,9 +322,13 @@ class Fairway:
 
         def declare(function: Callable[..., Any]) -> JobFunction[..., Any]:
             called = name or function.__name__
-            asked = self.job(name=f"trigger.{called}", queue=queue, unique=True, max_attempts=3)(
-                triggering(function, target)
-            )
+            # One asking at a time: a slow one puts the next off, it does not run beside it.
+            asked = self.job(
+                name=f"trigger.{called}",
+                queue=queue,
+                partition_key=f"trigger.{called}",
+                max_attempts=3,
+            )(triggering(function, target))
             self.schedule(f"trigger.{called}", asked, every_s=every_s)
             return asked
 

@@ -2013,3 +2013,26 @@ def test_a_claim_can_be_settled_after_a_restart(desk: Desk, hand: Hand) -> None:
     hand.settle(claim, Fate.DONE)
     desk.run(desk.rig.reopen())
     assert desk.status(claim.id) is Status.DONE
+
+
+def test_discard_forgets_what_ended_badly_and_nothing_else(desk: Desk, hand: Hand) -> None:
+    done, failed, ready = desk.add(3)
+    first, second = hand.take(2)
+    hand.settle(first, Fate.DONE, result=b"1")
+    hand.settle(second, Fate.FAILED, error="no")
+    assert desk.discard([done, failed, ready, 99]) == [failed]
+    assert desk.find(failed) is None
+    assert desk.discard([failed]) == []
+    assert desk.statuses([done, ready]) == [Status.DONE, Status.READY]
+
+
+def test_a_child_that_its_parent_may_still_read_is_not_discarded(desk: Desk, hand: Hand) -> None:
+    desk.one()
+    parent = hand.one()
+    children = (NewJob(kind="child"), NewJob(kind="child"))
+    hand.settle(parent, Fate.SPAWN, step="then", children=children)
+    child, _ = hand.take(2)
+    hand.settle(child, Fate.FAILED, error="no")
+    assert desk.discard([child.id]) == []
+    desk.cancel([parent.id])
+    assert desk.discard([child.id]) == [child.id]

@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import psycopg
 import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
 
 from fairway.core.priority import Band
 from fairway.errors import Invalid
@@ -282,6 +285,38 @@ def test_a_job_exists_when_the_callers_transaction_commits(driver: str, kept: bo
                     await (other.commit() if kept else other.rollback())
             found = {job.status for job in await store.browse(Filter())}
             assert found == ({Status.READY, Status.SCHEDULED} if kept else set())
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["commit", "rollback"])
+@pytest.mark.parametrize("kind", ["connection", "session", "async connection", "async session"])
+def test_a_job_exists_when_the_callers_sqlalchemy_transaction_commits(
+    kind: str, kept: bool
+) -> None:
+    async def play() -> None:
+        url = postgres_url().partition("://")[2]
+        jobs = [NewJob(kind="mail", unique_key="once"), NewJob(kind="mail")]
+        async with stores() as (store,):
+            if kind.startswith("async"):
+                motor = create_async_engine(f"postgresql+asyncpg://{url}")
+                made: Any = AsyncSession(motor) if "session" in kind else motor.connect()
+                async with made as caller:
+                    await caller.execute(text("select 1"))
+                    await store.enqueue(jobs, within=caller)
+                    assert await store.browse(Filter()) == []
+                    await (caller.commit() if kept else caller.rollback())
+                await motor.dispose()
+            else:
+                engine = create_engine(f"postgresql+psycopg://{url}")
+                sync: Any = Session(engine) if kind == "session" else engine.connect()
+                with sync as caller:
+                    caller.execute(text("select 1"))
+                    await store.enqueue(jobs, within=caller)
+                    assert await store.browse(Filter()) == []
+                    caller.commit() if kept else caller.rollback()
+                engine.dispose()
+            assert len(await store.browse(Filter())) == (2 if kept else 0)
 
     asyncio.run(play())
 

@@ -640,7 +640,7 @@ def test_the_tree() -> None:
     )
     run.end("extract")
     run.end("clean")
-    run(TaskEnded("check", FAILED, None, "ValueError: boom\n  and a traceback"))
+    run(TaskEnded("check", FAILED, None, "Traceback:\n  somewhere\nValueError: boom"))
     assert tree(run.workflow, run.state) == "\n".join(
         [
             "flow v1 running",

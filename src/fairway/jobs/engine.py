@@ -148,6 +148,10 @@ class Jobs:
             )
         return again
 
+    async def discard(self, *ids: int) -> list[int]:
+        """Forget failed, dead or cancelled jobs: somebody has seen to them. The ids it could."""
+        return await self.store.discard(ids)
+
     async def find(self, id: int) -> Job:
         job = await self.store.find(id)
         if job is None:

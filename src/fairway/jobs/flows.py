@@ -108,8 +108,8 @@ class Flow:
     ) -> Any:
         """Declare a task; `after` names the tasks, or is their functions, that come before it.
 
-        `rule` says whether it runs then (see `fairway.rules`). Options are those of a job: queue,
-        priority, max_attempts, backoff, timeout, isolation.
+        `rule` says whether it runs then (see `fairway.jobs.rules`). Options are those of a job:
+        queue, priority, max_attempts, backoff, timeout.
         """
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,6 +117,11 @@ class Flow:
             before = (after,) if isinstance(after, str) or callable(after) else tuple(after)
             names = tuple(one if isinstance(one, str) else one.__name__ for one in before)
             options.setdefault("queue", self._queue)
+            if options.get("isolation", "none") != "none":
+                raise InvalidConfig(
+                    f"task {called!r} of workflow {self.name!r}: a task runs in the worker; for a"
+                    " process of its own, let it enqueue a job with isolation='process' and wait"
+                )
             kind = _task_kind(f"{self.name}.{called}", function, options_of(**options))
             if called in self._kinds:
                 raise InvalidConfig(f"workflow {self.name!r}: two tasks are called {called!r}")

@@ -115,7 +115,7 @@ class _Declared:
         }
         changed = {name: value for name, value in given.items() if value is not None}
         twin = type(self)(self._jobs, self.kind, {**self._given, **changed})
-        twin._within = within
+        twin._within = self._within if within is None else within
         return twin
 
     async def _enqueue(self, jobs: list[NewJob]) -> list[JobHandle[Any]]:

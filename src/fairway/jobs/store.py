@@ -200,6 +200,13 @@ class JobStore(Protocol):
         """
         ...
 
+    async def discard(self, jobs: Sequence[int]) -> list[int]:
+        """Forget jobs that failed, died or were cancelled; those it could.
+
+        A child whose parent lives stays: the parent may still read how it ended.
+        """
+        ...
+
     async def progress(self, worker: int, values: Mapping[int, bytes]) -> None:
         """Note how far running jobs are."""
         ...

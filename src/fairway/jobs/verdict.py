@@ -37,10 +37,11 @@ _encode = msgspec.json.encode
 def of_return(kind: Kind, claim: Claim, state: Any, value: Any, random: RandomSource) -> Settlement:
     """What a step's return value means."""
     if not isinstance(value, Outcome):
-        if kind.is_machine and value is not None:
+        if kind.is_machine:
+            said = "nothing" if value is None else f"a {type(value).__name__}"
             return _failed(
                 claim,
-                f"step {claim.step!r} returned {type(value).__name__}: a step of a machine returns"
+                f"step {claim.step!r} returned {said}: a step of a machine returns"
                 " an outcome, such as ctx.next(...) or ctx.done(...)",
             )
         value = Done(value)

@@ -207,7 +207,8 @@ class Worker:
         finally:
             self._liveness.end()
             await self._processes.aclose()
-            await self._pool.aclose()
+            # A thread cannot be ended. What it says is refused from here on: it is not waited for.
+            await self._pool.aclose(abandon=self._draining)
 
     async def drain(self) -> None:
         """Claim no more, give back what did not start, and let what runs end, for a while."""
@@ -226,7 +227,7 @@ class Worker:
                     len(self._runs),
                     ", ".join(str(id) for id in list(self._runs)[:10]),
                 )
-        if not self._held and self._worker:
+        if self._worker:  # what it still holds is the reaper's at once
             self._liveness.end()
             try:
                 await self._store.unregister(self._worker)
@@ -568,7 +569,9 @@ class Worker:
             stop_context(run.context, reason)
         kind = self._kinds.get((run.claim.kind, run.claim.version))
         step = kind.steps.get(run.claim.step) if kind is not None else None
-        if run.begun and run.task is not None and step is not None and step.is_async:
+        if kind is None or step is None or run.task is None or not run.begun:
+            return
+        if step.is_async or kind.options.isolation == "process":
             run.task.cancel()
 
     def _interrupted(self, run: _Run, kind: Kind, error: BaseException) -> Settlement:

@@ -395,7 +395,9 @@ def _outcome(workflow: Workflow, state: RunState) -> Outcome:
     if not bad:
         return Outcome(Fate.DONE, context)
     first = state.tasks[bad[0]]
-    error = f"task {bad[0]!r} {first.state.value}" + (f": {first.error}" if first.error else "")
+    error = f"task {bad[0]!r} {first.state.value}"
+    if first.error:
+        error += f": {_last_line(first.error)}"
     if len(bad) > 1:
         error += f" (and {len(bad) - 1} more: {', '.join(bad[1:])})"
     return Outcome(Fate.FAILED, context, error)
@@ -463,6 +465,10 @@ def _line(task: WorkflowTask, state: RunState | None) -> str:
     if state is None:
         return f"{task.name}{tail}"
     run = state.tasks[task.name]
-    lines = (run.error or "").splitlines()
-    error = f": {lines[0][:ERROR_SHOWN_MAX]}" if lines else ""
+    error = f": {_last_line(run.error)[:ERROR_SHOWN_MAX]}" if run.error else ""
     return f"{MARKS[run.state]} {task.name} {run.state.value}{tail}{error}"
+
+
+def _last_line(error: str) -> str:
+    """What a traceback comes to."""
+    return error.strip().rpartition("\n")[2]

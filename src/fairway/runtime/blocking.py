@@ -200,9 +200,15 @@ class BlockingPool:
             call_ns=self._call_ns,
         )
 
-    async def aclose(self) -> None:
-        """Refuse new calls, finish every accepted one, end the threads. May be called again."""
+    async def aclose(self, *, abandon: bool = False) -> None:
+        """Refuse new calls, finish every accepted one, end the threads. May be called again.
+
+        With `abandon` calls that run are not waited for: their threads end when they do.
+        """
         self._closing = True
+        if abandon:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+            return
         await self._idle.wait()
         # No call is running, so the threads are parked and joining them takes microseconds.
         self._executor.shutdown(wait=True)

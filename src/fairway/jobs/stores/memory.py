@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 SECOND_NS = 1_000_000_000
+_UNHAPPY = (Status.FAILED, Status.DEAD, Status.CANCELLED)
 _END = {Fate.DONE: Status.DONE, Fate.FAILED: Status.FAILED, Fate.CANCELLED: Status.CANCELLED}
 
 
@@ -542,7 +543,7 @@ class MemoryStore:
         again = []
         for id in jobs:
             row = self._rows.get(id)
-            if row is None or row.status not in (Status.FAILED, Status.DEAD, Status.CANCELLED):
+            if row is None or row.status not in _UNHAPPY:
                 continue
             if self._parent_lives(row):
                 continue  # its parent has counted it already
@@ -557,6 +558,15 @@ class MemoryStore:
             self._make_ready(row)
             again.append(id)
         return again
+
+    async def discard(self, jobs: Sequence[int]) -> list[int]:
+        gone = []
+        for id in dict.fromkeys(jobs):
+            row = self._rows.get(id)
+            if row is not None and row.status in _UNHAPPY and not self._parent_lives(row):
+                del self._rows[id]
+                gone.append(id)
+        return gone
 
     async def progress(self, worker: int, values: Mapping[int, bytes]) -> None:
         for row in self._leased(worker):

@@ -663,6 +663,12 @@ class PostgresStore:
         self._low_water.forget(list(self._lane_of))
         return [id for id in jobs if id in revived]
 
+    async def discard(self, jobs: Sequence[int]) -> list[int]:
+        async with self._connections.connection() as connection:
+            rows = await connection.fetch(self._sql["discard"], list(jobs))
+        gone = {row[0] for row in rows}
+        return [id for id in dict.fromkeys(jobs) if id in gone]
+
     async def progress(self, worker: int, values: Mapping[int, bytes]) -> None:
         async with self._connections.connection() as connection:
             await connection.execute(

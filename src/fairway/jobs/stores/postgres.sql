@@ -581,6 +581,11 @@ with back as (
 )
 select id from back
 
+-- discard: jobs that ended badly, forgotten
+delete from fw.history h where h.id = any($1::bigint[]) and h.status in ('f', 'k', 'c')
+    and not exists (select 1 from fw.job p where p.id = h.parent)
+returning h.id
+
 -- reviving_keys: the unique keys of ended jobs, and how long they stood
 select id, ukey, window_us from fw.history
 where id = any($1::bigint[]) and ukey is not null and status in ('f', 'k', 'c')

@@ -37,6 +37,11 @@ class PostgresHeart:
             self._connection = psycopg.connect(
                 self._dsn,
                 connect_timeout=CONNECT_TIMEOUT_S,
+                prepare_threshold=None,  # a pooler may give each transaction another session
+                keepalives_idle=5,
+                keepalives_interval=2,
+                keepalives_count=3,
+                tcp_user_timeout=STATEMENT_TIMEOUT_MS,
                 application_name="fairway heart",
                 options=f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c synchronous_commit=off",
             )

@@ -209,6 +209,18 @@ class SqliteStore:
     async def retry(self, jobs: Sequence[int]) -> list[int]:
         return await self._write.run(partial(_retry, jobs), durable=True)
 
+    async def discard(self, jobs: Sequence[int]) -> list[int]:
+        def discard(moves: Moves) -> list[int]:
+            rows = moves.connection.execute(
+                f"DELETE FROM job WHERE id IN carray(?) AND {UNHAPPY}"
+                f" AND NOT {upkeep.PARENT_LIVES} RETURNING id",
+                (numbers(jobs),),
+            ).fetchall()
+            gone = {id for (id,) in rows}
+            return [id for id in dict.fromkeys(jobs) if id in gone]
+
+        return await self._write.run(discard, durable=True)
+
     async def set_paused(self, queue: str, paused: bool) -> None:
         def set_paused(moves: Moves) -> None:
             moves.connection.execute(
