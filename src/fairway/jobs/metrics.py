@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from fairway.jobs.job import Fate
+from fairway.runtime.clock import SYSTEM_CLOCK
+from fairway.runtime.spans import Span
 from fairway.runtime.telemetry import SIZES
 
 if TYPE_CHECKING:
@@ -13,7 +17,10 @@ if TYPE_CHECKING:
     from fairway.jobs.feeder import Feeder
     from fairway.jobs.job import Beat, Reaped, Settlement
     from fairway.jobs.store import Exchanged
+    from fairway.runtime.clock import Clock
     from fairway.runtime.telemetry import Counter, Telemetry
+
+logger = logging.getLogger("fairway.jobs")
 
 
 class JobMetrics:
@@ -21,6 +28,7 @@ class JobMetrics:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
+        self._clock: Clock = SYSTEM_CLOCK
         self._settled: dict[str, Counter] = {}
         self._claimed: dict[str, Counter] = {}
         self._exchange = telemetry.histogram(
@@ -48,8 +56,9 @@ class JobMetrics:
         self._reaped = telemetry.counter("fairway_jobs_reaped", "Jobs of dead workers, run again")
         self._dead = telemetry.counter("fairway_jobs_dead", "Jobs whose worker died too often")
 
-    def watch(self, feeders: Mapping[str, Feeder]) -> None:
+    def watch(self, feeders: Mapping[str, Feeder], clock: Clock) -> None:
         """Show how full each queue's slots and buffer are."""
+        self._clock = clock
         for queue, feeder in feeders.items():
             self._telemetry.gauge(
                 "fairway_jobs_running",
@@ -66,6 +75,10 @@ class JobMetrics:
 
     def exchanged(self, out: Exchanged, settlements: Sequence[Settlement], took_ns: int) -> None:
         self._exchange.record(took_ns)
+        if self._telemetry.spans is not None and (out.claims or settlements):
+            stale, held_back = len(out.stale), len(out.held_back_ns)
+            counts = {"claimed": len(out.claims), "settled": len(settlements)}
+            self._tell("jobs.exchange", took_ns, {**counts, "stale": stale, "held_back": held_back})
         if out.claims:
             self._picked.record(len(out.claims))
             for claim in out.claims:
@@ -83,8 +96,20 @@ class JobMetrics:
     def exchange_failed(self) -> None:
         self._failed.add()
 
-    def stepped(self, took_ns: int) -> None:
+    def stepped(self, settlement: Settlement, took_ns: int) -> None:
         self._step.record(took_ns)
+        if self._telemetry.spans is not None:
+            claim = settlement.claim
+            about: dict[str, str | int | float | bool] = {
+                "job.id": claim.id,
+                "job.kind": claim.kind,
+                "job.step": claim.step,
+                "job.queue": claim.queue,
+                "job.attempt": claim.attempt + claim.crashes + 1,
+                "job.fate": settlement.fate.value,
+            }
+            error = settlement.error if settlement.fate is not Fate.CANCELLED else None
+            self._tell(f"job {claim.kind}", took_ns, about, claim.trace, error)
 
     def beaten(self, beat: Beat) -> None:
         self._released.add(beat.released)
@@ -96,6 +121,29 @@ class JobMetrics:
         self._reaped_workers.add(reaped.workers)
         self._reaped.add(reaped.returned)
         self._dead.add(reaped.dead)
+        if self._telemetry.spans is not None and reaped.workers:
+            self._tell(
+                "jobs.reap",
+                0,
+                {"workers": reaped.workers, "returned": reaped.returned, "dead": reaped.dead},
+            )
+
+    def _tell(
+        self,
+        name: str,
+        took_ns: int,
+        attributes: Mapping[str, str | int | float | bool],
+        trace: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        spans = self._telemetry.spans
+        assert spans is not None
+        now_ns = self._clock.wall_ns()
+        try:
+            spans(Span(name, now_ns - took_ns, now_ns, attributes, trace, error))
+        except Exception:  # whoever listens must not stop the work
+            logger.exception("a span could not be told")
+            self._telemetry.spans = None
 
     def _claimed_of(self, queue: str) -> Counter:
         made = self._telemetry.counter("fairway_jobs_claimed", "Jobs claimed", queue=queue)

@@ -179,7 +179,7 @@ class Worker:
         self._feeders = {
             queue: Feeder(queue, config, now_ns) for queue, config in self._config.queues.items()
         }
-        self._metrics.watch(self._feeders)
+        self._metrics.watch(self._feeders, self._clock)
         self._liveness = Liveness(
             self._store.heart(),
             self._config.lease,
@@ -587,7 +587,7 @@ class Worker:
         if self._runs.get(id) is run:
             del self._runs[id]
         feeder.finished(run.claim)
-        self._metrics.stepped(self._clock.now_ns() - run.began_ns)
+        self._metrics.stepped(settlement, self._clock.now_ns() - run.began_ns)
         if self._held.get(id) != run.claim.token:
             return  # the lease was lost while it ran
         self._settle(settlement)

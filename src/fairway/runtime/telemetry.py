@@ -17,6 +17,8 @@ from fairway.errors import InvalidConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from fairway.runtime.spans import SpanSink
+
 Labels = tuple[tuple[str, str], ...]
 Kind = Literal["counter", "gauge", "histogram"]
 Family = tuple[Kind, tuple[int, ...]]  # what all series of one name share: kind and bounds
@@ -116,6 +118,8 @@ class Telemetry:
         self._families: dict[str, Family] = {}
         self._help: dict[str, str] = {}
         self._instruments: dict[tuple[str, Labels], Counter | Gauge | Histogram] = {}
+        self.spans: SpanSink | None = None
+        """Who is told what took how long, one by one; see `fairway.runtime.spans`."""
 
     def counter(self, name: str, help: str = "", **labels: str) -> Counter:
         return self._register(name, ("counter", ()), help, labels, Counter())
