@@ -10,6 +10,7 @@ import random
 import signal
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -69,6 +70,19 @@ def campaign(request: pytest.FixtureRequest) -> Campaign:
     made = Campaign(name, seed, bool(request.config.getoption("--full")))
     TALLIES.append((name, seed, made.tally))
     return made
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process that runs a part of the tests hands what its campaigns counted to the one above."""
+    told = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told["tallies"] = [(name, seed, dict(tally)) for name, seed, tally in TALLIES]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    for name, seed, tally in getattr(node, "workeroutput", {}).get("tallies", ()):
+        TALLIES.append((name, seed, Counter(tally)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
