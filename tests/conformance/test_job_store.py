@@ -2036,3 +2036,16 @@ def test_a_child_that_its_parent_may_still_read_is_not_discarded(desk: Desk, han
     assert desk.discard([child.id]) == []
     desk.cancel([parent.id])
     assert desk.discard([child.id]) == [child.id]
+
+
+def test_a_child_that_is_not_retried_does_not_take_its_key_back(desk: Desk, hand: Hand) -> None:
+    desk.one()
+    parent = hand.one()
+    child = NewJob(kind="child", unique_key="u", window_ns=HOUR)
+    hand.settle(parent, Fate.SPAWN, step="then", children=(child, NewJob(kind="child")))
+    first, _ = hand.take(2)
+    hand.settle(first, Fate.FAILED, error="no")
+    desk.advance(HOUR)
+    assert desk.retry([first.id]) == []
+    (again,) = desk.enqueue([NewJob(kind="child", unique_key="u")])
+    assert again.fresh

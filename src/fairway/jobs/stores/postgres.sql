@@ -587,8 +587,9 @@ delete from fw.history h where h.id = any($1::bigint[]) and h.status in ('f', 'k
 returning h.id
 
 -- reviving_keys: the unique keys of ended jobs, and how long they stood
-select id, ukey, window_us from fw.history
-where id = any($1::bigint[]) and ukey is not null and status in ('f', 'k', 'c')
+select h.id, h.ukey, h.window_us from fw.history h
+where h.id = any($1::bigint[]) and h.ukey is not null and h.status in ('f', 'k', 'c')
+    and not exists (select 1 from fw.job p where p.id = h.parent)
 
 -- retake_keys: unique keys of ended jobs that stand for no other job now stand for them again
 insert into fw.unique_key as k (key, job, until)
