@@ -103,7 +103,7 @@ def done(claims: list[Claim]) -> list[Settlement]:
 # --- plans
 
 HOT = (
-    *("claim", "claim_any", "trade", "finish", "requeue", "enqueue", "enqueue_alike", "promote"),
+    *("claim", "trade", "finish", "requeue", "enqueue", "enqueue_alike", "promote"),
     *("next_due", "probe"),
     *("unblock", "block", "earlier", "childless", "inbox", "children", "take_keys", "holders"),
     *("park", "wake", "tell", "deliver", "notified", "unseen", "consume", "fence", "end_jobs"),
@@ -306,13 +306,13 @@ def test_a_heartbeat_costs_the_same_however_many_jobs_are_held(
 
 def claim_blocks(bench: Bench, connection: psycopg.Connection[Any], low: int, most: int) -> int:
     """How many blocks a claim touches, undone."""
-    lane = bench.store._lane_ids[LANE]
+    lane = bench.store._lanes[LANE]
     connection.execute(b"deallocate all")
     connection.execute(f"prepare it as {bench.store._sql['claim']}".encode())
     with connection.transaction(force_rollback=True):
         row = connection.execute(
             "explain (analyze, buffers, format json) execute it"
-            f" ({bench.worker}, 1000000, '{{{lane}}}', '{{{most}}}', '{{{low}}}')".encode()
+            f" ({bench.worker}, 1000000, '{{{lane}}}', '{{{most}}}', '{{{low}}}', false)".encode()
         ).fetchone()
     assert row is not None
     plan = row[0][0]["Plan"]
@@ -329,7 +329,7 @@ def test_a_transaction_that_is_never_ended_does_not_make_claims_dearer() -> None
             measuring.execute(b"set plan_cache_mode = force_generic_plan")
             old.execute(b"begin isolation level repeatable read")
             old.execute(f"select count(*) from {bench.schema}.ready".encode())
-            lane = bench.store._lane_ids[LANE]
+            lane = bench.store._lanes[LANE]
             costs = []
             claims: list[Claim] = []
             for drained in range(0, jobs, most):

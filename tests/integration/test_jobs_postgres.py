@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -19,6 +20,7 @@ from fairway.errors import Invalid
 from fairway.jobs.job import Fate, Filter, Lane, NewJob, Settlement, Status
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
+from fairway.jobs.stores.postgres_claiming import Claiming
 from tests.support.postgres import postgres_url
 
 if TYPE_CHECKING:
@@ -256,6 +258,59 @@ def test_losing_the_lock_connection_fences_every_keyed_run() -> None:
     asyncio.run(play())
 
 
+def test_strict_order_is_refused_where_keys_are_advisory_locks() -> None:
+    async def play() -> None:
+        async with stores(keys="advisory") as (store,):
+            with pytest.raises(Invalid, match="strict order needs partition keys in the table"):
+                await store.enqueue([NewJob(kind="keyed", partition_key="k", strict=True)])
+            assert await store.browse(Filter()) == []
+
+    asyncio.run(play())
+
+
+# History
+
+
+def test_days_that_are_old_enough_are_dropped_in_one_piece() -> None:
+    """But not one that a parent may still read."""
+    add = """
+    create table {schema}.history_{day:%Y%m%d} partition of {schema}.history
+        for values from ('{day}') to ('{next}');
+    insert into {schema}.history (id, finished_at, kind, version, step, state, lane, priority,
+            attempt, crashes, max_attempts, max_crashes, status, strict, window_us, parent,
+            enqueued_at)
+        select {first} + n, '{day}', 'old', 1, 'run', '', 1, 0, 0, 0, 1, 1, 'd', false, 0,
+            {parent}, now() from generate_series(1, 3) n;
+    """
+
+    async def play() -> None:
+        async with stores() as (store,):
+            (parent,) = await store.enqueue([NewJob(kind="parent")])
+            schema = store._connections.schema
+            async with store._connections.connection() as connection:
+                today = await connection.fetchval("select (now() at time zone 'utc')::date")
+                for ago, of in ((10, "null"), (9, str(parent.id)), (1, "null")):
+                    day = today - timedelta(days=ago)
+                    await connection.execute(
+                        add.format(
+                            schema=schema,
+                            day=day,
+                            next=day + timedelta(days=1),
+                            first=ago * 1000,
+                            parent=of,
+                        )
+                    )
+            assert await store.prune(2 * 24 * 60 * MINUTE_NS, exact=False) == 3
+            left = {job.id // 1000 for job in await store.browse(Filter(kind="old"))}
+            assert left == {9, 1}
+            parts = [row[0] for row in await store._connections.fetch("parts")]
+            gone = today - timedelta(days=10)
+            assert f"history_{gone:%Y%m%d}" not in parts
+            assert len(parts) == 5  # the two that stay, today and the next two days
+
+    asyncio.run(play())
+
+
 # Within the caller's transaction
 
 
@@ -342,9 +397,9 @@ def test_a_key_that_is_freed_while_a_claim_looks_at_it_blocks_nobody_for_ever(
             b = await other.register("b", MINUTE_NS)
             (first,) = await claimed(one, a, 1)
             looked, go_on = asyncio.Event(), asyncio.Event()
-            block = PostgresStore._block
+            block = Claiming._block
 
-            async def slow_block(self: PostgresStore, connection: Any, lost: Any) -> None:
+            async def slow_block(self: Claiming, connection: Any, lost: Any) -> None:
                 class Slow:
                     async def fetch(self, text: str, *args: Any) -> Any:
                         rows = await connection.fetch(text, *args)
@@ -358,7 +413,7 @@ def test_a_key_that_is_freed_while_a_claim_looks_at_it_blocks_nobody_for_ever(
 
                 await block(self, Slow(), lost)
 
-            monkeypatch.setattr(PostgresStore, "_block", slow_block)
+            monkeypatch.setattr(Claiming, "_block", slow_block)
             async with asyncio.TaskGroup() as group:
                 theirs = group.create_task(other.exchange(b, 1, wants=[Want(LANE, 1)]))
                 await looked.wait()

@@ -510,7 +510,7 @@ def test_a_cancelled_step_that_waits_for_a_thread_is_never_called() -> None:
             first = await jobs.add(part, "blocks")
             await asyncio.to_thread(began.wait)
             id = await jobs.add(part, "second")
-            while not part.worker._pool.statistics().waiting:  # noqa: ASYNC110  it has no event
+            while not part.worker._steps.pool.statistics().waiting:  # noqa: ASYNC110  it has no event
                 await asyncio.sleep(0)
             await part.engine.cancel(id)
             go_on.set()
@@ -655,7 +655,7 @@ def test_an_old_run_commits_nothing_though_its_worker_has_the_job_again() -> Non
             await asyncio.sleep(1)
             assert await jobs.status(id) is Status.RUNNING
             assert not jobs.store.commits
-            (feeder,) = part.worker._feeders.values()
+            (feeder,) = part.worker._feeding.feeders.values()
             assert len(feeder.running) == 1, "the new run has its slot"
             gates[1].set()
             await until(lambda: jobs.store.commits[id])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
+    from fairway.client.sync import Client
     from fairway.wire.jobs import JobSummary, JobView, QueueLimits, QueueView, StatusName
 
 COLUMNS = ("ID", "KIND", "STATUS", "QUEUE", "TENANT", "ATTEMPTS", "ENQUEUED", "ERROR")
@@ -211,16 +212,7 @@ def enqueue(
             output.done(f"job {made.id}{again}", made)
             return
         notice(f"job {made.id}{again}")
-        try:
-            result: Any = client.jobs.wait(made.id, wait / 1000)
-        except TimeoutError as error:
-            raise click.ClickException(f"{error}; look: fairway jobs show {made.id}") from None
-        except JobFailed as error:
-            raise click.ClickException(
-                f"job {error.id} is {error.status}: {_short(error.error)};"
-                f" look: fairway jobs show {error.id}"
-            ) from None
-    output.message(result)
+        output.message(result_of(client, made.id, wait, look="jobs"))
 
 
 # Steering
@@ -423,6 +415,19 @@ def _attempts(job: JobSummary) -> str:
     """Tries so far, this one or the last one counted, of those it has."""
     under_way = job.status in ("running", "done", "failed")
     return f"{job.attempt + job.crashes + under_way}/{job.max_attempts}"
+
+
+def result_of(client: Client, id: int, wait_ms: int, *, look: str) -> Any:
+    """What a job, or a run, comes to; if nothing good, where to look."""
+    try:
+        result: Any = client.jobs.wait(id, wait_ms / 1000)
+        return result
+    except TimeoutError as error:
+        raise click.ClickException(f"{error}; look: fairway {look} show {id}") from None
+    except JobFailed as error:
+        raise click.ClickException(
+            f"job {id} is {error.status}: {_short(error.error)}; look: fairway {look} show {id}"
+        ) from None
 
 
 def _short(text: str | None) -> str:

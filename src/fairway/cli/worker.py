@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from fairway.cli.remote import DURATION
 from fairway.cli.serve import INTERRUPTED, load_app
 from fairway.client import AsyncClient
 from fairway.errors import FairwayError, InvalidConfig
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
 from fairway.runtime.service import StopSwitch, stop_on_signals
-from fairway.settings import ClientSettings, parse_duration_ms, read_client_settings, server_of
+from fairway.settings import ClientSettings, read_client_settings, server_of
 from fairway.topics.handle import Lost, Read, Record
 from fairway.topics.outcome import Appended
 
@@ -25,23 +26,6 @@ if TYPE_CHECKING:
     from fairway.app import Fairway
 
 MS_NS: Final = 1_000_000
-
-
-class Duration(click.ParamType[int]):
-    """Such as 500ms, 30s or 5m."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_duration_ms(value) * MS_NS
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-DURATION: Final = Duration()
 
 
 @click.command()
@@ -92,8 +76,8 @@ def config_of(
     feeding = {
         "prefetch": options.pop("prefetch"),
         "min_demand": options.pop("min_demand"),
-        "poll_interval_ns": options.pop("poll_interval"),
-        "max_poll_interval_ns": options.pop("max_poll_interval"),
+        "poll_interval_ns": options.pop("poll_interval") * MS_NS,
+        "max_poll_interval_ns": options.pop("max_poll_interval") * MS_NS,
     }
     feeders = {}
     for text in queues or app.queues:
@@ -105,10 +89,10 @@ def config_of(
         raise InvalidConfig("the app declares no jobs, so there is nothing to work on")
     return WorkerConfig(
         queues=feeders,
-        lease_ttl_ns=options.pop("lease_ttl"),
-        heartbeat_interval_ns=options.pop("heartbeat_interval"),
-        reap_interval_ns=options.pop("reap_interval"),
-        drain_timeout_ns=options.pop("drain_timeout"),
+        lease_ttl_ns=options.pop("lease_ttl") * MS_NS,
+        heartbeat_interval_ns=options.pop("heartbeat_interval") * MS_NS,
+        reap_interval_ns=options.pop("reap_interval") * MS_NS,
+        drain_timeout_ns=options.pop("drain_timeout") * MS_NS,
         **options,
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from fairway.cli.jobs import result_of
 from fairway.cli.output import Output, moment, notice
 from fairway.cli.remote import (
     DURATION,
@@ -17,7 +18,6 @@ from fairway.cli.remote import (
     remote_options,
 )
 from fairway.client import workflow_calls as calls
-from fairway.errors import JobFailed
 
 if TYPE_CHECKING:
     from fairway.client.sync import Client
@@ -143,16 +143,7 @@ def run_(
             output.done(f"run {made.id}{again}", made)
             return
         notice(f"run {made.id}{again}")
-        try:
-            result: Any = client.jobs.wait(made.id, wait / 1000)
-        except TimeoutError as error:
-            raise click.ClickException(f"{error}; look: fairway workflow show {made.id}") from None
-        except JobFailed as error:
-            raise click.ClickException(
-                f"run {error.id} is {error.status}: {error.error};"
-                f" look: fairway workflow show {error.id}"
-            ) from None
-    output.message(result)
+        output.message(result_of(client, made.id, wait, look="workflow"))
 
 
 def _steering(action: Any, said: str, help: str) -> None:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairway.core.priority import band_of
 from fairway.errors import InvalidConfig, JobFailed, NotFound
-from fairway.jobs.job import Filter, Lane, Status
+from fairway.jobs.job import Filter, Status, lane_of
 from fairway.jobs.store import Ended
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Jobs:
         """
         added = await self.store.enqueue(jobs, within=within, cursor=cursor)
         if within is None and self._worker is not None:
-            self._worker.wake({_lane(job) for job in jobs if not job.delay_ns})
+            self._worker.wake({lane_of(job) for job in jobs if not job.delay_ns})
             for delay_ns in {job.delay_ns for job in jobs if job.delay_ns}:
                 self._worker.expect(delay_ns)
         return added
@@ -141,11 +140,7 @@ class Jobs:
         again = await self.store.retry(ids)
         if self._worker is not None:
             jobs = [await self.store.find(id) for id in again]
-            self._worker.wake(
-                Lane(job.queue, job.tenant, band_of(job.priority))
-                for job in jobs
-                if job is not None
-            )
+            self._worker.wake(lane_of(job) for job in jobs if job is not None)
         return again
 
     async def discard(self, *ids: int) -> list[int]:
@@ -187,7 +182,3 @@ class Jobs:
     async def prune(self, older_than_ns: int) -> int:
         """Forget jobs that ended longer ago; how many."""
         return await self.store.prune(older_than_ns)
-
-
-def _lane(job: NewJob) -> Lane:
-    return Lane(job.queue, job.tenant, band_of(job.priority))

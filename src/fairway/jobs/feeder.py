@@ -83,10 +83,6 @@ class LaneTurns:
             self._rings[lane.band].append(lane)
             self._turns.wake(lane.band)
 
-    def add_all(self, lanes: Iterable[Lane]) -> None:
-        for lane in sorted(lanes):
-            self.add(lane)
-
     def drop(self, lane: Lane) -> None:
         """The lane gave less than it was asked for: it is empty for now."""
         if lane in self._known:

@@ -159,11 +159,6 @@ class Flow:
         return self._graph
 
     @property
-    def queues(self) -> set[str]:
-        """The queues its runs and tasks wait in."""
-        return {QUEUE, *(kind.options.queue for kind in self._kinds.values())}
-
-    @property
     def _structure_number(self) -> int:
         """The version of the run's kind: code of another structure does not touch the run."""
         return int(self.graph.structure[:7], 16)

@@ -60,7 +60,6 @@ class Forwarder:
         self._jobs = jobs
         self._kind = kind
         self._arguments = arguments
-        self.forwarded = 0
 
     async def run(self) -> None:
         """Forward until cancelled; what fails is tried again from where it stood."""
@@ -74,7 +73,6 @@ class Forwarder:
                         [self._job(data) for _, data in arrived.records],
                         cursor=Cursor(self._cursor_name, arrived.epoch, last),
                     )
-                    self.forwarded += len(arrived.records)
             except FairwayError as error:
                 logger.warning("%s stopped and begins again: %s", self.name, error)
             await sleep_ns(RETRY_NS)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Raw, Struct, json
 
+from fairway.core.priority import band_of
+
 if TYPE_CHECKING:
     from fairway.core.priority import Band
 
@@ -119,6 +121,11 @@ class NewJob(Struct, frozen=True, kw_only=True):
     """The signal its parent is sent when it ends; without one the parent counts it."""
     trace: str | None = None
     """The `traceparent` of who enqueued it."""
+
+
+def lane_of(job: NewJob | Claim | Job) -> Lane:
+    """The lane a job becomes ready in."""
+    return Lane(job.queue, job.tenant, band_of(job.priority))
 
 
 class Enqueued(NamedTuple):

@@ -44,6 +44,9 @@ class JobMetrics:
         self._stale = telemetry.counter(
             "fairway_jobs_stale", "Settlements refused because the claim was lost"
         )
+        self._contended = telemetry.counter(
+            "fairway_jobs_contended", "Jobs not claimed because another of their key runs"
+        )
         self._lost_leases = telemetry.counter("fairway_jobs_leases_lost", "Leases that ran out")
         self._released = telemetry.counter(
             "fairway_jobs_released", "Claims given back whose reply was lost"
@@ -91,6 +94,7 @@ class JobMetrics:
                 counter = self._settled.get(fate) or self._settled_of(fate)
                 counter.value += 1
         self._stale.add(len(out.stale))
+        self._contended.add(out.contended)
         self._held_back.add(len(out.held_back_ns))
 
     def exchange_failed(self) -> None:

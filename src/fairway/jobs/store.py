@@ -72,6 +72,8 @@ class Exchanged(Struct, kw_only=True):
     """Queues at one of their limits, and when to ask again."""
     ended: list[Ended]
     """Jobs that ended with this exchange."""
+    contended: int = 0
+    """Jobs that were not claimed because another of their partition key runs."""
     cancelling: list[int] = []
     """With a probe: jobs of this worker that somebody cancelled."""
 

@@ -12,27 +12,23 @@ import logging
 import os
 import random
 import socket
-import traceback
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fairway.core.backoff import Backoff, BackoffConfig
 from fairway.core.lease import LeaseConfig
-from fairway.core.priority import band_of
-from fairway.errors import CallFailed, Cancelled, FairwayError, InvalidConfig
+from fairway.errors import FairwayError, InvalidConfig
 from fairway.jobs import verdict
-from fairway.jobs.context import Context, stop_context
-from fairway.jobs.feeder import Feeder, FeederConfig
-from fairway.jobs.isolation import run_isolated, target_of
-from fairway.jobs.job import TERMINAL, Fate, Lane, Settlement
+from fairway.jobs.feeder import FeederConfig
+from fairway.jobs.feeding import Feeding, Plan
+from fairway.jobs.job import Fate, Settlement
 from fairway.jobs.liveness import Lease, Liveness
 from fairway.jobs.metrics import JobMetrics
+from fairway.jobs.steps import Run, Steps
 from fairway.jobs.timers import Timers
 from fairway.jobs.upkeep import Upkeep
-from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
-from fairway.runtime.processes import Processes
 from fairway.runtime.pulse import Pulse
 from fairway.runtime.telemetry import Telemetry
 
@@ -40,19 +36,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fairway.core.backoff import RandomSource
-    from fairway.jobs.job import Beat, Claim, Reaped
-    from fairway.jobs.kinds import Kind, StepCall
-    from fairway.jobs.store import Ended, Exchanged, JobStore, Want
+    from fairway.jobs.feeder import Feeder
+    from fairway.jobs.job import Beat, Claim, Lane, Reaped
+    from fairway.jobs.kinds import Kind
+    from fairway.jobs.store import Ended, Exchanged, JobStore
 
 logger = logging.getLogger("fairway.jobs")
 
 SECOND_NS = 1_000_000_000
 SETTLE_MAX = 2_000
 """Settlements in one exchange."""
-PARENTS_MAX = 10_000
-"""Parents whose lane is remembered, so that they are claimed when a child of theirs ends."""
 UNKNOWN_KIND_NS = 10 * SECOND_NS
 """How long a job of a kind that this worker does not know rests before somebody looks again."""
+NOTHING = Plan([], [], ())
 RECONNECT = BackoffConfig(base_ns=50_000_000, cap_ns=2 * SECOND_NS, jitter=0.5)
 
 
@@ -97,33 +93,6 @@ class WorkerConfig:
         )
 
 
-class _Run:
-    """One run of a claimed job."""
-
-    __slots__ = (
-        "began_ns",
-        "begun",
-        "cancelled",
-        "claim",
-        "context",
-        "task",
-        "timed_out",
-        "withdrawn",
-    )
-
-    def __init__(self, claim: Claim, began_ns: int) -> None:
-        self.claim = claim
-        self.began_ns = began_ns
-        self.context: Context[Any] | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.begun = False
-        """Whether its task has had a turn: one that is cancelled before ends without a word."""
-        self.cancelled = False
-        self.timed_out = False
-        self.withdrawn = False
-        """Whether a thread that comes to it late is to leave it alone."""
-
-
 class Worker:
     """A service that runs jobs of some queues until it is stopped.
 
@@ -150,12 +119,11 @@ class Worker:
         self.pressure: Callable[[], float] = lambda: 0.0
         """How hard the process is pressed, 0 to 1: under pressure less is held in the buffers."""
         self._random: RandomSource = random_source or random.Random()
-        self._feeders: dict[str, Feeder] = {}
-        self._runs: dict[int, _Run] = {}
+        self._feeding = Feeding({}, 0)
+        self._runs: dict[int, Run] = {}
         self._held: dict[int, int] = {}
         self._settled: deque[Settlement] = deque()
         self._progress: deque[tuple[int, bytes]] = deque()  # threads add to it
-        self._parents: dict[int, Lane] = {}
         self._worker = 0
         self._token = 0
         self._lease: Lease | None = None
@@ -165,8 +133,12 @@ class Worker:
         self._draining = False
         self._group = asyncio.TaskGroup()
         self._timers = Timers(store, self.wake, config.upkeep.timer_interval_ns)
-        self._processes = Processes(config.processes)
-        self._pool = BlockingPool(config.threads, queue_limit=1 << 20, name="jobs")
+        self._steps = Steps(
+            threads=config.threads,
+            processes=config.processes,
+            random=self._random,
+            note_progress=self._note_progress,
+        )
 
     # The service
 
@@ -175,11 +147,8 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._clock: Clock = clock_of(loop)
-        now_ns = self._clock.now_ns()
-        self._feeders = {
-            queue: Feeder(queue, config, now_ns) for queue, config in self._config.queues.items()
-        }
-        self._metrics.watch(self._feeders, self._clock)
+        self._feeding = Feeding(self._config.queues, self._clock.now_ns())
+        self._metrics.watch(self._feeding.feeders, self._clock)
         self._liveness = Liveness(
             self._store.heart(),
             self._config.lease,
@@ -206,9 +175,8 @@ class Worker:
                     self._group.create_task(service, name=name)
         finally:
             self._liveness.end()
-            await self._processes.aclose()
             # A thread cannot be ended. What it says is refused from here on: it is not waited for.
-            await self._pool.aclose(abandon=self._draining)
+            await self._steps.aclose(abandon=self._draining)
 
     async def drain(self) -> None:
         """Claim no more, give back what did not start, and let what runs end, for a while."""
@@ -235,9 +203,13 @@ class Worker:
                 logger.warning("worker %d could not sign off: %s", self._worker, error)
 
     def _give_back(self) -> None:
-        for feeder in self._feeders.values():
+        for feeder in self._feeders:
             for claim in feeder.release():
                 self._settle(verdict.release(claim))
+
+    @property
+    def _feeders(self) -> Iterable[Feeder]:
+        return self._feeding.feeders.values()
 
     # From outside
 
@@ -247,13 +219,7 @@ class Worker:
 
     def wake(self, lanes: Iterable[Lane]) -> None:
         """Work was made ready in these lanes."""
-        stirred = False
-        for lane in lanes:
-            if (feeder := self._feeders.get(lane.queue)) is not None:
-                feeder.lanes.add(lane)
-                feeder.stir()
-                stirred = True
-        if stirred:
+        if self._feeding.wake(lanes):
             self._stir()
 
     def expect(self, delay_ns: int) -> None:
@@ -266,9 +232,7 @@ class Worker:
 
     def look(self, queue: str) -> None:
         """Something may be ready in this queue."""
-        if (feeder := self._feeders.get(queue)) is not None:
-            feeder.lanes.doubt()
-            feeder.stir()
+        if self._feeding.look(queue):
             self._stir()
 
     def cancel(self, ids: Iterable[int], reason: str = "cancelled") -> None:
@@ -277,14 +241,10 @@ class Worker:
         for id in ids:
             if (run := self._runs.get(id)) is not None and not run.cancelled:
                 run.cancelled = True
-                self._interrupt(run, reason)
-        for feeder in self._feeders.values():
+                run.interrupt(reason)
+        for feeder in self._feeders:
             for claim in feeder.buffer:
                 claim.cancelling = claim.cancelling or claim.id in ids
-
-    @property
-    def running(self) -> int:
-        return len(self._runs)
 
     # The exchange
 
@@ -307,6 +267,7 @@ class Worker:
                 await self._exchange()
                 backoff.recovered(self._clock.now_ns())
             except FairwayError as error:
+                self._metrics.exchange_failed()
                 wait_ns = backoff.failed(self._clock.now_ns()) or RECONNECT.cap_ns
                 logger.warning(
                     "the job store failed; trying again in %.2f s: %s", wait_ns / 1e9, error
@@ -328,8 +289,7 @@ class Worker:
         """Until something happened, or a queue is due."""
         if not self._work.is_set():
             if not self._draining:
-                at_ns = min(feeder.next_poll_ns for feeder in self._feeders.values())
-                delay_s = max(0, at_ns - self._clock.now_ns()) / 1e9
+                delay_s = max(0, self._feeding.next_poll_ns - self._clock.now_ns()) / 1e9
                 timer = self._loop.call_later(delay_s, self._work.set)
             else:
                 timer = None
@@ -343,29 +303,12 @@ class Worker:
     async def _exchange(self) -> None:
         now_ns = self._clock.now_ns()
         settlements = [self._settled.popleft() for _ in range(min(len(self._settled), SETTLE_MAX))]
-        follow = self._following(settlements)
-        wants: list[Want] = []
-        probe: list[str] = []
-        looking: dict[str, Feeder] = {}
-        for feeder in () if self._draining else self._feeders.values():
-            if feeder.config.prefetch:
-                feeder.press(self.pressure())
-            if feeder.queue in follow:
-                feeder.lanes.add_all(follow[feeder.queue])
-                feeder.stir()
-            count = feeder.demand(now_ns)
-            due = feeder.due(now_ns)
-            if not count and not due:
-                continue
-            split = feeder.lanes.split(count)
-            wants += split
-            if due or not split:
-                probe.append(feeder.queue)
-            feeder.asking(sum(want.most for want in split))
-            looking[feeder.queue] = feeder
+        plan = NOTHING
+        if not self._draining:
+            plan = self._feeding.plan(settlements, self.pressure(), now_ns)
         if self._settled:
             self._stir()
-        if not settlements and not wants and not probe:
+        if not settlements and not plan.queues:
             return
         worker, lease = self._worker, self._lease
         assert lease is not None, "who is registered has a lease"
@@ -374,53 +317,34 @@ class Worker:
         try:
             if self._progress:
                 await self._store.progress(worker, self._take_progress())
-            out = await self._store.exchange(worker, self._token, settlements, wants, probe)
+            out = await self._store.exchange(
+                worker, self._token, settlements, plan.wants, plan.probe
+            )
             self._metrics.exchanged(out, settlements, self._clock.now_ns() - now_ns)
         except BaseException:
             # In doubt or not, they are settled again: what was committed is stale by then.
             if worker == self._worker:
                 self._settled.extendleft(reversed(settlements))
-            for feeder in looking.values():
-                feeder.failed()
+            self._feeding.failed(plan)
             if not self._held:
                 self._quiet.set()
             raise
         else:
-            self._take_in(worker, out, settlements, wants, looking)
+            self._take_in(worker, out, settlements, plan)
         finally:
             lease.asking_since_ns = None
-
-    def _following(self, settlements: Sequence[Settlement]) -> dict[str, set[Lane]]:
-        """The lanes that these settlements make something ready in: it is claimed with them."""
-        follow: dict[str, set[Lane]] = {}
-        for one in settlements:
-            claim = one.claim
-            if one.fate is Fate.SPAWN:
-                self._parents[claim.id] = Lane(claim.queue, claim.tenant, band_of(claim.priority))
-                for child in one.children:
-                    lane = Lane(child.queue, child.tenant, band_of(child.priority))
-                    follow.setdefault(lane.queue, set()).add(lane)
-            elif one.fate in TERMINAL and claim.parent is not None:
-                if (parent := self._parents.get(claim.parent)) is not None:
-                    follow.setdefault(parent.queue, set()).add(parent)
-                self._parents.pop(claim.id, None)
-        while len(self._parents) > PARENTS_MAX:
-            del self._parents[next(iter(self._parents))]
-        return follow
 
     def _take_in(
         self,
         worker: int,
         out: Exchanged,
         settlements: Sequence[Settlement],
-        wants: Sequence[Want],
-        looking: Mapping[str, Feeder],
+        plan: Plan,
     ) -> None:
         now_ns = self._clock.now_ns()
         if worker != self._worker:
             # The lease was lost meanwhile: what was claimed is others' now.
-            for feeder in looking.values():
-                feeder.failed()
+            self._feeding.failed(plan)
             return
         held = self._held
         for one in settlements:
@@ -430,39 +354,18 @@ class Worker:
                 self._timers.expect(one.delay_ns)
         for id in out.stale:
             logger.warning("job %d: what it said came too late, somebody else has it now", id)
-        claims: dict[str, list[Claim]] = {queue: [] for queue in looking}
-        for claim in out.claims:
-            held[claim.id] = claim.token
-            claims[claim.queue].append(claim)
-        asked = Counter(dict.fromkeys(looking, 0))
-        for lane, most in wants:
-            asked[lane.queue] += most
-        for queue, feeder in looking.items():
-            lanes = out.lanes.get(queue)
-            if lanes is not None:
-                feeder.lanes.replace(lanes)
-            elif len(claims[queue]) < asked[queue]:
-                feeder.lanes.doubt()  # some gave less: the next look tells which have more
-                if feeder.idle and not claims[queue]:
-                    feeder.stir()  # nothing will end here, so nothing else would make it look
-            feeder.picked(claims[queue], now_ns, looked=lanes is not None, more=bool(lanes))
-            if lanes:
-                feeder.stir()
-        for queue, wait_ns in out.held_back_ns.items():
-            if queue in looking:
-                looking[queue].hold_back(wait_ns, now_ns)
-        spent = {lane for lane, _ in wants if len(claims[lane.queue]) < asked[lane.queue]}
-        self.wake(lane for lane in out.woken if lane not in spent)
+        held.update((claim.id, claim.token) for claim in out.claims)
+        self._feeding.arrived(plan, out, now_ns)
         if out.cancelling:
             self.cancel(out.cancelling)
         if out.ended:
             self._told(out.ended)
         if self._draining:
             self._give_back()  # it was asked for before
-        for feeder in self._feeders.values():
+        for feeder in self._feeders:
             self._start(feeder)
-            if feeder.demand(now_ns):
-                self._stir()
+        if self._feeding.wants_more(now_ns):
+            self._stir()
         if self._draining and not held:
             self._quiet.set()
 
@@ -477,112 +380,14 @@ class Worker:
                 cancel = verdict.of_cancel(claim, "cancelled")
                 self._settle(cancel if claim.cancelling else _unknown(claim, kind))
                 continue
-            run = _Run(claim, self._clock.now_ns())
+            run = Run(claim, kind, step, self._clock.now_ns())
             self._runs[claim.id] = run
-            run.task = self._group.create_task(self._perform(feeder, run, kind, step))
+            run.task = self._group.create_task(self._perform(feeder, run))
 
-    async def _perform(self, feeder: Feeder, run: _Run, kind: Kind, step: StepCall) -> None:
-        """Run one step of a job; whatever it does, its outcome is settled."""
-        claim = run.claim
-        run.begun = True
-        if run.cancelled:
-            self._end(feeder, run, verdict.of_cancel(claim, "cancelled"))
-            return
-        state = None
-        limit: asyncio.Timeout | None = None
-        try:
-            state = kind.decoder.decode(claim.state)
-            if step.wants_context:
-                run.context = Context(claim, state, self._note_progress, self._clock)
-            limit_ns = kind.options.timeout_ns
-            if kind.options.isolation == "process":
-                async with asyncio.timeout(None if limit_ns is None else limit_ns / 1e9) as limit:
-                    value, state = await self._in_process(run, kind)
-            elif not step.is_async:
-                value = await self._in_thread(run, kind, step, state)
-            elif limit_ns is None:
-                value = await kind.call(step, state, run.context)
-            else:
-                async with asyncio.timeout(limit_ns / 1e9) as limit:
-                    value = await kind.call(step, state, run.context)
-            settlement = verdict.of_return(kind, claim, state, value, self._random)
-        except asyncio.CancelledError as error:
-            if not run.cancelled and run.task is not None and run.task.cancelling():
-                raise  # the worker ends: its lease brings the job back
-            settlement = self._interrupted(run, kind, error)
-        except Cancelled as error:
-            settlement = self._interrupted(run, kind, error)
-        except (KeyboardInterrupt, GeneratorExit):
-            raise  # meant for the process
-        except BaseException as error:  # also `sys.exit`: it ends the job's run, not the worker
-            run.timed_out = limit is not None and limit.expired()
-            settlement = self._interrupted(run, kind, error)
-        self._end(feeder, run, settlement)
+    async def _perform(self, feeder: Feeder, run: Run) -> None:
+        self._end(feeder, run, await self._steps.perform(run, self._clock))
 
-    async def _in_process(self, run: _Run, kind: Kind) -> tuple[Any, Any]:
-        """Run a step in a process of its own, which a timeout or a cancel ends."""
-        target = target_of(kind.declared, kind.name)
-        value, saved = await self._processes.run(run_isolated, target, run.claim)
-        return value, None if saved is None else kind.decoder.decode(saved)
-
-    async def _in_thread(self, run: _Run, kind: Kind, step: StepCall, state: Any) -> Any:
-        """Run a synchronous step. It is asked to stop, not made to: its slot is busy until then."""
-        timer: asyncio.TimerHandle | None = None
-        limit_ns = kind.options.timeout_ns
-        ended: asyncio.Future[Any] = self._loop.create_future()
-
-        def tell(value: Any, error: BaseException | None) -> None:
-            if not ended.done():
-                ended.set_result((value, error))
-
-        def begin() -> None:
-            nonlocal timer
-            if limit_ns is not None and not ended.done():
-                timer = self._loop.call_later(limit_ns / 1e9, self._time_is_up, run)
-
-        def call() -> Any:
-            if run.withdrawn:
-                raise Cancelled("it was to end before a thread was free for it")
-            if limit_ns is not None:
-                self._on_loop(begin)  # the wait for a thread is not the job's
-            return kind.call(step, state, run.context)
-
-        self._pool.submit(tell, call)
-        try:
-            value, error = await ended
-        finally:
-            run.withdrawn = True
-            if timer is not None:
-                timer.cancel()
-        if error is not None:
-            raise error
-        return value
-
-    def _time_is_up(self, run: _Run) -> None:
-        run.timed_out = True
-        if run.context is not None:
-            stop_context(run.context, "took too long")
-
-    def _interrupt(self, run: _Run, reason: str) -> None:
-        run.withdrawn = True
-        if run.context is not None:
-            stop_context(run.context, reason)
-        kind = self._kinds.get((run.claim.kind, run.claim.version))
-        step = kind.steps.get(run.claim.step) if kind is not None else None
-        if kind is None or step is None or run.task is None or not run.begun:
-            return
-        if step.is_async or kind.options.isolation == "process":
-            run.task.cancel()
-
-    def _interrupted(self, run: _Run, kind: Kind, error: BaseException) -> Settlement:
-        if run.cancelled:
-            return verdict.of_cancel(run.claim, "cancelled")
-        said = _said(error)
-        if run.timed_out and kind.options.timeout_ns is not None:
-            said = f"took longer than {kind.options.timeout_ns / 1e9:g} s"
-        return verdict.of_error(kind, run.claim, error, said, self._random)
-
-    def _end(self, feeder: Feeder, run: _Run, settlement: Settlement) -> None:
+    def _end(self, feeder: Feeder, run: Run, settlement: Settlement) -> None:
         id = run.claim.id
         if self._runs.get(id) is run:
             del self._runs[id]
@@ -643,12 +448,12 @@ class Worker:
         self._held = {}
         self._settled.clear()
         self._progress.clear()
-        for feeder in self._feeders.values():
+        for feeder in self._feeders:
             feeder.release()
             feeder.stir()
         for run in list(self._runs.values()):
             run.cancelled = True
-            self._interrupt(run, "the worker lost its lease")
+            run.interrupt("the worker lost its lease")
         self._quiet.set()  # nothing is held any more, should somebody wait for that
         self._stir()
 
@@ -664,9 +469,3 @@ def _unknown(claim: Claim, kind: Kind | None) -> Settlement:
         counts=False,
         error=f"no worker that looked knows {what} {claim.kind!r}, version {claim.version}",
     )
-
-
-def _said(error: BaseException) -> str:
-    if isinstance(error, CallFailed):
-        return str(error)  # the traceback of its process; ours says nothing more
-    return "".join(traceback.format_exception(error, limit=-20)).strip()

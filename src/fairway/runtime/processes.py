@@ -20,8 +20,6 @@ from fairway.errors import CallFailed, Closing, ProcessDied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
 
 _HEAD = struct.Struct("!I")
 
@@ -38,17 +36,6 @@ class Processes:
         self._idle: list[_Process] = []
         self._busy: set[_Process] = set()
         self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function(*args)` in a process. Raises `CallFailed` or `ProcessDied`."""

@@ -31,7 +31,9 @@ from fairway.jobs.job import (
     Signal,
     Status,
     ending,
+    lane_of,
 )
+from fairway.jobs.limits import allowance
 from fairway.jobs.store import (
     Cancelled,
     Cursor,
@@ -47,7 +49,6 @@ from fairway.runtime.clock import Clock, clock_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-SECOND_NS = 1_000_000_000
 _UNHAPPY = (Status.FAILED, Status.DEAD, Status.CANCELLED)
 _END = {Fate.DONE: Status.DONE, Fate.FAILED: Status.FAILED, Fate.CANCELLED: Status.CANCELLED}
 
@@ -140,7 +141,7 @@ class MemoryStore:
                 id=self._last_job,
                 new=new,
                 status=Status.SCHEDULED if due > now else Status.READY,
-                lane=Lane(new.queue, new.tenant, band_of(new.priority)),
+                lane=lane_of(new),
                 step=new.step,
                 state=new.state,
                 enqueued_ns=now,
@@ -232,7 +233,7 @@ class MemoryStore:
             if row.status.ended and before.get(id) is not row.status:
                 out.ended.append(Ended(id, row.status, row.result, row.error))
         if alive:
-            out.held_back_ns = self._claim(worker, token, wants, out.claims)
+            self._claim(worker, token, wants, out)
         out.woken = {
             row.lane
             for id, row in self._rows.items()
@@ -360,9 +361,7 @@ class MemoryStore:
             if row.status is Status.READY and not self._bucket(row.lane.queue).paused
         ]
 
-    def _claim(
-        self, worker: int, token: int, wants: Sequence[Want], claims: list[Claim]
-    ) -> dict[str, int]:
+    def _claim(self, worker: int, token: int, wants: Sequence[Want], out: Exchanged) -> None:
         now = self._now()
         allowed: dict[str, int] = {}
         held_back: dict[str, int] = {}
@@ -370,12 +369,15 @@ class MemoryStore:
         for queue in {want.lane.queue for want in wants} | {"*"}:
             bucket = self._bucket(queue)
             have = running.total() if queue == "*" else running[queue]
-            allowed[queue], wait_ns = self._allowance(bucket, have, now)
-            if not allowed[queue]:
-                held_back[queue] = wait_ns
+            may = allowance(bucket.limits, have, bucket.tokens, now - bucket.refilled_ns)
+            bucket.tokens, bucket.refilled_ns = may.tokens, now
+            allowed[queue] = may.free
+            if not may.free:
+                held_back[queue] = may.wait_ns
         if "*" in held_back:
             wait_ns = held_back.pop("*")
             held_back.update({want.lane.queue: wait_ns for want in wants})
+        out.held_back_ns = held_back
         for lane, count in wants:
             left = count
             for row in self._ready():
@@ -386,27 +388,15 @@ class MemoryStore:
                 left -= 1
                 if not self._may_have_key(row):
                     row.status = Status.BLOCKED
+                    out.contended += 1
                     continue
                 for queue in (lane.queue, "*"):
                     allowed[queue] -= 1
                     self._bucket(queue).tokens -= 1
-                claims.append(self._take(row, worker, token))
-        return held_back
+                out.claims.append(self._take(row, worker, token))
 
     def _bucket(self, queue: str) -> _Bucket:
         return self._queues.setdefault(queue, _Bucket(refilled_ns=self._now()))
-
-    def _allowance(self, bucket: _Bucket, running: int, now: int) -> tuple[int, int]:
-        """How many may start now, and if none, when to ask again."""
-        limits = bucket.limits
-        free = 1 << 30 if limits.concurrency is None else max(0, limits.concurrency - running)
-        if limits.rate_per_s is None:
-            return free, 0
-        gained = (now - bucket.refilled_ns) / SECOND_NS * limits.rate_per_s
-        bucket.tokens = min(float(limits.burst), bucket.tokens + max(0.0, gained))
-        bucket.refilled_ns = now
-        short = max(0.0, 1 - bucket.tokens)
-        return min(free, int(bucket.tokens)), round(short / limits.rate_per_s * SECOND_NS)
 
     def _may_have_key(self, row: _Row) -> bool:
         key = row.new.partition_key

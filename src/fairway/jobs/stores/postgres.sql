@@ -91,8 +91,8 @@ with gone as (
 update fw.worker set expires_at = fw.now_() where id = $1
     and exists (select 1 from fw.lease l where l.worker = $1)
 
--- claim: the first jobs of lanes, leased; then those whose key is taken; then how far it looked
-with want as (
+-- claiming: the first jobs of lanes, leased; $6 leaves their keys to advisory locks
+want as (
     select w.lane, w.most, w.low, w.turn
     from unnest($3::int[], $4::int[], $5::bigint[]) with ordinality as w (lane, most, low, turn)
     where (select expires_at > fw.now_() from fw.worker where id = $1)
@@ -110,66 +110,42 @@ with want as (
 ), slot as (
     insert into fw.key_slot (pkey, id)
     select distinct on (p.pkey) p.pkey, p.id from picked p
-    where p.pkey is not null and (not p.strict or not exists (
+    where p.pkey is not null and not $6::boolean and (not p.strict or not exists (
         select 1 from fw.job e where e.pkey = p.pkey and e.id < p.id))
     order by p.pkey, p.turn, p.id
     on conflict do nothing
     returning id
 ), won as (
     select place, lane, id from picked
-    where pkey is null or id in (select id from slot)
+    where pkey is null or $6 or id in (select id from slot)
 ), taken as (
     delete from fw.ready where ctid = any(array(select place from won))
 ), leased as (
     insert into fw.lease (id, worker, token, lane, claimed_at)
     select id, $1, $2, lane, fw.now_() from won
 )
+
+-- claimed: those jobs; then those whose key is taken; then how far it looked
 select j.id, j.kind, j.version, j.step, j.state, j.attempt, j.crashes, j.max_attempts, j.lane,
     j.priority, j.pkey, j.parent, j.trace, j.timed_out, j.cancelling,
     case when j.inbox > 0 then j.names end as names, j.spawned
 from fw.job j where j.id = any(array(select id from won))
 union all
 select id, null, 0, null, null, 0, 0, 0, lane, 0::smallint, pkey, null, null, false, false, null, false
-from picked where pkey is not null and id not in (select id from slot)
+from picked where pkey is not null and not $6 and id not in (select id from slot)
 union all
 select max(id), null, count(*)::int, null, null, 0, 0, 0, lane, 0::smallint, null, null, null, false,
     false, null, false
 from picked group by lane
 
--- trade: jobs that are done, nothing else to be said of them, and the first of lanes, leased
-with want as (
-    select w.lane, w.most, w.low, w.turn
-    from unnest($3::int[], $4::int[], $5::bigint[]) with ordinality as w (lane, most, low, turn)
-    where (select expires_at > fw.now_() from fw.worker where id = $1)
-        and not exists (
-            select 1 from fw.lane l join fw.queue q on q.name = l.queue
-            where l.id = w.lane and q.paused
-        )
-), picked as materialized (
-    select r.place, r.lane, r.id, r.pkey, r.strict, w.turn
-    from want w cross join lateral (
-        select ctid as place, lane, id, pkey, strict from fw.ready
-        where lane = w.lane and id >= w.low order by id limit w.most
-        for update skip locked
-    ) r
-), slot as (
-    insert into fw.key_slot (pkey, id)
-    select distinct on (p.pkey) p.pkey, p.id from picked p
-    where p.pkey is not null and (not p.strict or not exists (
-        select 1 from fw.job e where e.pkey = p.pkey and e.id < p.id))
-    order by p.pkey, p.turn, p.id
-    on conflict do nothing
-    returning id
-), won as (
-    select place, lane, id from picked
-    where pkey is null or id in (select id from slot)
-), taken as (
-    delete from fw.ready where ctid = any(array(select place from won))
-), leased as (
-    insert into fw.lease (id, worker, token, lane, claimed_at)
-    select id, $1, $2, lane, fw.now_() from won
-), input as materialized (
-    select * from unnest($6::bigint[], $7::bigint[], $8::bytea[]) as u (id, token, result)
+-- claim: the first jobs of lanes
+with {claiming}
+{claimed}
+
+-- trade: jobs that are done, nothing else to be said of them, and the first of lanes
+with {claiming}
+, input as materialized (
+    select * from unnest($7::bigint[], $8::bigint[], $9::bytea[]) as u (id, token, result)
     where (select expires_at > fw.now_() from fw.worker where id = $1)
 ), fenced as (
     delete from fw.lease l using input i
@@ -185,58 +161,11 @@ with want as (
         g.crashes, g.max_attempts, g.max_crashes, 'd', g.strict, g.ukey, g.window_us, g.trace,
         g.progress, i.result, g.enqueued_at
     from gone g join input i on i.id = g.id
-), unsigned as (
-    delete from fw.signal where job = any(array(select id from gone where inbox > 0))
-), unkeyed as (
-    delete from fw.unique_key k
-    where k.key = any(array(select ukey from gone where ukey is not null))
-        and k.job = any(array(select id from gone where ukey is not null)) and k.until <= fw.now_()
-)
-select j.id, j.kind, j.version, j.step, j.state, j.attempt, j.crashes, j.max_attempts, j.lane,
-    j.priority, j.pkey, j.parent, j.trace, j.timed_out, j.cancelling,
-    case when j.inbox > 0 then j.names end as names, j.spawned
-from fw.job j where j.id = any(array(select id from won))
-union all
-select id, null, 0, null, null, 0, 0, 0, lane, 0::smallint, pkey, null, null, false, false, null, false
-from picked where pkey is not null and id not in (select id from slot)
-union all
-select max(id), null, count(*)::int, null, null, 0, 0, 0, lane, 0::smallint, null, null, null, false,
-    false, null, false
-from picked group by lane
+), {forgetting}
+{claimed}
 union all
 select id, null, 0, null, null, 0, 0, 0, 0, 0::smallint, null, null, null, false, false, null, false
-from unnest($6::bigint[]) as u (id) where id not in (select id from gone)
-
--- claim_any: as claim, whatever the keys: who may have one is decided by advisory locks
-with want as (
-    select w.lane, w.most, w.low
-    from unnest($3::int[], $4::int[], $5::bigint[]) as w (lane, most, low)
-    where (select expires_at > fw.now_() from fw.worker where id = $1)
-        and not exists (
-            select 1 from fw.lane l join fw.queue q on q.name = l.queue
-            where l.id = w.lane and q.paused
-        )
-), picked as materialized (
-    select r.place, r.lane, r.id
-    from want w cross join lateral (
-        select ctid as place, lane, id from fw.ready
-        where lane = w.lane and id >= w.low order by id limit w.most
-        for update skip locked
-    ) r
-), taken as (
-    delete from fw.ready where ctid = any(array(select place from picked))
-), leased as (
-    insert into fw.lease (id, worker, token, lane, claimed_at)
-    select id, $1, $2, lane, fw.now_() from picked
-)
-select j.id, j.kind, j.version, j.step, j.state, j.attempt, j.crashes, j.max_attempts, j.lane,
-    j.priority, j.pkey, j.parent, j.trace, j.timed_out, j.cancelling,
-    case when j.inbox > 0 then j.names end as names, j.spawned
-from fw.job j where j.id = any(array(select id from picked))
-union all
-select max(id), null, count(*)::int, null, null, 0, 0, 0, lane, 0::smallint, null, null, null, false,
-    false, null, false
-from picked group by lane
+from unnest($7::bigint[]) as u (id) where id not in (select id from gone)
 
 -- inbox: the signals jobs wait for
 select s.job, s.id, s.name, s.payload from fw.signal s join fw.job j on j.id = s.job
@@ -288,6 +217,15 @@ returning lane
 -- free_keys: partition keys of jobs that run no longer
 delete from fw.key_slot where pkey = any($1::text[]) and id = any($2::bigint[])
 
+-- forgetting: the signals and the unique keys of jobs that are gone
+unsigned as (
+    delete from fw.signal where job = any(array(select id from gone where inbox > 0))
+), unkeyed as (
+    delete from fw.unique_key k
+    where k.key = any(array(select ukey from gone where ukey is not null))
+        and k.job = any(array(select id from gone where ukey is not null)) and k.until <= fw.now_()
+)
+
 -- finish: jobs that ended, fenced by their leases
 with input as materialized (
     select * from unnest($2::bigint[], $3::bigint[], $4::"char"[], $5::bytea[], $6::text[],
@@ -308,13 +246,7 @@ with input as materialized (
         g.ukey, g.window_us, g.parent, g.notify, g.trace, coalesce(i.progress, g.progress),
         i.result, i.error, g.enqueued_at
     from gone g join input i on i.id = g.id
-), unsigned as (
-    delete from fw.signal where job = any(array(select id from gone where inbox > 0))
-), unkeyed as (
-    delete from fw.unique_key k
-    where k.key = any(array(select ukey from gone where ukey is not null))
-        and k.job = any(array(select id from gone where ukey is not null)) and k.until <= fw.now_()
-)
+), {forgetting}
 select id, pkey, parent, notify from gone
 
 -- end_jobs: jobs that nobody runs, ended from outside
@@ -328,15 +260,9 @@ with gone as (
         max_attempts, max_crashes, $2::"char", pkey, strict, ukey, window_us, parent, notify, trace,
         progress, null, coalesce($3, 'its worker died ' || crashes || ' times'), enqueued_at
     from gone
-), unsigned as (
-    delete from fw.signal where job = any(array(select id from gone where inbox > 0))
 ), untimed as (
     delete from fw.timer where id = any($1::bigint[])
-), unkeyed as (
-    delete from fw.unique_key k
-    where k.key = any(array(select ukey from gone where ukey is not null))
-        and k.job = any(array(select id from gone where ukey is not null)) and k.until <= fw.now_()
-)
+), {forgetting}
 select id, pkey, parent, notify, crashes from gone
 
 -- requeue: jobs that go on, at once or later, fenced by their leases
@@ -456,9 +382,8 @@ select j.id from fw.lease l join fw.job j on j.id = l.id
 where l.worker = $1 and j.cancelling order by j.id
 
 -- limits: what some queues may do, held fast while it is used
-select name, concurrency, rate_per_s, burst,
-    least(burst::float8, tokens + greatest(0, extract(epoch from fw.now_() - refilled_at))::float8
-        * coalesce(rate_per_s, 0)),
+select name, concurrency, rate_per_s, burst, tokens,
+    (extract(epoch from fw.now_() - refilled_at) * 1000000)::bigint,
     case when concurrency is null then 0
          when name = '*' then (select count(*) from fw.lease)
          else (select count(*) from fw.lease s join fw.lane l on l.id = s.lane

@@ -62,8 +62,17 @@ MIGRATIONS = ("postgres_0001.sql",)
 
 
 def statements(schema: str) -> dict[str, str]:
-    """Every statement, for the tables of one schema."""
-    return {name: in_schema(text, schema) for name, text in _SQL.items()}
+    """Every statement, for the tables of one schema. `{name}` in one stands for that other one."""
+    whole = {
+        name: re.sub(r"\{([a-z]+)\}", lambda part: _SQL[part[1]], text)
+        for name, text in _SQL.items()
+    }
+    return {name: in_schema(text, schema) for name, text in whole.items()}
+
+
+def us(ns: int) -> int:
+    """Microseconds, rounded up: never earlier than asked."""
+    return -(-ns // 1000)
 
 
 def in_schema(text: str, schema: str) -> str:

@@ -7,19 +7,22 @@ else happens to it. Numbers of lanes that got something ready are added to `woke
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
-from fairway.jobs.job import TERMINAL, Fate, Status, ending
+from fairway.jobs.job import TERMINAL, Fate, Status, ending, lane_of
 from fairway.jobs.store import Ended
+from fairway.jobs.stores.postgres_connections import us
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from fairway.jobs.job import Enqueued, NewJob, Settlement
+    from fairway.jobs.job import Settlement
     from fairway.jobs.store import Exchanged
     from fairway.jobs.stores.postgres_connections import Connection
+    from fairway.jobs.stores.postgres_intake import Intake
+    from fairway.jobs.stores.postgres_lanes import LaneNumbers
 
 _STATUS = {
     Fate.DONE: Status.DONE,
@@ -46,12 +49,12 @@ class Settling:
     def __init__(
         self,
         sql: Mapping[str, str],
-        enqueue: Callable[[Any, Sequence[NewJob]], Awaitable[list[Enqueued]]],
-        lane_number: Callable[[NewJob], int],
+        intake: Intake,
+        lanes: LaneNumbers,
     ) -> None:
         self._sql = sql
-        self._enqueue = enqueue
-        self._lane_number = lane_number
+        self._intake = intake
+        self._lanes = lanes
 
     async def settle(
         self,
@@ -143,7 +146,7 @@ class Settling:
             [None if one.fate is Fate.RELEASE else one.step for one in settlements],
             [one.state for one in settlements],
             [one.error for one in settlements],
-            [_us(one.delay_ns) if one.fate is Fate.RETRY else 0 for one in settlements],
+            [us(one.delay_ns) if one.fate is Fate.RETRY else 0 for one in settlements],
             [_tries(one) for one in settlements],
             [one.progress for one in settlements],
         )
@@ -194,8 +197,8 @@ class Settling:
         seen = [signal.id for signal in claim.signals]
         if one.children:
             children = [structs.replace(child, parent=claim.id) for child in one.children]
-            await self._enqueue(connection, children)
-            woken |= {self._lane_number(child) for child in children}
+            await self._intake.add(connection, children)
+            woken |= {self._lanes[lane_of(child)] for child in children}
         if one.fate is not Fate.WAIT and seen:
             await connection.execute(self._sql["consume"], seen)
             seen = []
@@ -216,7 +219,7 @@ class Settling:
         if wakes:
             woken |= {row[0] for row in await connection.fetch(self._sql["wake"], [claim.id])}
         elif one.delay_ns:
-            await connection.execute(self._sql["set_timer"], claim.id, _us(one.delay_ns))
+            await connection.execute(self._sql["set_timer"], claim.id, us(one.delay_ns))
         await self.free_keys(connection, keyed, woken)
 
     async def end(
@@ -301,7 +304,3 @@ def _tries(one: Settlement) -> int:
     if one.fate is Fate.RETRY:
         return int(one.counts)
     return 0 if one.fate is Fate.RELEASE else -1
-
-
-def _us(ns: int) -> int:
-    return -(-ns // 1000)

@@ -286,6 +286,7 @@ def _exchange(
         settling.stale.extend(settlement.claim.id for settlement in settlements)
     return Exchanged(
         claims=claims.claims,
+        contended=claims.contended,
         stale=settling.stale,
         lanes=claiming.probe(moves, probe),
         woken=moves.woken(),

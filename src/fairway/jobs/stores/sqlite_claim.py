@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, json
 
 from fairway.jobs.job import Child, Claim, Limits, Signal, Status
+from fairway.jobs.limits import UNLIMITED, allowance
 from fairway.jobs.stores.sqlite_moves import names_in, numbers
 from fairway.jobs.stores.sqlite_names import lanes_of
 from fairway.jobs.stores.sqlite_schema import BLOCKED, DONE, IS_READY, RUNNING, STATUSES, UNFINISHED
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from fairway.jobs.store import Want
     from fairway.jobs.stores.sqlite_moves import Moves
 
-SECOND_NS = 1_000_000_000
-UNLIMITED = 1 << 30
 ALL_QUEUES = "*"
 
 HEAD = f"""
@@ -89,6 +88,7 @@ class Claiming:
         self._token = token
         self._keys: set[str] = set()  # taken by claims of this exchange
         self.claims: list[Claim] = []
+        self.contended = 0
 
     def claim(self, wants: Sequence[Want]) -> dict[str, int]:
         """Take what is wanted; which queues are held back, and for how long."""
@@ -140,6 +140,7 @@ class Claiming:
         ) in rows:  # fmt: skip
             if key is not None and not self._may_have(key, strict, id):
                 became[id] = Status.BLOCKED
+                self.contended += 1
                 blocked.append(id)
                 continue
             became[id] = Status.RUNNING
@@ -206,16 +207,13 @@ class Claiming:
         ).fetchone()
         limits = Limits(concurrency=concurrency, rate_per_s=rate, burst=burst)
         one = Allowance(number, bool(paused), limits, tokens, refilled_ns)
-        if concurrency is not None:
-            one.left = max(0, concurrency - self._running(name, number))
+        running = self._running(name, number) if concurrency is not None else 0
+        may = allowance(limits, running, tokens, moves.now_ns - refilled_ns)
+        one.left, one.tokens, one.wait_ns = may
         if rate is not None:
-            gained = (moves.now_ns - refilled_ns) / SECOND_NS * rate
-            one.tokens = min(float(burst), tokens + max(0.0, gained))
             one.refilled_ns = moves.now_ns
             # A full bucket stays full: there is nothing to write down.
             one.changed = one.tokens != tokens or tokens != burst
-            one.left = min(one.left, int(one.tokens))
-            one.wait_ns = round(max(0.0, 1 - one.tokens) / rate * SECOND_NS)
         return one
 
     def _running(self, name: str, number: int) -> int:

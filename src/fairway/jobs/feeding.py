@@ -1,0 +1,133 @@
+"""Decides what one exchange of a worker asks for over all its queues, and what it brought. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from fairway.jobs.feeder import Feeder
+from fairway.jobs.job import TERMINAL, Fate, lane_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fairway.jobs.feeder import FeederConfig
+    from fairway.jobs.job import Claim, Lane, Settlement
+    from fairway.jobs.store import Exchanged, Want
+
+PARENTS_MAX = 10_000
+"""Parents whose lane is remembered, so that they are claimed when a child of theirs ends."""
+
+
+class Plan(NamedTuple):
+    """What an exchange asks for."""
+
+    wants: list[Want]
+    probe: list[str]
+    """Queues to look at: which of their lanes have work?"""
+    queues: tuple[str, ...]
+    """Those it asks anything of."""
+
+
+class Feeding:
+    """The feeders of a worker, one for each of its queues."""
+
+    def __init__(self, configs: Mapping[str, FeederConfig], now_ns: int) -> None:
+        self.feeders = {queue: Feeder(queue, config, now_ns) for queue, config in configs.items()}
+        self._parents: dict[int, Lane] = {}
+
+    @property
+    def next_poll_ns(self) -> int:
+        """When a queue is next to be looked at by itself."""
+        return min(feeder.next_poll_ns for feeder in self.feeders.values())
+
+    def of(self, claim: Claim) -> Feeder:
+        return self.feeders[claim.queue]
+
+    def wake(self, lanes: Iterable[Lane]) -> bool:
+        """Work was made ready in these lanes; whether any of them is of ours."""
+        ours = False
+        for lane in lanes:
+            if (feeder := self.feeders.get(lane.queue)) is not None:
+                feeder.lanes.add(lane)
+                feeder.stir()
+                ours = True
+        return ours
+
+    def look(self, queue: str) -> bool:
+        """Something may be ready in this queue; whether it is ours."""
+        if (feeder := self.feeders.get(queue)) is None:
+            return False
+        feeder.lanes.doubt()
+        feeder.stir()
+        return True
+
+    def wants_more(self, now_ns: int) -> bool:
+        return any(feeder.demand(now_ns) for feeder in self.feeders.values())
+
+    def plan(self, settlements: Sequence[Settlement], pressure: float, now_ns: int) -> Plan:
+        """What the exchange that settles these asks for with it."""
+        self.wake(sorted(self._following(settlements)))
+        plan = Plan([], [], ())
+        queues = []
+        for queue, feeder in self.feeders.items():
+            feeder.press(pressure)
+            count = feeder.demand(now_ns)
+            due = feeder.due(now_ns)
+            if not count and not due:
+                continue
+            split = feeder.lanes.split(count)
+            plan.wants.extend(split)
+            if due or not split:
+                plan.probe.append(queue)
+            feeder.asking(sum(want.most for want in split))
+            queues.append(queue)
+        return plan._replace(queues=tuple(queues))
+
+    def failed(self, plan: Plan) -> None:
+        """The exchange came to nothing, or its claims are not ours any more: ask again."""
+        for queue in plan.queues:
+            self.feeders[queue].failed()
+
+    def arrived(self, plan: Plan, out: Exchanged, now_ns: int) -> None:
+        """The exchange is back: its claims are in the buffers, and each queue knows what to do."""
+        claims: dict[str, list[Claim]] = {queue: [] for queue in plan.queues}
+        for claim in out.claims:
+            claims[claim.queue].append(claim)
+        asked = Counter(dict.fromkeys(plan.queues, 0))
+        for lane, most in plan.wants:
+            asked[lane.queue] += most
+        short = {queue for queue in plan.queues if len(claims[queue]) < asked[queue]}
+        for queue in plan.queues:
+            feeder = self.feeders[queue]
+            lanes = out.lanes.get(queue)
+            if lanes is not None:
+                feeder.lanes.replace(lanes)
+            elif queue in short:
+                feeder.lanes.doubt()  # some gave less: the next look tells which have more
+                if feeder.idle and not claims[queue]:
+                    feeder.stir()  # nothing will end here, so nothing else would make it look
+            feeder.picked(claims[queue], now_ns, looked=lanes is not None, more=bool(lanes))
+            if lanes:
+                feeder.stir()
+            if queue in out.held_back_ns:
+                feeder.hold_back(out.held_back_ns[queue], now_ns)
+        # What was made ready and claimed by the same exchange is there no more.
+        spent = {lane for lane, _ in plan.wants if lane.queue in short}
+        self.wake(lane for lane in out.woken if lane not in spent)
+
+    def _following(self, settlements: Sequence[Settlement]) -> set[Lane]:
+        """The lanes that these settlements make something ready in: it is claimed with them."""
+        follow = set()
+        for one in settlements:
+            claim = one.claim
+            if one.fate is Fate.SPAWN:
+                self._parents[claim.id] = lane_of(claim)
+                follow |= {lane_of(child) for child in one.children}
+            elif one.fate in TERMINAL and claim.parent is not None:
+                if (parent := self._parents.get(claim.parent)) is not None:
+                    follow.add(parent)
+                self._parents.pop(claim.id, None)
+        while len(self._parents) > PARENTS_MAX:
+            del self._parents[next(iter(self._parents))]
+        return follow

@@ -1,0 +1,178 @@
+"""Runs one step of a job: on the loop, in a thread, or in a process of its own.
+
+Whatever a step does, it comes to a `Settlement`; what each ending means is decided in `verdict`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from fairway.errors import CallFailed, Cancelled
+from fairway.jobs import verdict
+from fairway.jobs.context import Context, stop_context
+from fairway.jobs.isolation import run_isolated, target_of
+from fairway.runtime.blocking import BlockingPool
+from fairway.runtime.processes import Processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairway.core.backoff import RandomSource
+    from fairway.jobs.job import Claim, Settlement
+    from fairway.jobs.kinds import Kind, StepCall
+    from fairway.runtime.clock import Clock
+
+THREAD_QUEUE = 1 << 20
+"""Calls that wait for a thread: the slots of the queues bound them."""
+
+
+class Run:
+    """One run of a claimed job."""
+
+    __slots__ = (
+        *("began_ns", "begun", "cancelled", "claim", "context", "kind", "step", "task"),
+        *("timed_out", "withdrawn"),
+    )
+
+    def __init__(self, claim: Claim, kind: Kind, step: StepCall, began_ns: int) -> None:
+        self.claim = claim
+        self.kind = kind
+        self.step = step
+        self.began_ns = began_ns
+        self.context: Context[Any] | None = None
+        self.task: asyncio.Task[None] | None = None
+        self.begun = False
+        """Whether its task has had a turn: one that is cancelled before ends without a word."""
+        self.cancelled = False
+        self.timed_out = False
+        self.withdrawn = False
+        """Whether a thread that comes to it late is to leave it alone."""
+
+    def interrupt(self, reason: str) -> None:
+        """Ask the step to end, or make it: a thread can only be asked."""
+        self.withdrawn = True
+        if self.context is not None:
+            stop_context(self.context, reason)
+        stoppable = self.step.is_async or self.kind.options.isolation == "process"
+        if self.begun and self.task is not None and stoppable:
+            self.task.cancel()
+
+
+class Steps:
+    """Where steps run."""
+
+    def __init__(
+        self,
+        *,
+        threads: int,
+        processes: int,
+        random: RandomSource,
+        note_progress: Callable[[int, bytes], None],
+    ) -> None:
+        self._random = random
+        self._note_progress = note_progress
+        self._processes = Processes(processes)
+        self.pool = BlockingPool(threads, queue_limit=THREAD_QUEUE, name="jobs")
+
+    async def aclose(self, *, abandon: bool) -> None:
+        """End the processes, and the threads: with `abandon`, when they have time for it."""
+        await self._processes.aclose()
+        await self.pool.aclose(abandon=abandon)
+
+    async def perform(self, run: Run, clock: Clock) -> Settlement:
+        """Run a step to its end. Raises `CancelledError` only if the worker itself ends."""
+        claim, kind, step = run.claim, run.kind, run.step
+        run.begun = True
+        if run.cancelled:
+            return verdict.of_cancel(claim, "cancelled")
+        limit: asyncio.Timeout | None = None
+        limit_ns = kind.options.timeout_ns
+        try:
+            state = kind.decoder.decode(claim.state)
+            if step.wants_context:
+                run.context = Context(claim, state, self._note_progress, clock)
+            if kind.options.isolation == "process":
+                async with asyncio.timeout(None if limit_ns is None else limit_ns / 1e9) as limit:
+                    value, state = await self._in_process(run)
+            elif not step.is_async:
+                value = await self._in_thread(run, state)
+            elif limit_ns is None:
+                value = await kind.call(step, state, run.context)
+            else:
+                async with asyncio.timeout(limit_ns / 1e9) as limit:
+                    value = await kind.call(step, state, run.context)
+            return verdict.of_return(kind, claim, state, value, self._random)
+        except asyncio.CancelledError as error:
+            if not run.cancelled and run.task is not None and run.task.cancelling():
+                raise  # the worker ends: its lease brings the job back
+            return self._interrupted(run, error)
+        except Cancelled as error:
+            return self._interrupted(run, error)
+        except (KeyboardInterrupt, GeneratorExit):
+            raise  # meant for the process
+        except BaseException as error:  # also `sys.exit`: it ends the job's run, not the worker
+            run.timed_out = limit is not None and limit.expired()
+            return self._interrupted(run, error)
+
+    async def _in_process(self, run: Run) -> tuple[Any, Any]:
+        """Run a step in a process of its own, which a timeout or a cancel ends."""
+        target = target_of(run.kind.declared, run.kind.name)
+        value, saved = await self._processes.run(run_isolated, target, run.claim)
+        return value, None if saved is None else run.kind.decoder.decode(saved)
+
+    async def _in_thread(self, run: Run, state: Any) -> Any:
+        """Run a synchronous step. It is asked to stop, not made to: its slot is busy until then."""
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
+        limit_ns = run.kind.options.timeout_ns
+        ended: asyncio.Future[Any] = loop.create_future()
+
+        def tell(value: Any, error: BaseException | None) -> None:
+            if not ended.done():
+                ended.set_result((value, error))
+
+        def begin() -> None:
+            nonlocal timer
+            if limit_ns is not None and not ended.done():
+                timer = loop.call_later(limit_ns / 1e9, _time_is_up, run)
+
+        def call() -> Any:
+            if run.withdrawn:
+                raise Cancelled("it was to end before a thread was free for it")
+            if limit_ns is not None:
+                loop.call_soon_threadsafe(begin)  # the wait for a thread is not the job's
+            return run.kind.call(run.step, state, run.context)
+
+        self.pool.submit(tell, call)
+        try:
+            value, error = await ended
+        finally:
+            run.withdrawn = True
+            if timer is not None:
+                timer.cancel()
+        if error is not None:
+            raise error
+        return value
+
+    def _interrupted(self, run: Run, error: BaseException) -> Settlement:
+        if run.cancelled:
+            return verdict.of_cancel(run.claim, "cancelled")
+        said = _said(error)
+        limit_ns = run.kind.options.timeout_ns
+        if run.timed_out and limit_ns is not None:
+            said = f"took longer than {limit_ns / 1e9:g} s"
+        return verdict.of_error(run.kind, run.claim, error, said, self._random)
+
+
+def _time_is_up(run: Run) -> None:
+    run.timed_out = True
+    if run.context is not None:
+        stop_context(run.context, "took too long")
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, CallFailed):
+        return str(error)  # the traceback of its process; ours says nothing more
+    return "".join(traceback.format_exception(error, limit=-20)).strip()

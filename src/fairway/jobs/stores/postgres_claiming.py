@@ -1,0 +1,242 @@
+"""Claiming in PostgreSQL: the first jobs of lanes, under limits, if they can have their keys."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from fairway.jobs.job import Child, Claim, Fate, Limits, Settlement, Signal, Status
+from fairway.jobs.limits import allowance
+from fairway.jobs.stores.postgres_connections import IN_THE_WAY
+from fairway.runtime.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from fairway.jobs.job import Lane
+    from fairway.jobs.limits import Allowance
+    from fairway.jobs.store import Exchanged, Want
+    from fairway.jobs.stores.postgres_connections import Connection
+    from fairway.jobs.stores.postgres_lanes import LaneNumbers, LowWater
+    from fairway.jobs.stores.postgres_locks import KeyLocks
+    from fairway.jobs.stores.postgres_settling import Settling
+
+CONTENDED_NS = 50_000_000
+"""How long a job rests whose key somebody else has, where keys are advisory locks."""
+
+
+class Claiming:
+    """Claims jobs in the transaction of the connection it is given."""
+
+    def __init__(
+        self,
+        sql: Mapping[str, str],
+        lanes: LaneNumbers,
+        low_water: LowWater,
+        settling: Settling,
+        locks: KeyLocks | None,
+    ) -> None:
+        self._sql = sql
+        self._lanes = lanes
+        self._low_water = low_water
+        self._settling = settling
+        self._locks = locks
+        self.limited: set[str] = set()
+        """Queues that have limits, as of the last look at them."""
+
+    async def take_keys(self, connection: Connection, worker: int, out: Exchanged) -> None:
+        """Where keys are advisory locks: claims that did not get theirs go back at once."""
+        wanted = {
+            (claim.id, claim.token): claim.partition_key
+            for claim in out.claims
+            if claim.partition_key is not None
+        }
+        if self._locks is None or not wanted:
+            return
+        won = await self._locks.take(wanted)
+        refused = {id for id, token in wanted.keys() - won}
+        if refused:
+            again = [put_off(one, CONTENDED_NS) for one in out.claims if one.id in refused]
+            await self._settling.settle(connection, worker, again, out, set())
+            out.claims = [claim for claim in out.claims if claim.id not in refused]
+            out.contended += len(refused)
+
+    async def claim(
+        self,
+        connection: Connection,
+        worker: int,
+        token: int,
+        wants: Sequence[Want],
+        out: Exchanged,
+    ) -> None:
+        asked = {want.lane: want.most for want in wants}
+        if self.limited & ({lane.queue for lane in asked} | {"*"}):
+            await self._claim_limited(connection, worker, token, asked, out)
+        else:
+            await self.take(connection, worker, token, asked, out)
+        out.claims.sort(key=by_id)
+
+    async def _claim_limited(
+        self,
+        connection: Connection,
+        worker: int,
+        token: int,
+        asked: Mapping[Lane, int],
+        out: Exchanged,
+    ) -> None:
+        """Claim lane by lane: what one leaves of a limit, the next may use."""
+        allowed = await self._allowances(connection, asked, out)
+        left = {name: one.free for name, one in allowed.items()}
+        for lane, most in asked.items():
+            limits = left.keys() & {lane.queue, "*"}
+            while most and (count := min(most, *(left[name] for name in limits), most)):
+                won, looked = await self.take(connection, worker, token, {lane: count}, out)
+                for name in limits:
+                    left[name] -= won
+                # Jobs whose key was taken used up none of the limit: look at as many again.
+                most = most - looked if looked == count else 0
+        await self._spend(connection, allowed, out.claims)
+
+    async def take(
+        self,
+        connection: Connection,
+        worker: int,
+        token: int,
+        asked: Mapping[Lane, int],
+        out: Exchanged,
+        done: tuple[Any, ...] = (),
+    ) -> tuple[int, int]:
+        """Claim from lanes: how many were claimed, and how many jobs were looked at.
+
+        With `done` jobs end in the same statement; those that were not ours are stale.
+        """
+        lanes = [self._lanes[lane] for lane in asked]
+        now_ns = SYSTEM_CLOCK.now_ns()
+        low = [self._low_water.first(lane, now_ns) for lane in lanes]
+        rows = await connection.fetch(
+            self._sql["trade" if done else "claim"],
+            *(worker, token, lanes, list(asked.values()), low, self._locks is not None),
+            *done,
+        )
+        won: list[Any] = []
+        lost: list[Any] = []
+        reached = dict.fromkeys(lanes, (0, 0))
+        for row in rows:
+            if row[1] is not None:
+                won.append(row)
+            elif row[10] is not None:
+                lost.append(row)
+            elif row[8] == 0:
+                out.stale.append(row[0])
+            else:
+                reached[row[8]] = (row[2], row[0])
+        for lane, most in zip(lanes, asked.values(), strict=True):
+            count, last = reached[lane]
+            self._low_water.reached(lane, last if count == most else 0, now_ns)
+        out.contended += len(lost)
+        if lost and connection.is_in_transaction():
+            await self._block(connection, lost)
+        elif lost:
+            # What it looks at must stand still until the jobs are blocked. If others are in the
+            # way they stay ready, and the next claim meets them again.
+            with suppress(*IN_THE_WAY):
+                async with connection.transaction():
+                    await self._block(connection, lost)
+        await self._lanes.of({row[8] for row in won})
+        claims = [self._claim_of(row, token) for row in won]
+        if any(row[15] is not None or row[16] for row in won):
+            await self._add_inboxes(connection, claims, won)
+        out.claims += claims
+        return len(won), len(won) + len(lost)
+
+    def _claim_of(self, row: Any, token: int) -> Claim:
+        lane = self._lanes.lane(row[8])
+        return Claim(
+            row[0], token, row[1], row[2], row[3], row[4], row[5], row[6], row[7], lane[0], lane[1],
+            row[9], row[10], row[11], row[12], row[13], row[14],
+        )  # fmt: skip
+
+    async def _add_inboxes(
+        self, connection: Connection, claims: Sequence[Claim], rows: Sequence[Any]
+    ) -> None:
+        """Give claims the signals they waited for and the children they have."""
+        by_id = {claim.id: claim for claim in claims}
+        if told := [row[0] for row in rows if row[15] is not None]:
+            for job, id, name, payload in await connection.fetch(self._sql["inbox"], told):
+                by_id[job].signals += (Signal(id, name, payload),)
+        if parents := [row[0] for row in rows if row[16]]:
+            for parent, id, kind, status, result, error in await connection.fetch(
+                self._sql["children"], parents
+            ):
+                child = Child(id, kind, Status(status.decode()), result, error)
+                by_id[parent].children += (child,)
+
+    async def _block(self, connection: Connection, lost: Sequence[Any]) -> None:
+        """Jobs whose key is taken leave their lane. Whoever has the key waits for us to commit.
+
+        What gave way between the claim and now stays ready: the next claim finds the key free.
+        """
+        keys = list({row[10] for row in lost})
+        held = {row[0] for row in await connection.fetch(self._sql["held_keys"], keys)}
+        earlier = {
+            row[0]
+            for row in await connection.fetch(
+                self._sql["earlier"], [row[0] for row in lost], [row[10] for row in lost]
+            )
+        }
+        stuck = [row for row in lost if row[10] in held or row[0] in earlier]
+        if stuck:
+            await connection.execute(
+                self._sql["block"], [row[0] for row in stuck], list({row[8] for row in stuck})
+            )
+
+    async def _allowances(
+        self, connection: Connection, asked: Mapping[Lane, int], out: Exchanged
+    ) -> dict[str, Allowance]:
+        """How many each limited queue may start now, held until we commit."""
+        names = sorted({lane.queue for lane in asked} | {"*"})
+        allowed = {}
+        for name, concurrency, rate, burst, tokens, since_us, running in await connection.fetch(
+            self._sql["limits"], names
+        ):
+            limits = Limits(concurrency=concurrency, rate_per_s=rate, burst=burst)
+            allowed[name] = may = allowance(limits, running, tokens, since_us * 1000)
+            if not may.free:
+                queues = {lane.queue for lane in asked} if name == "*" else {name}
+                out.held_back_ns = {**out.held_back_ns, **dict.fromkeys(queues, may.wait_ns)}
+        return allowed
+
+    async def _spend(
+        self, connection: Connection, allowed: Mapping[str, Allowance], claims: Sequence[Claim]
+    ) -> None:
+        used = Counter(claim.queue for claim in claims)
+        used["*"] = len(claims)
+        await connection.execute(
+            self._sql["spend"],
+            list(allowed),
+            [one.tokens - used[name] for name, one in allowed.items()],
+        )
+
+    async def probe(
+        self, connection: Connection, worker: int, queues: Collection[str], out: Exchanged
+    ) -> None:
+        rows = await connection.fetch(self._sql["probe"], list(queues), worker)
+        found = await self._lanes.of({row[0] for row in rows if row[0] > 0})
+        out.lanes = {
+            queue: sorted(lane for lane in found if lane.queue == queue) for queue in queues
+        }
+        self.limited -= {*queues, "*"}
+        self.limited |= {limited for _, limited in rows if limited is not None}
+        out.cancelling = sorted(-row[0] for row in rows if row[0] < 0)
+
+
+def put_off(claim: Claim, delay_ns: int) -> Settlement:
+    """Not now: back in line, as if it had not been claimed."""
+    return Settlement(
+        claim=claim, fate=Fate.RETRY, step=claim.step, delay_ns=delay_ns, counts=False
+    )
+
+
+def by_id(claim: Claim) -> int:
+    return claim.id

@@ -1,0 +1,115 @@
+"""Adding jobs in PostgreSQL: rows, their places in line, and the unique keys that keep some out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fairway.jobs.job import Enqueued, lane_of
+from fairway.jobs.stores.postgres_connections import us
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fairway.jobs.job import NewJob
+    from fairway.jobs.stores.postgres_connections import Connections
+    from fairway.jobs.stores.postgres_lanes import LaneNumbers
+
+
+class Intake:
+    """Adds jobs."""
+
+    def __init__(self, connections: Connections, lanes: LaneNumbers) -> None:
+        self._connections = connections
+        self._sql = connections.sql
+        self._lanes = lanes
+
+    async def add_alike(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs that are `alike`, in a statement that commits itself."""
+        one = jobs[0]
+        await self._lanes.ensure((lane_of(one),))
+        async with self._connections.connection() as connection:
+            rows = await connection.fetch(
+                self._sql["enqueue_alike"],
+                [job.state for job in jobs],
+                one.kind,
+                one.version,
+                one.step,
+                self._lanes[lane_of(one)],
+                one.priority,
+                one.max_attempts,
+                one.max_crashes,
+                one.trace,
+            )
+        return [Enqueued(row[0], True) for row in rows]
+
+    async def add(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs in the transaction of `connection`."""
+        await self._lanes.make(connection, (lane_of(job) for job in jobs))
+        if any(job.unique_key is not None for job in jobs):
+            return await self._add_unique(connection, jobs)
+        rows = await connection.fetch(
+            self._sql["enqueue"], [None] * len(jobs), *self._columns(jobs)
+        )
+        return [Enqueued(row[0], True) for row in rows]
+
+    async def _add_unique(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs of which some have unique keys: those whose key is taken are not added."""
+        numbers = [row[0] for row in await connection.fetch(self._sql["numbers"], len(jobs))]
+        first: dict[str, tuple[int, int]] = {}
+        for id, job in zip(numbers, jobs, strict=True):
+            if job.unique_key is not None:
+                first.setdefault(job.unique_key, (id, us(job.window_ns)))
+        await connection.fetch(
+            self._sql["take_keys"],
+            list(first),
+            [id for id, _ in first.values()],
+            [window_us for _, window_us in first.values()],
+        )
+        holders = dict(await connection.fetch(self._sql["holders"], list(first)))
+        answers = [
+            Enqueued(holders.get(job.unique_key, id), holders.get(job.unique_key, id) == id)
+            for id, job in zip(numbers, jobs, strict=True)
+        ]
+        fresh = [job for job, answer in zip(jobs, answers, strict=True) if answer.fresh]
+        if fresh:
+            ids = [answer.id for answer in answers if answer.fresh]
+            await connection.fetch(self._sql["enqueue"], ids, *self._columns(fresh))
+        return answers
+
+    def _columns(self, jobs: Sequence[NewJob]) -> list[list[Any]]:
+        return [
+            [job.kind for job in jobs],
+            [job.version for job in jobs],
+            [job.step for job in jobs],
+            [job.state for job in jobs],
+            [self._lanes[lane_of(job)] for job in jobs],
+            [job.priority for job in jobs],
+            [job.max_attempts for job in jobs],
+            [job.max_crashes for job in jobs],
+            [job.partition_key for job in jobs],
+            [job.strict for job in jobs],
+            [job.unique_key for job in jobs],
+            [us(job.window_ns) for job in jobs],
+            [job.parent for job in jobs],
+            [job.notify for job in jobs],
+            [job.trace for job in jobs],
+            [us(job.delay_ns) for job in jobs],
+            [None if job.at_wall_ns is None else us(job.at_wall_ns) for job in jobs],
+        ]
+
+
+def alike(jobs: Sequence[NewJob]) -> bool:
+    """Whether jobs differ in their state alone and have nothing that needs care."""
+    one = jobs[0]
+    shape = (one.kind, one.queue, one.tenant, one.priority, one.version, one.step)
+    rest = (one.max_attempts, one.max_crashes, one.trace)
+    return all(
+        job.unique_key is None
+        and job.partition_key is None
+        and job.parent is None
+        and not job.delay_ns
+        and job.at_wall_ns is None
+        and (job.kind, job.queue, job.tenant, job.priority, job.version, job.step) == shape
+        and (job.max_attempts, job.max_crashes, job.trace) == rest
+        for job in jobs
+    )
