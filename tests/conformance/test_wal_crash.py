@@ -502,14 +502,22 @@ def test_a_lying_disk_under_sqlite_is_caught(campaign: Campaign, tmp_path: Path)
             campaign.tally["refused_by_the_log"] += 1
             forget_watermark(rig.directory)
             rig.start()
-            with pytest.raises(Broken, match=r"^(lost|order):"):
+            found = ""
+            try:
                 story.look(rig.wal.open())
-            campaign.tally["caught_by_the_check"] += 1
+            except Broken as broken:
+                found = str(broken)
+            if found:
+                assert found.startswith(("lost:", "order:")), found
+                campaign.tally["caught_by_the_check"] += 1
+            else:  # what was lost came to nothing, as a change and its undoing do
+                campaign.tally["nothing_shows"] += 1
         else:
             story.look(rig.wal.open())
             campaign.tally["nothing_at_stake"] += 1
         rig.close()
     assert campaign.tally["caught_by_the_check"] > rounds // 3
+    assert campaign.tally["nothing_shows"] <= max(1, rounds // 20), campaign.tally
 
 
 def forget_watermark(directory: Path) -> None:
