@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Set
     from enum import Enum
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,12 +60,18 @@ def _help(marker: re.Match[str]) -> str:
     return f"```text\n{command.get_help(context)}\n```"
 
 
-def diagram(moves: Mapping[Enum, Mapping[Enum, str]]) -> str:
-    """A table of legal moves, from each state to each other and why, as Mermaid draws it."""
+def diagram(moves: Mapping[Enum, Mapping[Enum, str] | Set[Enum]]) -> str:
+    """A table of legal moves, from each state to each other and perhaps why, as Mermaid draws it.
+
+    Where there are no reasons, moves go in the order in which the states are declared.
+    """
     lines = ["stateDiagram-v2"]
     for state, ways in moves.items():
         name = state.name.lower()
-        lines += [f"    {name} --> {to.name.lower()}: {why}" for to, why in ways.items()]
+        if isinstance(ways, dict):
+            lines += [f"    {name} --> {to.name.lower()}: {why}" for to, why in ways.items()]
+        else:
+            lines += [f"    {name} --> {to.name.lower()}" for to in type(state) if to in ways]
     return "\n".join(lines)
 
 

@@ -38,7 +38,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "storage": BASE | {"core", "runtime"},
     "replication": BASE | {"core", "runtime", "storage"},
     **{name: BASE | {"core", "runtime", "storage", "replication"} for name in FEATURES},
-    "app": BASE | {"core", "runtime", "storage", "replication"} | FEATURES,
+    "introductions": BASE | {"core", "runtime", "storage", "replication"} | FEATURES,
+    "app": BASE | {"core", "runtime", "storage", "replication", "introductions"} | FEATURES,
     "server": BASE | {"core", "runtime", "storage", "replication", "app"} | FEATURES,
     "cli": BASE
     | {"core", "runtime", "storage", "replication", "app", "server", "client"}

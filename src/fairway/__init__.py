@@ -16,11 +16,22 @@ if TYPE_CHECKING:
         Closing,
         Corrupt,
         FairwayError,
+        FeedLost,
         Fenced,
+        FiringFailed,
         JobFailed,
         OutcomeUnknown,
         WriteFailed,
     )
+    from fairway.graphs.context import FiringContext
+    from fairway.graphs.criteria import all_, any_, debounce, every, quorum, where
+    from fairway.graphs.feed import Event
+    from fairway.graphs.feeds.kafka import kafka
+    from fairway.graphs.feeds.poll import poll
+    from fairway.graphs.firing import Firing, OnError, retry
+    from fairway.graphs.graph import Graph
+    from fairway.graphs.source import ALL, Source
+    from fairway.graphs.windows import Batch, Window
     from fairway.jobs.context import Context
     from fairway.jobs.feeder import FeederConfig
     from fairway.jobs.job import Limits
@@ -35,33 +46,53 @@ if TYPE_CHECKING:
     from fairway.storage.writer import Durability, WriterConfig
 
 __all__ = [
+    "ALL",
     "AsyncClient",
     "Backpressure",
+    "Batch",
     "Client",
     "Closing",
     "Context",
     "Corrupt",
     "Durability",
     "Entry",
+    "Event",
     "Fairway",
     "FairwayError",
+    "FeedLost",
     "FeederConfig",
     "Fenced",
+    "Firing",
+    "FiringContext",
+    "FiringFailed",
+    "Graph",
     "HardState",
     "JobFailed",
     "LaneLimits",
     "Limits",
     "Log",
+    "OnError",
     "Operation",
     "Outcome",
     "OutcomeUnknown",
     "ReaderConfig",
+    "Source",
     "Telemetry",
     "Unique",
+    "Window",
     "WorkerConfig",
     "WriteFailed",
     "WriterConfig",
+    "all_",
+    "any_",
+    "debounce",
+    "every",
+    "kafka",
+    "poll",
+    "quorum",
+    "retry",
     "wal_at",
+    "where",
 ]
 
 _HOMES = {
@@ -73,11 +104,22 @@ _HOMES = {
         "Closing",
         "Corrupt",
         "FairwayError",
+        "FeedLost",
         "Fenced",
+        "FiringFailed",
         "JobFailed",
         "OutcomeUnknown",
         "WriteFailed",
     ),
+    "fairway.graphs.context": ("FiringContext",),
+    "fairway.graphs.criteria": ("all_", "any_", "debounce", "every", "quorum", "where"),
+    "fairway.graphs.feed": ("Event",),
+    "fairway.graphs.feeds.kafka": ("kafka",),
+    "fairway.graphs.feeds.poll": ("poll",),
+    "fairway.graphs.firing": ("Firing", "OnError", "retry"),
+    "fairway.graphs.graph": ("Graph",),
+    "fairway.graphs.source": ("ALL", "Source"),
+    "fairway.graphs.windows": ("Batch", "Window"),
     "fairway.jobs.context": ("Context",),
     "fairway.jobs.feeder": ("FeederConfig",),
     "fairway.jobs.job": ("Limits",),

@@ -7,21 +7,26 @@ admitting, drains and closes.
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack, asynccontextmanager
+import logging
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import msgspec
 
 from fairway.core.lanes import LaneLimits
-from fairway.errors import Closing, InvalidConfig
+from fairway.errors import AlreadyOwned, Closing, GraphFailed, InvalidConfig
+from fairway.graphs.engine import KIND, Graphs
+from fairway.graphs.graph import Graph
+from fairway.graphs.source import Source
+from fairway.introductions import EffectDestinations, TopicArrivals, TopicSource
 from fairway.jobs.clockwork import Schedule, catchup_of, scheduled_context, times_of
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.flows import Flow, triggering
-from fairway.jobs.forwarding import Arrived, Forwarder
+from fairway.jobs.forwarding import Forwarder
 from fairway.jobs.handles import JobDecorator, JobFunction, JobHandle, Machine
-from fairway.jobs.isolation import target_of
 from fairway.jobs.job import MAX_ATTEMPTS, MAX_CRASHES
 from fairway.jobs.kinds import (
     BACKOFF,
@@ -34,14 +39,16 @@ from fairway.jobs.kinds import (
 )
 from fairway.jobs.part import JobsPart, store_at
 from fairway.jobs.worker import WorkerConfig
+from fairway.runtime.clock import sleep_ns
 from fairway.runtime.service import running
+from fairway.runtime.targets import target_of
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.log import Log
 from fairway.storage.reserve import DiskReserve
 from fairway.storage.wals import wal_at
 from fairway.storage.writer import WriterConfig
 from fairway.topics.engine import Topics, TopicsConfig
-from fairway.topics.handle import Lost, Read, Record, TopicHandle, consumed
+from fairway.topics.handle import Lost, Read, Record, TopicHandle
 from fairway.wire.topics import RouterConfig, TopicPatch, check_name
 
 if TYPE_CHECKING:
@@ -52,7 +59,7 @@ if TYPE_CHECKING:
     from fairway.core.backoff import BackoffConfig
     from fairway.jobs.job import NewJob
     from fairway.jobs.schedule import CatchupConfig
-    from fairway.jobs.store import Cursor, JobStore
+    from fairway.jobs.store import JobStore
     from fairway.storage.wal import Wal
     from fairway.topics.handle import RemoteTopics
 
@@ -67,6 +74,9 @@ WORKER: Final = WorkerConfig()
 MIB: Final = 1024 * 1024
 WRITER: Final = WriterConfig(total=LaneLimits(items=65_536, size=256 * MIB))
 DATA: Final = "fairway-data"
+STANDBY_NS: Final = 500_000_000
+"""How often a process that stands by looks whether it may take over."""
+logger = logging.getLogger("fairway")
 
 
 class Fairway:
@@ -83,8 +93,9 @@ class Fairway:
 
     def __init__(
         self,
-        place: str | Path | Wal = DATA,
+        place: str | Path | Wal | Callable[[], Wal] = DATA,
         *,
+        standby: bool = False,
         writer: WriterConfig = WRITER,
         topics: TopicsConfig | None = None,
         jobs: str | Path | JobStore | None = None,
@@ -92,9 +103,14 @@ class Fairway:
     ) -> None:
         """Topics live in `place`, and so do jobs unless `jobs` says where.
 
+        A place has one owner. With `standby`, entering waits until whoever has it lets go, or is
+        gone for as long as its lease: then this process takes over topics and graphs. (Jobs need
+        none of this: any number of processes work on them.)
+
         `worker` says how this process works on them; None, not at all: another one does.
         """
         self.place = place
+        self.standby = standby
         self._jobs_place = jobs
         self._worker = worker
         self._kinds = Kinds()
@@ -105,6 +121,8 @@ class Fairway:
         self.remote_topics: RemoteTopics | None = None
         """The way to the topics of a running server, in a process that only works on jobs."""
         self._part: JobsPart | None = None
+        self._declared_graphs: list[Graph] = []
+        self._graphs: Graphs | None = None
         self.telemetry = Telemetry()
         self._writer = writer
         self._topics_config = topics
@@ -180,7 +198,9 @@ class Fairway:
             options = options_of(**given)
             kind = function_kind(function, name, version, options)
             if options.isolation == "process":
-                target_of(function, name)  # what no other process could find is refused here
+                target_of(
+                    function, f"job {name!r}"
+                )  # what no other process could find is refused here
             self._kinds.add(kind)
             return JobFunction(self._running_jobs, kind)
 
@@ -367,8 +387,60 @@ class Fairway:
             raise InvalidConfig(f"router {called!r} is declared twice")
         self.topic(source)
         self._forwarders[called] = Forwarder(
-            called, _TopicSource(self, source), self._running_jobs, job.kind, arguments
+            called,
+            TopicSource(lambda: self.topics, source),
+            self._running_jobs,
+            job.kind,
+            arguments,
         )
+
+    def source(self, name: str, type: type[T], **options: Any) -> Source[T]:
+        """Declare a source of graphs: what its boundaries are, and where they come from.
+
+        See `fairway.graphs.source.Source` for the options. A topic is a source already.
+        """
+        return Source(name, type, **options)
+
+    @overload
+    def graph(self, declared: str, /, *, when: Any, **options: Any) -> Graph: ...
+    @overload
+    def graph(
+        self, declared: None = None, /, *, when: Any, **options: Any
+    ) -> Callable[[Callable[..., Any]], Graph]: ...
+    def graph(self, declared: str | None = None, /, *, when: Any, **options: Any) -> Any:
+        """Declare a graph: by its name, to add nodes to; or as the one function that it is.
+
+            pricing = app.graph("pricing", when=any_(quotes, rates))
+
+            @app.graph(when=any_(quotes, orders))
+            def value(quotes: Quote, orders: Order) -> float: ...
+
+        See `fairway.graphs.graph.Graph` for the options. It runs while the app does.
+        """
+        if declared is not None:
+            return self._declare_graph(Graph(declared, when=when, **options))
+        scope = sys._getframe(1).f_locals
+
+        def declare(function: Callable[..., Any]) -> Graph:
+            name = options.pop("name", None) or function.__name__
+            graph = Graph(name, when=when, **options)
+            graph.add(function, scope=scope)
+            return self._declare_graph(graph)
+
+        return declare
+
+    def _declare_graph(self, graph: Graph) -> Graph:
+        if any((g.tenant, g.name) == (graph.tenant, graph.name) for g in self._declared_graphs):
+            raise InvalidConfig(f"graph {graph.name!r} is declared twice")
+        self._declared_graphs.append(graph)
+        return graph
+
+    @property
+    def graphs(self) -> Graphs:
+        """The graphs that run, to look at and to steer, once the app is entered."""
+        if self._graphs is None:
+            raise Closing("the app is not running: enter it with `async with app:`")
+        return self._graphs
 
     @property
     def log(self) -> Log:
@@ -397,16 +469,12 @@ class Fairway:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            place = self.place
-            wal = wal_at(place) if isinstance(place, str | Path) else place
-            log = await stack.enter_async_context(
-                Log(wal, writer=self._writer, telemetry=self.telemetry)
-            )
+            log = await self._open_log(stack)
             self._starting = Topics(
                 log,
                 config=self._topics_config,
                 telemetry=self.telemetry,
-                reserve=_reserve_of(place),
+                reserve=_reserve_of(self.place),
             )
             engine = await stack.enter_async_context(self._starting)
             for handle in self._declared.values():
@@ -421,6 +489,18 @@ class Fairway:
                 self._part.worker.pressure = lambda: engine.ladder.pressure
             self._log, self._engine = log, engine
             await stack.enter_async_context(running(*self._forwarders.values()))
+            graphs = Graphs(
+                log=log,
+                catalog=engine.catalog,
+                known=engine.others.get(KIND),
+                destinations=EffectDestinations(engine, self._running_jobs, self._declared),
+                arrivals=TopicArrivals(engine),
+                telemetry=self.telemetry,
+            )
+            self._graphs = await stack.enter_async_context(graphs)
+            for graph in self._declared_graphs:
+                with suppress(GraphFailed):  # it is told and shown so; the others run
+                    await graphs.load(graph)
             self._stack = stack.pop_all()
         return self
 
@@ -434,7 +514,28 @@ class Fairway:
         try:
             await self._stack.__aexit__(kind, error, trace)
         finally:
-            self._log = self._engine = self._starting = self._part = None
+            self._log = self._engine = self._starting = self._part = self._graphs = None
+
+    async def _open_log(self, stack: AsyncExitStack) -> Log:
+        """The log, as soon as it is ours."""
+        place = self.place
+        told = False
+        while True:
+            if isinstance(place, str | Path):
+                wal = wal_at(place)
+            else:
+                wal = place() if callable(place) else place
+            try:
+                return await stack.enter_async_context(
+                    Log(wal, writer=self._writer, telemetry=self.telemetry)
+                )
+            except AlreadyOwned as error:
+                if not self.standby:
+                    raise
+                if not told:
+                    logger.info("standing by: %s", error)
+                told = True
+            await sleep_ns(STANDBY_NS)
 
     @asynccontextmanager
     async def working(
@@ -477,19 +578,6 @@ class Fairway:
         for flow in self.flows.values():
             flow.declare(self._kinds)
         return sorted({kind.options.queue for kind in self._kinds.by_version.values()})
-
-
-class _TopicSource:
-    """A topic of the app, as jobs read it."""
-
-    def __init__(self, app: Fairway, name: str) -> None:
-        self._app = app
-        self._name = name
-
-    async def read(self, cursor: Cursor | None) -> AsyncIterator[Arrived]:
-        epoch, seq = (None, 0) if cursor is None else cursor[1:]
-        async for found, records in consumed(self._app.topics, self._name, epoch, seq):
-            yield Arrived(found, records)
 
 
 def _reserve_of(place: object) -> DiskReserve | None:

@@ -5,6 +5,7 @@
     │   ├── Backpressure          a bounded lane is full (carries `retry_after_ns`)
     │   ├── Throttled             the system is saturated, or a quota is used up
     │   ├── Unavailable           the store cannot be written now, or made us wait too long
+    │   │   ├── FeedLost          the other side of a graph's feed is gone; it may come back
     │   │   ├── ReadOnly          the store failed; reading and deleting go on, writing waits for it
     │   │   └── Unreachable       nothing listens at the server's address; nothing was sent
     │   └── Closing               the component is shutting down or already closed
@@ -20,6 +21,7 @@
     │   ├── Unauthorized          who asks is not known: no key, or not one that counts
     │   └── Forbidden             who asks may not do this, or may not do it from there
     ├── JobFailed                 the job whose result was asked for failed (carries its error)
+    ├── FiringFailed              the firing that was asked or waited for failed (carries it)
     ├── RunEnded                  code that a job ran came to no end of its own
     │   ├── CallFailed            it raised in the process it ran in
     │   ├── ProcessDied           its process was killed, ran out of memory, or crashed
@@ -30,13 +32,17 @@
         ├── Corrupt               stored data is damaged or missing (names file and partition)
         ├── UnknownFormat         the files were written by another format version
         ├── AlreadyOwned          another process holds the data directory (names its pid)
-        └── GaveUp                a supervised service failed too often
+        ├── GaveUp                a supervised service failed too often
+        ├── SourceFailed          a source that its graph requires died too often
+        └── GraphFailed           a graph does not run, and no restart will help by itself
 
 A refusal (`TryLater`, `Invalid`, `OutOfDate`, `WriteFailed`) promises that nothing changed.
 `OutcomeUnknown` is the only answer that leaves the caller in doubt, and it says so by its type.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class FairwayError(Exception):
@@ -83,6 +89,10 @@ class Throttled(TryLater):
 
 class Unavailable(TryLater):
     """The store cannot be written now, or a wait for room passed its deadline."""
+
+
+class FeedLost(Unavailable):
+    """The other side of a feed is gone, or was never reached; it may come back."""
 
 
 class ReadOnly(Unavailable):
@@ -169,6 +179,15 @@ class JobFailed(FairwayError):
         self.error = error
 
 
+class FiringFailed(FairwayError):
+    """The firing that was asked for, or waited for, failed; `firing` is what is told of it."""
+
+    def __init__(self, firing: Any, what: str) -> None:
+        super().__init__(f"firing {firing.number} failed: {firing.error} ({what})")
+        self.firing = firing
+        self.detail: dict[str, object] = {"firing": firing.number, "error": firing.error}
+
+
 class RunEnded(FairwayError):
     """Code that a job ran came to no end of its own."""
 
@@ -224,3 +243,11 @@ class AlreadyOwned(Stop):
 
 class GaveUp(Stop):
     """A supervised service failed more often than its restart policy allows."""
+
+
+class SourceFailed(Stop):
+    """A source that its graph requires died too often."""
+
+
+class GraphFailed(Stop):
+    """The graph does not run, and no restart will help by itself."""

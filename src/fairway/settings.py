@@ -117,6 +117,10 @@ class ServerSettings:
     tls_cert: Path | None = None
     """The certificate chain (PEM). With `tls_key` it turns HTTP into HTTPS."""
     tls_key: Path | None = None
+    graphs: Path | None = None
+    """A directory of Python files whose graphs run, and come and go as the files do."""
+    standby: bool = False
+    """Wait for the data if another process has it, and take over when that ends."""
     allow_insecure: bool = False
     """Without keys, listen anywhere and answer to any Host: whoever can reach it may write."""
 
@@ -501,5 +505,7 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "api_keys": ("FAIRWAY_API_KEYS", parse_api_keys),
     "tls_cert": ("FAIRWAY_TLS_CERT", Path),
     "tls_key": ("FAIRWAY_TLS_KEY", Path),
+    "graphs": ("FAIRWAY_GRAPHS", Path),
+    "standby": ("FAIRWAY_STANDBY", _switch),
     "allow_insecure": ("FAIRWAY_ALLOW_INSECURE", _switch),
 }

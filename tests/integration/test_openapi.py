@@ -53,13 +53,28 @@ NAMES = {
     "queue": "known",
     "workflow": "known",
     "schedule": "known",
+    "graph": "known",
+    "source": "known",
 }
 """Half of the requests name something that exists: the rest would end at a 404."""
+GRAPH = """
+from typing import Any
+from fairway.graphs.graph import Graph
+from fairway.graphs.source import Source
+
+graph = Graph("known", when=Source("known", Any))
+
+@graph.node
+def seen(known: Any) -> str:
+    return str(known)
+"""
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with server_process(tmp_path_factory.mktemp("data")) as process:
+    folder = tmp_path_factory.mktemp("graphs")
+    (folder / "known_graph.py").write_text(GRAPH)
+    with server_process(tmp_path_factory.mktemp("data"), "--graphs", str(folder)) as process:
         address = f"http://127.0.0.1:{process.port}"
         job = {"kind": "known", "key": "known", "queue": "known", "window_ms": 10**9}
         made = requests.post(f"{address}/v0/jobs", json={"jobs": [job]}, timeout=30)
@@ -103,6 +118,8 @@ def exchange_all(
     @given(cases)
     def check(case: Case) -> None:
         requests.put(f"{url}/v0/topics/known", timeout=30)
+        if route.path.startswith("/v0/graphs"):  # there again, if it was unloaded
+            requests.post(f"{url}/v0/graphs", json={"graph": "known_graph:graph"}, timeout=30)
         if isinstance((case.query or {}).get("wait_ms"), int):
             case.query["wait_ms"] %= 20  # nobody works on these jobs: none of them ends
         if route.stream:

@@ -1,1 +1,1 @@
-"""Other job queues, each drained by a script of its own in an environment of its own."""
+"""Peers of the benchmarks, each run by a script of its own in an environment of its own."""

@@ -13,6 +13,7 @@ COMMANDS: Final = {
     "workflow": ("fairway.cli.workflow", "workflow", "Start workflows and look at their runs."),
     "topic": ("fairway.cli.topic", "topic", "Append to topics, read and follow them."),
     "jobs": ("fairway.cli.jobs", "jobs", "Enqueue jobs, look at them and steer them."),
+    "graph": ("fairway.cli.graph", "graph", "Look at graphs, fire and steer them."),
     "router": ("fairway.cli.router", "router", "Copy records from one topic to another."),
 }
 

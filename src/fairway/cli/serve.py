@@ -33,7 +33,16 @@ INTERRUPTED: Final = 130
 @click.option("--tls-cert", type=FILE, metavar="FILE", help="Certificate chain (PEM), for HTTPS.")
 @click.option("--tls-key", type=FILE, metavar="FILE", help="Its private key (PEM).")
 @click.option(
+    "--graphs", type=FILE, metavar="DIR", help="Run the graphs that its files declare, live."
+)
+@click.option(
     "--allow-insecure", is_flag=True, default=None, help="Listen beyond loopback without keys."
+)
+@click.option(
+    "--standby",
+    is_flag=True,
+    default=None,
+    help="If another process has the data, wait to take over from it.",
 )
 def serve(app: str | None, data: str | None, **options: Any) -> None:
     """Run the server until Ctrl-C; a second Ctrl-C ends it at once.
@@ -50,10 +59,14 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     # uvicorn tells of WebSockets with their whole URL, and a ticket may be in it.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("fairway.audit").setLevel(logging.INFO)
     options["cors_origins"] = options["cors_origins"] or None
     try:
         settings = read_settings(data=data, **options)
         made = load_app(app) if app is not None else Fairway(settings.data)
+        if data is not None:
+            made.place = data  # asked for here and now: it counts more than what the app says
+        made.standby = made.standby or settings.standby
         run(made, settings)
     except FairwayError as error:
         raise click.ClickException(str(error)) from None

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from fairway.client.aio import AsyncClient, AsyncTopicHandle, AsyncWatch
 from fairway.client.bulk import Progress
+from fairway.client.graphs import AsyncRemoteGraphs, RemoteGraphs
 from fairway.client.jobs import AsyncRemoteJobs, RemoteJobs
 from fairway.client.records import Cursor, NewRecord, Page, Position, Record
 from fairway.client.retry import RetryConfig
@@ -21,6 +22,7 @@ from fairway.wire.events import TombstoneEvent as Tombstone
 
 __all__ = [
     "AsyncClient",
+    "AsyncRemoteGraphs",
     "AsyncRemoteJobs",
     "AsyncTopicHandle",
     "AsyncWatch",
@@ -31,6 +33,7 @@ __all__ = [
     "Position",
     "Progress",
     "Record",
+    "RemoteGraphs",
     "RemoteJobs",
     "RetryConfig",
     "Tombstone",

@@ -19,6 +19,7 @@ from fairway.client.following import (
     Places,
     silence_s,
 )
+from fairway.client.graphs import AsyncRemoteGraphs
 from fairway.client.jobs import AsyncRemoteJobs
 from fairway.client.records import Record, RecordDecoder
 from fairway.client.retry import Answer, Fail, Patience, ended
@@ -94,6 +95,8 @@ class AsyncClient:
         self._http = httpx.AsyncClient(**self._exchange.client_options(verify, transport))
         self.jobs = AsyncRemoteJobs(self)
         """Enqueue jobs, follow and steer them."""
+        self.graphs = AsyncRemoteGraphs(self)
+        """Look at graphs, push, fire and steer them."""
 
     def __repr__(self) -> str:
         return f"AsyncClient({self.url!r})"

@@ -17,6 +17,7 @@ from fairway.client.following import (
     Places,
     silence_s,
 )
+from fairway.client.graphs import RemoteGraphs
 from fairway.client.jobs import RemoteJobs
 from fairway.client.records import Record, RecordDecoder
 from fairway.client.retry import Answer, Fail, Patience, ended
@@ -92,6 +93,8 @@ class Client:
         self._http = httpx.Client(**self._exchange.client_options(verify, transport))
         self.jobs = RemoteJobs(self)
         """Enqueue jobs, follow and steer them."""
+        self.graphs = RemoteGraphs(self)
+        """Look at graphs, push, fire and steer them."""
 
     def __repr__(self) -> str:
         return f"Client({self.url!r})"

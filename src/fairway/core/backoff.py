@@ -96,6 +96,11 @@ class Backoff:
         if self._healthy_since_ns is None:
             self._healthy_since_ns = now_ns
 
+    def ailing(self, now_ns: int) -> None:
+        """Note that it does not work just now, though it did not fail: health begins anew."""
+        self._failures = self.failures(now_ns)
+        self._healthy_since_ns = None
+
     def failures(self, now_ns: int) -> int:
         """How many failures in a row still count at `now_ns`."""
         since_ns = self._healthy_since_ns

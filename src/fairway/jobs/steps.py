@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from fairway.errors import CallFailed, Cancelled
 from fairway.jobs import verdict
 from fairway.jobs.context import Context, stop_context
-from fairway.jobs.isolation import run_isolated, target_of
+from fairway.jobs.isolation import run_isolated
 from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.processes import Processes
+from fairway.runtime.targets import target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,7 +119,7 @@ class Steps:
 
     async def _in_process(self, run: Run) -> tuple[Any, Any]:
         """Run a step in a process of its own, which a timeout or a cancel ends."""
-        target = target_of(run.kind.declared, run.kind.name)
+        target = target_of(run.kind.declared, f"job {run.kind.name!r}")
         value, saved = await self._processes.run(run_isolated, target, run.claim)
         return value, None if saved is None else run.kind.decoder.decode(saved)
 

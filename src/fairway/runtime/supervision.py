@@ -65,25 +65,37 @@ class Supervised:
         random: RandomSource,
         report: Callable[[SupervisionEvent], None] = _ignore,
         clock: Clock | None = None,
+        tells_health: bool = False,
     ) -> None:
+        """With `tells_health` a service counts as healthy only while it calls `healthy(True)`;
+        otherwise from its start."""
         self.name = name
+        self._tells_health = tells_health
         self._make = make
-        self._config = config
-        self._random = random
         self._report = report
         self._clock = clock
+        self._backoff = Backoff(config, random)
         self._service: Service | None = None
         self._draining = False
+
+    def healthy(self, is_healthy: bool) -> None:
+        """What the service says of itself: failures are forgotten after long enough health."""
+        now_ns = (self._clock or clock_of(asyncio.get_running_loop())).now_ns()
+        if is_healthy:
+            self._backoff.recovered(now_ns)
+        else:
+            self._backoff.ailing(now_ns)
 
     async def run(self) -> None:
         """Run until cancelled, or until it is hopeless."""
         clock = self._clock or clock_of(asyncio.get_running_loop())
-        backoff = Backoff(self._config, self._random)
+        backoff = self._backoff
         happening = Happening.STARTED
         while True:
             now_ns = clock.now_ns()
             self._tell(happening, now_ns, backoff.failures(now_ns))
-            backoff.recovered(now_ns)
+            if not self._tells_health:
+                backoff.recovered(now_ns)
             error = await self._run_once()
             if error is None:
                 return
@@ -114,7 +126,14 @@ class Supervised:
         """Why it failed, or None if it ended because it was drained."""
         try:
             self._service = self._make()
-            await self._service.run()
+            failures: list[Exception] = []
+            # In a task of its own, which does not raise. A task group inside the service that is
+            # cancelled while it ends by an error raises the error only (until Python 3.13): here
+            # that would pass for a failure, and what was to stop would be started again.
+            async with asyncio.TaskGroup() as group:
+                group.create_task(run_caught(self._service, failures), name=self.name)
+            if failures:
+                raise failures[0]
             if self._draining:
                 return None
             raise RuntimeError(f"service {self.name} ended although nobody stopped it")
@@ -148,3 +167,11 @@ class Supervised:
                 delay_ns=delay_ns,
             )
         )
+
+
+async def run_caught(service: Service, failures: list[Exception]) -> None:
+    """Run a service, and keep what it fails of."""
+    try:
+        await service.run()
+    except Exception as error:
+        failures.append(error)

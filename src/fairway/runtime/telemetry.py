@@ -2,7 +2,8 @@
 
 A part asks the registry once for an instrument and keeps it. `snapshot()` returns frozen values
 that know nothing of Prometheus or OpenTelemetry. Instruments belong to the event loop: a thread
-hands its numbers over with its result. Labels have few values: a series is never forgotten.
+hands its numbers over with its result. Labels have few values: a series is never forgotten. What
+comes and goes, and keeps numbers of its own, is told by a collector when the snapshot is taken.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from fairway.errors import InvalidConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from fairway.runtime.spans import SpanSink
 
@@ -118,6 +119,8 @@ class Telemetry:
         self._families: dict[str, Family] = {}
         self._help: dict[str, str] = {}
         self._instruments: dict[tuple[str, Labels], Counter | Gauge | Histogram] = {}
+        self.collectors: list[Callable[[], Iterable[Series]]] = []
+        """Asked for further series at each snapshot."""
         self.spans: SpanSink | None = None
         """Who is told what took how long, one by one; see `fairway.runtime.spans`."""
 
@@ -140,10 +143,13 @@ class Telemetry:
 
     def snapshot(self) -> tuple[Series, ...]:
         """Every series, sorted by name and labels. Later changes do not show in it."""
-        return tuple(
+        found = [
             Series(name, self._families[name][0], self._help[name], labels, instrument.read())
-            for (name, labels), instrument in sorted(self._instruments.items(), key=lambda i: i[0])
-        )
+            for (name, labels), instrument in self._instruments.items()
+        ]
+        for collector in self.collectors:
+            found += collector()
+        return tuple(sorted(found, key=lambda series: (series.name, series.labels)))
 
     def _register(self, name: str, family: Family, help: str, labels: dict[str, str], new: I) -> I:
         if self._families.setdefault(name, family) != family:

@@ -99,6 +99,10 @@ class Routes:
         if count == 4:
             found = self._tree.get((parts[0], parts[1], None, parts[3]))
             return (found, (parts[2],)) if found is not None else None
+        if count == 5:  # /v0/graphs/{graph}/accumulators/{source}
+            found = self._tree.get((parts[0], parts[1], None, parts[3], None))
+            if found is not None:
+                return found, (parts[2], parts[4])
         if count >= 5:  # /v0/jobs/by-key/{key}/signal: a key may have slashes in it
             found = self._tree.get((*parts[:3], None, parts[-1]))
             return (found, ("/".join(parts[3:-1]),)) if found is not None else None

@@ -16,6 +16,7 @@ from fairway.errors import (
     Unavailable,
 )
 from fairway.runtime.clock import clock_of, sleep_ns
+from fairway.server.audit import Audit
 from fairway.server.gate import Gate
 from fairway.server.quotas import Quotas
 from fairway.server.sessions import KIND, Sessions
@@ -25,9 +26,11 @@ from fairway.settings import UNLIMITED
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+    from fairway.graphs.engine import Graphs
     from fairway.jobs.engine import Jobs
     from fairway.jobs.flows import Flow
     from fairway.jobs.job import NewJob
+    from fairway.runtime.blocking import BlockingPool
     from fairway.server.auth import Access, Cors, Identity
     from fairway.server.connection import Connection
     from fairway.server.exchange import Request
@@ -41,6 +44,7 @@ OWNED_FRESH_NS: Final = 1_000_000_000
 
 TOPICS_PATH: Final = "/v0/topics/"
 JOBS_PATH: Final = "/v0/jobs/"
+GRAPHS_PATH: Final = "/v0/graphs/"
 UNGATED: Final = frozenset({"/healthz", "/readyz"})
 """Asked by whoever decides whether this server lives: answered at once, however long the line."""
 
@@ -122,14 +126,19 @@ class Host:
         topics: Topics,
         jobs: Jobs,
         flows: Mapping[str, Flow],
+        graphs: Graphs,
         *,
         access: Access,
         cors: Cors,
         random_bytes: Callable[[int], bytes],
+        pool: BlockingPool,
     ) -> None:
         self.topics = topics
         self.jobs = jobs
         self.flows = flows
+        self.graphs = graphs
+        self.pool = pool
+        self.audit = Audit(self.now_ms)
         self.access = access
         self.cors = cors
         self.clock = clock_of()
@@ -175,8 +184,11 @@ class Host:
         elif path in UNGATED:
             begin()
         else:
-            # All that is about single jobs is one key, or many ids would be many turns.
+            # All that is about single jobs is one key, or many ids would be many turns; and all
+            # that is about one graph.
             key = JOBS_PATH if path.startswith(JOBS_PATH) else path
+            if path.startswith(GRAPHS_PATH):
+                key = "/".join(path.split("/", 4)[:4])
             self.gate.wait(key, Band.B2, begin)
 
     def count_refusal(self, error: FairwayError) -> None:
@@ -238,6 +250,12 @@ class Host:
         now_ns = self.clock.now_ns()
         size = sum(len(job.state) for job in jobs)
         self.quotas.of(identity, now_ns).charge(now_ns, records=len(jobs), size=size)
+
+    def charge_pushes(self, identity: Identity, count: int, size: int) -> None:
+        """Count boundaries as records against their key's quota. Raises `Throttled`."""
+        if identity.quota is not UNLIMITED:
+            now_ns = self.clock.now_ns()
+            self.quotas.of(identity, now_ns).charge(now_ns, records=count, size=size)
 
     def charge_topic(self, identity: Identity) -> None:
         """Whether the key may have one topic more. Raises `Throttled`."""

@@ -6,6 +6,7 @@ import logging
 from typing import Final
 
 from fairway import errors
+from fairway.errors import FiringFailed
 from fairway.server.auth import CHALLENGE
 from fairway.server.exchange import JSON, Reply, json_reply
 from fairway.wire.topics import ErrorReply, Problem
@@ -27,6 +28,7 @@ TABLE: Final[tuple[tuple[type[errors.FairwayError], int, str | None], ...]] = (
     (errors.NotFound, 404, None),
     (errors.Conflict, 409, None),
     (errors.JobFailed, 409, "job_failed"),
+    (FiringFailed, 409, "firing_failed"),
     (errors.RunEnded, 500, "run_ended"),
     (errors.TopicFull, 422, "topic_full"),
     (errors.Unauthorized, 401, "unauthorized"),

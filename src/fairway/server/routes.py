@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fairway.server import jobs_api, system_api, topics_api, watch_api, workflows_api
+from fairway.server import (
+    graphs_api,
+    jobs_api,
+    system_api,
+    topics_api,
+    watch_api,
+    workflows_api,
+)
 from fairway.server.asgi import Route, Routes
 from fairway.server.exchange import Reply, Request, json_reply
 from fairway.server.openapi import document
+from fairway.wire import graphs as graphs_wire
 from fairway.wire import jobs as jobs_wire
 from fairway.wire import server as server_wire
 from fairway.wire import topics as wire
@@ -47,6 +55,11 @@ _PAGING: Final = (
     ("cursor", "string", "`next_cursor` of the page before"),
 )
 _NO_JOB: Final = {404: "there is no such job"}
+_NO_GRAPH: Final = {404: "there is no such graph", 409: "several tenants have one of that name"}
+_GRAPH: Final = {404: "there is no such graph", 409: "it does not run, or the name is ambiguous"}
+_TENANT: Final = (("tenant", "string", "only that of this tenant; empty if it is nobody's"),)
+_LIMIT: Final = (("limit", "integer", "as many at most, the newest"),)
+_CACHE: Final = (("cache", "boolean", "false leaves out the values"),)
 _ENDED: Final = {409: "the job has ended, and reads no signals any more"}
 
 
@@ -344,6 +357,179 @@ ROUTES: Final = Routes(
             body=workflows_wire.ScheduleSettings,
             reply=workflows_wire.ScheduleSettings,
             statuses={404: "there is no such schedule"},
+        ),
+        Route(
+            "GET",
+            "/v0/graphs",
+            graphs_api.list_graphs,
+            "The graphs that are loaded",
+            reply=graphs_wire.GraphList,
+            query=_TENANT,
+        ),
+        Route(
+            "POST",
+            "/v0/graphs",
+            graphs_api.load_graph,
+            "Run a graph that a module declares",
+            body=graphs_wire.LoadRequest,
+            reply=graphs_wire.GraphSummary,
+            statuses={201: "loaded", 409: "there is one of that name, or it cannot start"},
+        ),
+        Route(
+            "GET",
+            "/v0/graphs/{graph}",
+            graphs_api.get_graph,
+            "A graph as it is declared, with its numbers",
+            reply=graphs_wire.GraphView,
+            statuses=_NO_GRAPH,
+            query=_TENANT,
+        ),
+        Route(
+            "DELETE",
+            "/v0/graphs/{graph}",
+            graphs_api.unload_graph,
+            "Drain a graph and stop it",
+            reply=graphs_wire.UnloadReply,
+            statuses=_NO_GRAPH,
+            query=(*_TENANT, ("forget", "boolean", "what was kept of it goes as well")),
+        ),
+        Route(
+            "GET",
+            "/v0/graphs/{graph}/state",
+            graphs_api.get_graph_state,
+            "The state of a graph: its cache, its sources and its nodes",
+            reply=graphs_wire.GraphState,
+            statuses=_NO_GRAPH,
+            query=(*_TENANT, *_CACHE),
+        ),
+        Route(
+            "GET",
+            "/v0/graphs/{graph}/firings",
+            graphs_api.list_firings,
+            "Its last firings, newest first",
+            reply=graphs_wire.FiringList,
+            statuses=_GRAPH,
+            query=(*_TENANT, *_LIMIT),
+        ),
+        Route(
+            "GET",
+            "/v0/graphs/{graph}/dead",
+            graphs_api.list_dead,
+            "What could not be used, newest first",
+            reply=graphs_wire.DeadLetterList,
+            statuses=_GRAPH,
+            query=(*_TENANT, *_LIMIT),
+        ),
+        Route(
+            "GET",
+            "/v0/graphs/{graph}/recoveries",
+            graphs_api.list_recoveries,
+            "What of it failed, was restarted or given up, newest first",
+            reply=graphs_wire.RecoveryList,
+            statuses=_NO_GRAPH,
+            query=_TENANT,
+        ),
+        Route(
+            "GET",
+            "/v0/graphs/{graph}/journal",
+            graphs_api.read_journal,
+            "What its journal still holds, as it is stored: to be replayed",
+            reply=graphs_wire.JournalPage,
+            statuses={**_NO_GRAPH, 409: "the graph is not checkpointed"},
+            query=(*_TENANT, ("after", "integer", "`next` of the page before")),
+        ),
+        Route(
+            "GET",
+            "/v0/graphs/{graph}/audit",
+            graphs_api.list_audit,
+            "The last commands it was given, newest first",
+            reply=graphs_wire.AuditList,
+            query=_TENANT,
+        ),
+        Route(
+            "GET",
+            "/v0/graphs/{graph}/graph.svg",
+            graphs_api.draw_svg,
+            "A picture of it, with its numbers",
+            statuses=_NO_GRAPH,
+            query=_TENANT,
+        ),
+        Route(
+            "GET",
+            "/v0/graphs/{graph}/graph.mmd",
+            graphs_api.draw_mermaid,
+            "The same as Mermaid",
+            statuses=_NO_GRAPH,
+            query=_TENANT,
+        ),
+        Route(
+            "GET",
+            "/v0/graphs/{graph}/watch",
+            graphs_api.watch_graph,
+            "Follow its state and its firings as server-sent events",
+            statuses=_NO_GRAPH,
+            stream=True,
+            query=(
+                *_TENANT,
+                *_CACHE,
+                ("every_ms", "integer", "look for news so often, 50 to 60,000"),
+                ("heartbeat_ms", "integer", "a comment this often when nothing else comes"),
+            ),
+        ),
+        Route(
+            "POST",
+            "/v0/graphs/{graph}/fire",
+            graphs_api.fire_graph,
+            "Fire it now, with the cache it has or with another",
+            body=graphs_wire.FireRequest,
+            reply=graphs_wire.FiringView,
+            statuses={**_GRAPH, 409: "it does not run, or the firing failed"},
+            query=_TENANT,
+        ),
+        Route(
+            "POST",
+            "/v0/graphs/{graph}/pause",
+            graphs_api.pause_graph,
+            "Fire no more by itself; sources go on",
+            reply=graphs_wire.GraphSummary,
+            statuses=_GRAPH,
+            query=_TENANT,
+        ),
+        Route(
+            "POST",
+            "/v0/graphs/{graph}/resume",
+            graphs_api.resume_graph,
+            "Fire by itself again, at once if it is due",
+            reply=graphs_wire.GraphSummary,
+            statuses=_GRAPH,
+            query=_TENANT,
+        ),
+        Route(
+            "POST",
+            "/v0/graphs/{graph}/restart",
+            graphs_api.restart_graph,
+            "Start it anew, or a source that was given up",
+            body=graphs_wire.RestartRequest,
+            reply=graphs_wire.GraphSummary,
+            statuses={
+                404: "there is no such graph or source",
+                409: "it cannot start, or the source runs",
+            },
+            query=_TENANT,
+        ),
+        Route(
+            "POST",
+            "/v0/graphs/{graph}/accumulators/{source}",
+            graphs_api.push_boundaries,
+            "Give a source one boundary or several; accepted when it is answered",
+            body=graphs_wire.PushRequest,
+            reply=graphs_wire.PushReply,
+            statuses={
+                404: "there is no such graph or source",
+                409: "it does not run, or the name is ambiguous",
+                429: "the source is full, or over a quota; `Retry-After` says when",
+            },
+            query=(*_TENANT, ("wait_ms", "integer", "wait so long for room, 30,000 at most")),
         ),
         Route(
             "POST",

@@ -19,10 +19,12 @@ import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from fairway.errors import FairwayError, InvalidConfig, NotFound, Unavailable
+from fairway.graphs.loading import Folder
 from fairway.runtime.blocking import BlockingPool
 from fairway.server.asgi import HttpApp, identify
 from fairway.server.auth import Cors, LiveKeys, OpenAccess, check_bind
 from fairway.server.exchange import Request
+from fairway.server.graphs_socket import place_of, serve_graph_socket
 from fairway.server.host import Host
 from fairway.server.http_limits import HttpLimits
 from fairway.server.http_protocol import HttpProtocol
@@ -123,6 +125,10 @@ class Server:
                 async with self.app:
                     self.app.log.told_per_turn = TOLD_PER_TURN
                     services = [*self._start(group, pool)]
+                    if self.settings.graphs is not None:
+                        folder = Folder(self.app.graphs, self.settings.graphs, pool=pool)
+                        await folder.look(at_once=True)
+                        services.append(group.create_task(folder.run(), name=folder.name))
                     self.ready.set()
                     await self._until(stop, listening)
                     self.app.topics.stop_admitting()
@@ -160,9 +166,11 @@ class Server:
             self.app.topics,
             self.app.jobs,
             self.app.flows,
+            self.app.graphs,
             access=access,
             cors=cors,
             random_bytes=secrets.token_bytes,
+            pool=pool,
         )
         if settings.keyed:
             keys.access.listen(lambda gone: host.quotas.retain(keys.access.keyring.names))
@@ -207,15 +215,19 @@ class Server:
         request = Request(scope, receive)
         await receive()
         try:
-            if scope["path"] != "/v0/ws":
+            place = place_of(scope["path"])
+            if place is None and scope["path"] != "/v0/ws":
                 raise NotFound("socket", scope["path"][:200])
             host = self._http.host
             if host is None:
                 raise Unavailable("the data is being recovered")
-            request.query()
+            request.query(() if place is None else ("tenant",))
             identity = identify(host, request)
             scope["query_string"] = b""  # uvicorn logs it, and it may hold a ticket
-            await serve_socket(host, identity, receive, send)
+            if place is None:
+                await serve_socket(host, identity, receive, send)
+            else:
+                await serve_graph_socket(host, identity, request, place, receive, send)
         except FairwayError as error:
             scope["query_string"] = b""
             reply = problem(error)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from fairway.errors import Closing, FairwayError
+from fairway.errors import Closing, FairwayError, Fenced
 from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.telemetry import Telemetry
@@ -66,6 +66,10 @@ class Log:
         self._refusal: FairwayError = Closing("the log is not open")
         self._writer: FairWriter | None = None
         self._reader: FairReader | None = None
+        self.lost: Fenced | None = None
+        """Set once the store belongs to somebody else."""
+        self.when_lost: list[Callable[[Fenced], None]] = []
+        """Told when that is noticed, at the next upkeep if nothing is written meanwhile."""
 
     async def __aenter__(self) -> Self:
         assert self._writer is None, "a log is entered once"
@@ -333,6 +337,10 @@ class Log:
                 await self._pool.run(self._wal.maintain)
                 await self._sweep_deleted()
             except Exception as error:  # the next write will meet the trouble and tell its caller
+                if isinstance(error, Fenced) and self.lost is None:
+                    self.lost = error
+                    for told in list(self.when_lost):
+                        told(error)
                 failures.add()
                 logger.warning("upkeep of the log failed, will try again: %s", error)
             with suppress(TimeoutError):

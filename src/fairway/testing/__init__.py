@@ -1,4 +1,4 @@
-"""Shipped to users: virtual time, jobs on it, a simulated disk, and SQLite on top of that.
+"""Shipped to users: virtual time, jobs and graphs on it, a simulated disk, SQLite on top of that.
 
     from fairway.testing import run
 
@@ -23,23 +23,37 @@ from fairway.testing.loop import (
 )
 
 if TYPE_CHECKING:
+    from fairway.testing.graphs import (
+        GraphState,
+        GraphsUnderTest,
+        InjectedCrash,
+        TestFeed,
+        run_graph,
+    )
     from fairway.testing.jobs import JobsUnderTest, run_jobs
     from fairway.testing.vfs import SimulatedVFS
 
 __all__ = [
     "Deadlock",
     "DiskFile",
+    "GraphState",
+    "GraphsUnderTest",
+    "InjectedCrash",
     "JobsUnderTest",
     "Livelock",
     "NotSimulated",
     "PowerLoss",
     "SimulatedDisk",
     "SimulatedVFS",
+    "TestFeed",
     "VirtualClock",
     "VirtualLoop",
     "run",
+    "run_graph",
     "run_jobs",
 ]
+
+_OF_GRAPHS = ("GraphState", "GraphsUnderTest", "InjectedCrash", "TestFeed", "run_graph")
 
 
 def __getattr__(name: str) -> Any:
@@ -51,4 +65,8 @@ def __getattr__(name: str) -> Any:
         from fairway.testing import jobs
 
         return getattr(jobs, name)
+    if name in _OF_GRAPHS:
+        from fairway.testing import graphs
+
+        return getattr(graphs, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

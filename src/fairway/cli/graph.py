@@ -1,0 +1,548 @@
+"""`fairway graph`: look at the graphs of a running server, push, fire, steer, load and unload."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from fairway.cli.graph_replay import replay
+from fairway.cli.output import Output, moment, notice, printable
+from fairway.cli.remote import (
+    DURATION,
+    Remote,
+    RemoteGroup,
+    json_option,
+    pass_remote,
+    remote_options,
+)
+from fairway.wire.graphs import DEAD_MAX, EVENTS_MAX, FIRINGS_MAX, GraphState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from fairway.client.sync import Client
+    from fairway.wire.graphs import FiringSummary, FiringView, GraphSummary, NodeView, SourceView
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+GRAPHS = ("GRAPH", "TENANT", "STATE", "FIRING", "FAILURES", "SOURCES", "NODES", "WHY")
+FIRINGS = ("FIRING", "CAUSE", "AT", "TOOK", "NEWS", "OUTPUTS")
+RECOVERIES = ("AT", "WHAT", "HAPPENING", "FAILURES", "ERROR")
+DEAD = ("ID", "AT", "SOURCE", "REASON", "DATA")
+LINE_MAX = 100
+BATCH = 1_000
+"""Lines of a file that are pushed together."""
+
+
+@click.group(cls=RemoteGroup)
+@remote_options
+@click.pass_context
+def graph(context: click.Context, url: str | None, api_key: str | None) -> None:
+    """Look at the graphs of a running server, push to them, fire and steer them.
+
+    \b
+    fairway graph ls
+    fairway graph show pricing                    a picture, with numbers
+    fairway graph push pricing quotes '{"bid": 1.0, "ask": 1.2}'
+    fairway graph fire pricing                    now, whatever its criterion says
+    fairway graph state pricing --follow          its state and firings, live
+    fairway graph load shop.graphs:pricing        from a module of the server's
+    fairway graph replay shop:pricing --journal pricing
+
+    The server is found by --url or FAIRWAY_URL, and shown --key or FAIRWAY_API_KEY. Looking takes
+    the scope read, push and fire take write, all else takes admin. Where several tenants have a
+    graph of one name, --tenant says whose.
+    """
+    context.obj = Remote(url, api_key)
+
+
+graph.add_command(replay)
+
+
+def tenant_option(command: F) -> F:
+    return click.option("--tenant", help="Whose graph, if several have one of that name.")(command)
+
+
+# Looking
+
+
+@graph.command("ls")
+@click.option("--tenant", help="Only graphs of this tenant.")
+@json_option
+@pass_remote
+def ls(remote: Remote, /, tenant: str | None, as_json: bool) -> None:
+    """List the graphs that are loaded: how they are, and how often they fired."""
+    output = Output(json=as_json)
+    with remote.client() as client:
+        found = client.graphs.list(tenant=tenant)
+    if as_json:
+        for one in found:
+            output.message(one)
+        return
+    output.table(GRAPHS, map(_row, found))
+    if not found:
+        notice("no graphs: declare one with app.graph, or fairway graph load module:graph")
+
+
+def _row(one: GraphSummary) -> tuple[object, ...]:
+    why = one.failed or one.halted or ""
+    state = _state(one.state, paused=one.paused, halted=one.halted)
+    counts = (one.firing, one.failures, one.sources, one.nodes)
+    return (one.graph, one.tenant, state, *counts, _line(why))
+
+
+@graph.command("show")
+@click.argument("name")
+@tenant_option
+@click.option("--mermaid", is_flag=True, help="Print it as Mermaid, for a document.")
+@click.option(
+    "--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw it into this file."
+)
+@json_option
+@pass_remote
+def show(
+    remote: Remote,
+    /,
+    name: str,
+    tenant: str | None,
+    mermaid: bool,
+    svg: Path | None,
+    as_json: bool,
+) -> None:
+    """Show a graph: when it fires, its sources, and its nodes with what they take and did.
+
+    \b
+    fairway graph show pricing
+    fairway graph show pricing --mermaid > pricing.mmd
+    fairway graph show pricing --svg pricing.svg
+    """
+    output = Output(json=as_json)
+    with remote.client() as client:
+        if svg is not None:
+            svg.write_text(client.graphs.svg(name, tenant=tenant), encoding="utf-8")
+            notice(f"drawn into {svg}")
+            return
+        found = client.graphs.get(name, tenant=tenant)
+    if as_json:
+        output.message(found)
+        return
+    if mermaid:
+        click.echo(found.mermaid, nl=False)
+        return
+    kept = ", checkpointed" if found.checkpoint else ""
+    whose = f" of {found.tenant}" if found.tenant else ""
+    state = _state(found.state, paused=found.paused, halted=None)
+    click.echo(f"{found.graph}{whose}: {state}, firing {found.firing}, {found.failures} failures")
+    click.echo(f"fires on {found.when}, with {found.inputs} inputs{kept}")
+    click.echo("\nsources")
+    for line in _aligned([_source_line(source) for source in found.sources]):
+        click.echo(line)
+    click.echo("\nnodes")
+    for line in _aligned([_node_line(node) for node in found.nodes]):
+        click.echo(line)
+
+
+def _source_line(source: SourceView) -> tuple[str, ...]:
+    counts = [f"{source.events:,} events"]
+    for name in ("queue", "collected", "dropped", "refused", "repeated", "suppressed"):
+        if value := getattr(source, name):
+            counts.append(f"{value:,} {'waiting' if name == 'queue' else name}")
+    if source.buried:
+        counts.append(f"{source.buried:,} undecodable")
+    state = f"{source.state} ({source.why})" if source.why else source.state
+    told = f"{source.kind}{'' if source.fires else ', input only'}"
+    return (f"  ({source.name})", told, state, ", ".join(counts))
+
+
+def _node_line(node: NodeView) -> tuple[str, ...]:
+    taken = []
+    for edge in node.takes:
+        types = f":{'|'.join(edge.types)}" if edge.types else ""
+        taken.append(f"{edge.source}{types}{'?' if edge.optional else ''}")
+    mark = f"[[{node.name}]]" if node.result else f"[{node.name}]"
+    numbers = f"{node.runs:,} runs"
+    if node.runs:
+        numbers += f", {node.busy_us // node.runs:,} µs each"
+    if node.failed:
+        numbers += f", {node.failed:,} failed"
+    where = "" if node.runs_in == "loop" else f"in a {node.runs_in}"
+    return (f"  {mark}", f"<- {', '.join(taken)}", numbers, where)
+
+
+@graph.command("state")
+@click.argument("name")
+@tenant_option
+@click.option("--no-cache", is_flag=True, help="Leave out the values.")
+@click.option("--follow", is_flag=True, help="Go on: print what changes and what fires.")
+@json_option
+@pass_remote
+def state(
+    remote: Remote,
+    /,
+    name: str,
+    tenant: str | None,
+    no_cache: bool,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Show the state of a graph: what it waits for, its cache, its sources, its checkpoint.
+
+    \b
+    fairway graph state pricing
+    fairway graph state pricing --follow
+    fairway graph state pricing --json | jq .cache
+    """
+    output = Output(json=as_json)
+    with remote.client() as client:
+        if follow:
+            _follow(client, output, name, tenant, cache=not no_cache)
+            return
+        found = client.graphs.state(name, tenant=tenant, cache=not no_cache)
+    if as_json:
+        output.message(found)
+    else:
+        output.facts(_facts(found))
+
+
+def _follow(client: Client, output: Output, name: str, tenant: str | None, *, cache: bool) -> None:
+    shown = ""
+    for news in client.graphs.watch(name, tenant=tenant, cache=cache):
+        if output.json:
+            output.message(news)
+        elif isinstance(news, GraphState):
+            told = _state(news.state, paused=news.paused, halted=news.halted)
+            if told != shown:
+                shown = told
+                click.echo(f"{news.graph} is {told}")
+        else:
+            if news.skipped:
+                click.echo(f"... {news.skipped:,} more firings")
+            for firing in news.firings:
+                click.echo(_told(firing))
+    notice(f"{name} was unloaded")
+
+
+def _told(firing: FiringSummary) -> str:
+    error = f": {printable(_line(firing.error))}" if firing.error else ""
+    fresh = ", ".join(firing.fresh) or "no news"
+    return f"firing {firing.firing} ({firing.cause}; {fresh}) {firing.duration_us:,} µs{error}"
+
+
+def _facts(found: GraphState) -> Iterator[tuple[str, object]]:
+    yield "graph", found.graph
+    if found.tenant:
+        yield "tenant", found.tenant
+    yield "state", _state(found.state, paused=found.paused, halted=found.halted)
+    if found.failed:
+        yield "failed", found.failed
+    if found.waiting:
+        yield "waits for", ", ".join(found.waiting)
+    if found.degraded:
+        yield "old or missing", ", ".join(found.degraded)
+    yield "firing", found.firing
+    yield "fired", found.fired
+    yield "failures", found.failures
+    news = [name for name, dirty in found.dirty.items() if dirty]
+    yield "news of", ", ".join(news) or "nothing"
+    for name, value in found.cache.items():
+        yield f"cache.{name}", _line(msgspec.json.encode(value).decode())
+    for source in found.sources:
+        _, _, state, counts = _source_line(source)
+        yield f"source.{source.name}", f"{state}, {counts}"
+    for node in found.nodes:
+        yield f"node.{node.name}", _node_line(node)[2]
+    if (kept := found.checkpoint) is not None:
+        failing = ", failing" if kept.failing else ""
+        yield (
+            "checkpoint",
+            f"epoch {kept.epoch} held by {kept.holder}, {kept.records:,} records,"
+            f" {kept.pending:,} on their way{failing}",
+        )
+    yield "effects waiting", found.outbox
+
+
+@graph.command("firings")
+@click.argument("name")
+@tenant_option
+@click.option("--limit", type=click.IntRange(1, FIRINGS_MAX), default=20, show_default=True)
+@json_option
+@pass_remote
+def firings(remote: Remote, /, name: str, tenant: str | None, limit: int, as_json: bool) -> None:
+    """List the last firings of a graph, newest first, with what they came to."""
+    output = Output(json=as_json)
+    with remote.client() as client:
+        found = client.graphs.firings(name, tenant=tenant, limit=limit)
+    if as_json:
+        for one in found:
+            output.message(one)
+        return
+    output.table(
+        FIRINGS,
+        (
+            (
+                one.firing,
+                one.cause if one.attempt == 1 else f"{one.cause}, try {one.attempt}",
+                moment(one.at),
+                f"{one.duration_us:,} µs",
+                ", ".join(one.fresh),
+                _line(one.error or msgspec.json.encode(one.outputs).decode()),
+            )
+            for one in found
+        ),
+    )
+
+
+@graph.command("dead")
+@click.argument("name")
+@tenant_option
+@click.option("--limit", type=click.IntRange(1, DEAD_MAX), default=50, show_default=True)
+@json_option
+@pass_remote
+def dead(remote: Remote, /, name: str, tenant: str | None, limit: int, as_json: bool) -> None:
+    """List dead letters: boundaries that did not decode, and inputs of firings that failed."""
+    output = Output(json=as_json)
+    with remote.client() as client:
+        found = client.graphs.dead(name, tenant=tenant, limit=limit)
+    if as_json:
+        for one in found:
+            output.message(one)
+        return
+    output.table(
+        DEAD,
+        (
+            (
+                one.id,
+                moment(one.at),
+                one.source or "(firing)",
+                _line(one.reason),
+                _line(
+                    msgspec.json.encode(
+                        {
+                            source: data.json if data.json is not None else data.base64
+                            for source, data in one.data.items()
+                        }
+                    ).decode()
+                ),
+            )
+            for one in found
+        ),
+    )
+    if not found:
+        notice("no dead letters")
+
+
+@graph.command("recoveries")
+@click.argument("name")
+@tenant_option
+@json_option
+@pass_remote
+def recoveries(remote: Remote, /, name: str, tenant: str | None, as_json: bool) -> None:
+    """List what of a graph failed, was restarted or given up, newest first."""
+    output = Output(json=as_json)
+    with remote.client() as client:
+        found = client.graphs.recoveries(name, tenant=tenant)
+    if as_json:
+        for one in found:
+            output.message(one)
+        return
+    rows = (
+        (moment(one.at), one.what, one.happening, one.failures, _line(one.error)) for one in found
+    )
+    output.table(RECOVERIES, rows)
+    if not found:
+        notice("nothing of it ever failed")
+
+
+# Pushing and firing
+
+
+@graph.command("push")
+@click.argument("name")
+@click.argument("source")
+@click.argument("data")
+@tenant_option
+@click.option("--wait", type=DURATION, help="How long to wait for room. [default: 5s]")
+@json_option
+@pass_remote
+def push(
+    remote: Remote,
+    /,
+    name: str,
+    source: str,
+    data: str,
+    tenant: str | None,
+    wait: int | None,
+    as_json: bool,
+) -> None:
+    """Push DATA, one JSON boundary, to a source; with - each line of standard input.
+
+    It returns once the boundary is accepted: durably, if the graph is checkpointed. A boundary that
+    does not fit the source's type is refused, and changes nothing.
+
+    \b
+    fairway graph push pricing quotes '{"bid": 1.0, "ask": 1.2}'
+    fairway graph push pricing quotes - < quotes.jsonl
+    """
+    output = Output(json=as_json)
+    wait_s = None if wait is None else wait / 1000
+    pushed = 0
+    with remote.client() as client:
+        for batch in _batches(data):
+            pushed += client.graphs.push(name, source, *batch, tenant=tenant, wait_s=wait_s)
+    output.done(f"{pushed:,} accepted by {source} of {name}", {"accepted": pushed})
+
+
+def _batches(data: str) -> Iterator[list[msgspec.Raw]]:
+    lines = (line for line in sys.stdin if line.strip()) if data == "-" else iter([data])
+    batch: list[msgspec.Raw] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            msgspec.json.decode(line)
+        except msgspec.DecodeError as error:
+            where = f"line {number} " if data == "-" else "DATA "
+            raise click.BadParameter(f"{where}is no JSON: {error}") from None
+        batch.append(msgspec.Raw(line.strip().encode()))
+        if len(batch) >= min(BATCH, EVENTS_MAX):
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+@graph.command("fire")
+@click.argument("name")
+@click.option("--with", "cache", metavar="JSON", help="Values by source that replace the cache.")
+@tenant_option
+@json_option
+@pass_remote
+def fire(
+    remote: Remote, /, name: str, cache: str | None, tenant: str | None, as_json: bool
+) -> None:
+    """Fire a graph now, whatever its criterion says, paused or not; and print what it came to.
+
+    With --with the given values replace the cache, all of it. The number printed is that of the
+    firing, once it is recorded; a firing that fails is an error, and consumed nothing.
+
+    \b
+    fairway graph fire pricing
+    fairway graph fire pricing --with '{"quotes": {"bid": 1.0, "ask": 1.2}}'
+    """
+    values: Mapping[str, Any] | None = None
+    if cache is not None:
+        try:
+            values = msgspec.json.decode(cache, type=dict[str, msgspec.Raw])
+        except msgspec.DecodeError as error:
+            raise click.BadParameter(f"--with is a JSON object by source: {error}") from None
+    output = Output(json=as_json)
+    with remote.client() as client:
+        firing = client.graphs.fire(name, values, tenant=tenant)
+    output.done(_fired(firing), firing)
+
+
+def _fired(firing: FiringView) -> str:
+    lines = [f"firing {firing.firing} ({firing.cause}) took {firing.duration_us:,} µs"]
+    for node, value in firing.outputs.items():
+        lines.append(f"{node}: {printable(msgspec.json.encode(value).decode())}")
+    if not firing.outputs:
+        lines.append("no node had all that it takes: nothing was computed")
+    return "\n".join(lines)
+
+
+# Steering
+
+
+@graph.command("pause")
+@click.argument("name")
+@tenant_option
+@json_option
+@pass_remote
+def pause(remote: Remote, /, name: str, tenant: str | None, as_json: bool) -> None:
+    """Let a graph fire no more by itself. Sources go on accumulating, as far as they have room."""
+    with remote.client() as client:
+        reply = client.graphs.pause(name, tenant=tenant)
+    Output(json=as_json).done(f"{name} is paused after firing {reply.firing}", reply)
+
+
+@graph.command("resume")
+@click.argument("name")
+@tenant_option
+@json_option
+@pass_remote
+def resume(remote: Remote, /, name: str, tenant: str | None, as_json: bool) -> None:
+    """Let a graph fire by itself again, at once if it is due. It also ends a halt."""
+    with remote.client() as client:
+        reply = client.graphs.resume(name, tenant=tenant)
+    Output(json=as_json).done(f"{name} goes on; firing {reply.firing} was its last", reply)
+
+
+@graph.command("restart")
+@click.argument("name")
+@click.option("--source", help="Only this source, which was given up.")
+@tenant_option
+@json_option
+@pass_remote
+def restart(
+    remote: Remote, /, name: str, source: str | None, tenant: str | None, as_json: bool
+) -> None:
+    """Start a graph anew from what is kept of it; or a source that was given up."""
+    with remote.client() as client:
+        reply = client.graphs.restart(name, source=source, tenant=tenant)
+    what = f"source {source} of {name} is started" if source else f"{name} is {reply.state}"
+    Output(json=as_json).done(what, reply)
+
+
+@graph.command("load")
+@click.argument("reference", metavar="MODULE:GRAPH")
+@click.option("--fresh", is_flag=True, help="Import the module anew, as its file is now.")
+@json_option
+@pass_remote
+def load(remote: Remote, /, reference: str, fresh: bool, as_json: bool) -> None:
+    """Run a graph that a module of the server's declares, beside those that run.
+
+    \b
+    fairway graph load shop.graphs:pricing
+    fairway graph unload pricing && fairway graph load shop.graphs:pricing --fresh
+
+    The module is found where the server was started, or where it finds its other modules. A
+    directory whose files come and go is watched by: fairway serve --graphs DIR
+    """
+    with remote.client() as client:
+        reply = client.graphs.load(reference, fresh=fresh)
+    Output(json=as_json).done(f"{reply.graph} is {reply.state}", reply)
+
+
+@graph.command("unload")
+@click.argument("name")
+@tenant_option
+@click.option("--forget", is_flag=True, help="What was kept of it goes as well.")
+@json_option
+@pass_remote
+def unload(remote: Remote, /, name: str, tenant: str | None, forget: bool, as_json: bool) -> None:
+    """Drain a graph and stop it. What is kept of it stays, unless --forget: load goes on there."""
+    with remote.client() as client:
+        reply = client.graphs.unload(name, tenant=tenant, forget=forget)
+    Output(json=as_json).done(f"{name} is unloaded{' and forgotten' if forget else ''}", reply)
+
+
+# Small things
+
+
+def _state(state: str, *, paused: bool, halted: str | None) -> str:
+    more = [word for word, so in (("paused", paused), ("halted", halted is not None)) if so]
+    return f"{state} ({', '.join(more)})" if more else state
+
+
+def _line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= LINE_MAX else f"{text[: LINE_MAX - 1]}…"
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))] if rows else []
+    for row in rows:
+        cells = [printable(cell).ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join(cells).rstrip()

@@ -1,0 +1,1 @@
+"""Typed computation graphs that fire as data arrives."""

@@ -1,0 +1,303 @@
+"""What a graph remembers: a journal of records, and the state that they add up to. Pure.
+
+Everything that must survive is a record. The state is the sum of the records up to it, made by the
+same `apply` while the graph runs and when it is restored, so a snapshot and the records behind it
+give exactly what the graph had when it wrote the last of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from fairway.errors import UnknownFormat
+from fairway.graphs.boundary import PUSH, Marks, Stored
+from fairway.graphs.firing import DeadLetter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+FORMAT: Final = 1
+DEAD_MAX: Final = 1000
+"""Dead letters that are kept; older ones go."""
+RECOVERIES_MAX: Final = 200
+STATE: Final = "~state"
+"""The stream of what a graph wrote to a state of its own."""
+
+
+class Consumed(msgspec.Struct, array_like=True, frozen=True):
+    """What one source brought into a firing."""
+
+    source: str
+    marks: Marks
+    stored: Stored | None
+    """None if it was consumed further without a value."""
+    keys: tuple[Any, ...] = ()
+
+
+class Write(msgspec.Struct, array_like=True, frozen=True):
+    """A value that a firing wrote to a state."""
+
+    source: str
+    stored: Stored
+
+
+class EffectRecord(msgspec.Struct, array_like=True, frozen=True):
+    """What is to go out: to which topic (empty: a job), and the bytes."""
+
+    topic: str
+    data: bytes
+    tag: str | None = None
+
+
+class Fired(msgspec.Struct, array_like=True, frozen=True, tag=0):
+    """A firing took place."""
+
+    number: int
+    epoch: int
+    wall_ns: int
+    cause: str
+    news: tuple[Consumed, ...]
+    writes: tuple[Write, ...] = ()
+    effects: tuple[EffectRecord, ...] = ()
+    outputs: bytes | None = None
+    """What the terminal nodes returned, by name, if the graph is recorded."""
+    sent: int = 0
+    """The effects of firings up to this number have gone out."""
+    replaced: bool = False
+    """The cache was replaced: what is not among the news is absent."""
+    degraded: tuple[str, ...] = ()
+
+
+class Pushed(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """A boundary was pushed and accepted, and waits."""
+
+    source: str
+    offset: int
+    stored: Stored
+
+
+class Died(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """A boundary did not decode, or a firing failed for good: it is kept aside."""
+
+    wall_ns: int
+    source: str
+    reason: str
+    data: dict[str, bytes]
+    news: tuple[Consumed, ...] = ()
+    number: int = 0
+    """Of the firing that failed."""
+    at: Marks = {}
+    """Where the boundary stood: if it is met again, after a restart, it is not kept again."""
+
+
+class Steered(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """Somebody paused or resumed the graph."""
+
+    paused: bool
+    wall_ns: int
+    who: str = ""
+
+
+class Began(msgspec.Struct, array_like=True, frozen=True, tag=4):
+    """A process took the graph over: whoever had it before writes nothing any more."""
+
+    epoch: int
+    holder: str
+    wall_ns: int
+
+
+class Recovered(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """Something of the graph failed, was restarted, or given up."""
+
+    wall_ns: int
+    what: str
+    """`reactor` or the name of a source."""
+    happening: str
+    failures: int
+    error: str = ""
+
+
+class Sent(msgspec.Struct, array_like=True, frozen=True, tag=6):
+    """The effects of firings up to this number have gone out."""
+
+    number: int
+
+
+Record: TypeAlias = Fired | Pushed | Died | Steered | Began | Recovered | Sent
+
+_RECORDS: Final = msgspec.msgpack.Decoder(list[Record])
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_records(records: Sequence[bytes]) -> bytes:
+    """One entry of the journal from records that are encoded already."""
+    count = len(records)
+    if count < 16:
+        head = bytes((0x90 | count,))
+    elif count < 0x10000:
+        head = b"\xdc" + count.to_bytes(2)
+    else:
+        head = b"\xdd" + count.to_bytes(4)
+    return head + b"".join(records)
+
+
+def decode_records(entry: bytes) -> list[Record]:
+    return _RECORDS.decode(entry)
+
+
+encode_record = _encode
+
+
+class Kept(msgspec.Struct, array_like=True):
+    """What is kept of one source."""
+
+    marks: Marks = {}
+    value: Stored | None = None
+    """Its value in the cache; None if it has none."""
+    pushes: dict[int, Stored] = {}
+    """Pushes that no firing has consumed, by offset, in order."""
+    pushed: int = 0
+    """The offset of the last push."""
+    window: list[Stored] = []
+    """What was written to it, if it is a state."""
+    written: int = 0
+    """How many values were ever written to it."""
+    keys: list[Any] = []
+    """The keys of what was consumed last."""
+
+
+class Checkpoint(msgspec.Struct):
+    """The state of a graph that its records add up to."""
+
+    format: int = FORMAT
+    number: int = 0
+    """Firings so far."""
+    epoch: int = 0
+    holder: str = ""
+    paused: bool = False
+    sources: dict[str, Kept] = {}
+    unsent: dict[int, tuple[int, tuple[EffectRecord, ...]]] = {}
+    """Effects that may not have gone out: by number of their firing, with its epoch."""
+    dead: list[Died] = []
+    dead_ids: int = 0
+    """How many dead letters there ever were: the last one has this id."""
+    recoveries: list[Recovered] = []
+    records: int = 0
+    """Records so far. It is also the key of the last entry in the journal."""
+
+    def kept(self, source: str) -> Kept:
+        found = self.sources.get(source)
+        if found is None:
+            found = self.sources[source] = Kept()
+        return found
+
+    def apply(self, record: Record, limits: Limits) -> None:
+        """Add a record."""
+        self.records += 1
+        if isinstance(record, Fired):
+            self._fired(record, limits)
+        elif isinstance(record, Pushed):
+            if record.source in limits.keep:
+                self._write(record.source, record.stored, limits)
+            else:
+                kept = self.kept(record.source)
+                kept.pushes[record.offset] = record.stored
+                kept.pushed = max(kept.pushed, record.offset)
+        elif isinstance(record, Died):
+            self.number = max(self.number, record.number)
+            self._consume(record.news, limits)
+            if not (
+                record.at and any((d.source, d.at) == (record.source, record.at) for d in self.dead)
+            ):
+                self.dead.append(record)
+                self.dead_ids += 1
+                del self.dead[:-DEAD_MAX]
+        elif isinstance(record, Steered):
+            self.paused = record.paused
+        elif isinstance(record, Began):
+            self.epoch, self.holder = record.epoch, record.holder
+        elif isinstance(record, Recovered):
+            self.recoveries.append(record)
+            del self.recoveries[:-RECOVERIES_MAX]
+        else:
+            self._sent(record.number)
+
+    def letters(self) -> list[DeadLetter]:
+        """The dead letters, oldest first."""
+        first = self.dead_ids - len(self.dead) + 1
+        return [
+            DeadLetter(first + at, died.wall_ns, died.source, died.reason, died.data)
+            for at, died in enumerate(self.dead)
+        ]
+
+    def _fired(self, record: Fired, limits: Limits) -> None:
+        self.number = record.number
+        if record.replaced:
+            for kept in self.sources.values():
+                kept.value = None
+        self._consume(record.news, limits)
+        for write in record.writes:
+            self._write(write.source, write.stored, limits)
+        if record.effects:
+            self.unsent[record.number] = (record.epoch, record.effects)
+        self._sent(record.sent)
+
+    def _write(self, source: str, stored: Stored, limits: Limits) -> None:
+        kept = self.kept(source)
+        kept.written += 1
+        kept.window.append(stored)
+        keep = limits.keep.get(source, 0)
+        if keep >= 0:
+            del kept.window[: max(0, len(kept.window) - keep)]
+
+    def _consume(self, news: Iterable[Consumed], limits: Limits) -> None:
+        for consumed in news:
+            kept = self.kept(consumed.source)
+            for stream, offset in consumed.marks.items():
+                if offset > kept.marks.get(stream, 0):
+                    kept.marks[stream] = offset
+            if consumed.stored is not None:
+                kept.value = consumed.stored
+            if kept.pushes:
+                _drop_upto(kept.pushes, kept.marks.get(PUSH, 0))
+            kept.pushed = max(kept.pushed, kept.marks.get(PUSH, 0))
+            if consumed.keys:
+                kept.keys.extend(consumed.keys)
+                del kept.keys[: -limits.keys]
+
+    def _sent(self, number: int) -> None:
+        _drop_upto(self.unsent, number)
+
+
+def _drop_upto(held: dict[int, Any], upto: int) -> None:
+    """Forget what has a number up to this. Numbers rise: the first are looked at, not all."""
+    while held:
+        first = next(iter(held))
+        if first > upto:
+            return
+        del held[first]
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What a graph declares about how much is kept."""
+
+    keep: dict[str, int]
+    """Values of each state; -1 keeps all."""
+    keys: int
+
+
+_STATE: Final = msgspec.msgpack.Decoder(Checkpoint)
+
+
+def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    return _encode(checkpoint)
+
+
+def decode_checkpoint(data: bytes) -> Checkpoint:
+    """Raises `UnknownFormat` if another release wrote it."""
+    found: int = msgspec.msgpack.decode(data)["format"]
+    if found != FORMAT:
+        raise UnknownFormat(f"the checkpoint is of format {found}, this release reads {FORMAT}")
+    return _STATE.decode(data)

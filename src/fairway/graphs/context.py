@@ -1,0 +1,105 @@
+"""What a node sees of the firing it runs in, and what it asks of the rest of the app.
+
+Effects are not done at once: they are kept with the firing and go out when it is over and, in a
+graph that is checkpointed, recorded. A firing that fails has none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from fairway.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fairway.graphs.source import Source
+
+
+class TopicAppend(NamedTuple):
+    """Append a value to a topic."""
+
+    topic: Any
+    """The handle, or the name."""
+    value: Any
+    tag: str | None = None
+    node: str | None = None
+
+
+class JobEnqueue(NamedTuple):
+    """Enqueue a job, or start a workflow."""
+
+    order: Any
+    """What `job.order(...)` or `flow.order(...)` made."""
+
+
+Effect: TypeAlias = TopicAppend | JobEnqueue
+
+
+class FiringContext:
+    """One firing: its number, why it fires, what is stale; and its effects.
+
+    A node gets it by a parameter of this type, whatever its name.
+    """
+
+    __slots__ = (
+        "cause",
+        "degraded",
+        "effects",
+        "fresh",
+        "graph",
+        "number",
+        "states",
+        "tenant",
+        "wall_ns",
+        "writes",
+    )
+
+    def __init__(
+        self,
+        graph: str,
+        tenant: str,
+        number: int,
+        cause: str,
+        wall_ns: int,
+        degraded: tuple[str, ...] = (),
+        fresh: tuple[str, ...] = (),
+        states: frozenset[str] = frozenset(),
+    ) -> None:
+        self.graph = graph
+        self.tenant = tenant
+        self.number = number
+        """Rises by one with each firing that is not tried again."""
+        self.cause = cause
+        """`news`, `forced`, `injected` or `call`."""
+        self.wall_ns = wall_ns
+        """When it fires. A replay gives the time that was recorded."""
+        self.degraded = degraded
+        """Sources that are disconnected or stale: their values are old, or absent."""
+        self.fresh = fresh
+        """The sources that brought news: what this firing is about."""
+        self.states = states
+        self.effects: list[Effect] = []
+        self.writes: list[tuple[str, Any]] = []
+
+    def append(self, topic: Any, value: Any, *, tag: str | None = None) -> None:
+        """Append to a topic, once, however often this firing is replayed."""
+        self.effects.append(TopicAppend(topic, value, tag))
+
+    def enqueue(self, order: Any) -> None:
+        """Enqueue `job.order(...)`, or start a workflow with `flow.order({...})`, once."""
+        self.effects.append(JobEnqueue(order))
+
+    def put(self, state: Source[Any] | str, value: Any) -> None:
+        """Write to a state of this graph; it is news when the firing is over."""
+        name = state if isinstance(state, str) else state.name
+        if name not in self.states:
+            raise InvalidRequest(
+                f"graph {self.graph!r} keeps no state {name!r}: declare it with keep=, and name it"
+                " in when= or uses="
+            )
+        self.writes.append((name, value))
+
+
+Outputs: TypeAlias = "Mapping[str, Any]"
+"""What the terminal nodes that ran returned, by name."""

@@ -1,0 +1,115 @@
+"""When a graph fires: criteria over its sources, as values.
+
+    any_(quotes, orders)                      one of them has news
+    all_(quotes, orders)                      each of them has
+    quorum(2, a, b, c)                        so many of them have
+    debounce(any_(a, b), quiet_s=0.05)        ... and nothing came for a while
+    every(1.0, any_(a, b))                    ... looked at once a second
+    where(any_(a, b), lambda inputs: ...)     ... and the inputs are worth it
+
+Each names the sources that make the graph fire; others may be inputs only. All of them come down
+to one `Gate`, which `inputs` asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from fairway.errors import InvalidConfig
+
+Predicate: TypeAlias = Callable[[Mapping[str, Any]], bool]
+
+SECOND_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """A criterion in its one form: how many sources need news, and what else must hold."""
+
+    sources: tuple[Any, ...]
+    """Whatever was named: sources, topics, or their names. The graph makes sources of them."""
+    need: int
+    quiet_ns: int = 0
+    """No news for so long. 0 does not ask."""
+    most_ns: int = 0
+    """However lively: looked at after so long at the latest. 0 waits for quiet for ever."""
+    period_ns: int = 0
+    """Looked at only at multiples of this. 0 looks at once."""
+    always: bool = False
+    """Fires at each multiple whether there is news or not."""
+    predicates: tuple[Predicate, ...] = ()
+
+    @property
+    def timed(self) -> bool:
+        return bool(self.quiet_ns or self.period_ns)
+
+
+def any_(*sources: Any) -> Gate:
+    """Fires when any of the sources has news."""
+    return _gate(sources, 1)
+
+
+def all_(*sources: Any) -> Gate:
+    """Fires when each of the sources has news since the last firing."""
+    return _gate(sources, len(sources))
+
+
+def quorum(need: int, *sources: Any) -> Gate:
+    """Fires when at least `need` of the sources have news since the last firing."""
+    if not 1 <= need <= len(sources):
+        raise InvalidConfig(f"a quorum of {need} among {len(sources)} sources cannot be met")
+    return _gate(sources, need)
+
+
+def debounce(criterion: Any, *, quiet_s: float, most_s: float | None = None) -> Gate:
+    """Fires when the criterion holds and nothing came for `quiet_s`.
+
+    A source that never rests would put it off for ever: `most_s` after its first news it fires
+    anyway.
+    """
+    gate = _as_gate(criterion)
+    if quiet_s <= 0 or (most_s is not None and most_s < quiet_s):
+        raise InvalidConfig("debounce takes 0 < quiet_s <= most_s")
+    if gate.quiet_ns:
+        raise InvalidConfig("a criterion is debounced once")
+    most_ns = round(most_s * SECOND_NS) if most_s is not None else 0
+    return replace(gate, quiet_ns=round(quiet_s * SECOND_NS), most_ns=most_ns)
+
+
+def every(period_s: float, criterion: Any, *, always: bool = False) -> Gate:
+    """Looks at the criterion once in `period_s`; with `always` it fires then in any case."""
+    gate = _as_gate(criterion)
+    if period_s <= 0:
+        raise InvalidConfig("every takes a period above 0")
+    if gate.period_ns:
+        raise InvalidConfig("a criterion has one period")
+    return replace(gate, period_ns=round(period_s * SECOND_NS), always=always)
+
+
+def where(criterion: Any, predicate: Predicate) -> Gate:
+    """Fires when the criterion holds and `predicate` is true of the inputs by name.
+
+    With `latest` input that is false stays news and is asked about again when more comes; with
+    `sequential` it is passed over, and counted as filtered.
+    """
+    gate = _as_gate(criterion)
+    if not callable(predicate):
+        raise InvalidConfig("where takes a function of the inputs, e.g. lambda inputs: ...")
+    return replace(gate, predicates=(*gate.predicates, predicate))
+
+
+def _gate(sources: tuple[Any, ...], need: int) -> Gate:
+    if not sources:
+        raise InvalidConfig("a criterion names at least one source")
+    for source in sources:
+        if isinstance(source, Gate):
+            raise InvalidConfig("any_, all_ and quorum take sources, not other criteria")
+    if len({id(source) for source in sources}) != len(sources):
+        raise InvalidConfig("a criterion names each source once")
+    return Gate(sources=sources, need=need)
+
+
+def _as_gate(found: Any) -> Gate:
+    return found if isinstance(found, Gate) else any_(found)

@@ -1,0 +1,436 @@
+"""Every graph of one app: loaded, supervised, steered and unloaded while the others run.
+
+A graph whose reactor breaks is made anew from what was kept; each waits its own backoff in a task
+of its own, so one that breaks again and again costs the others nothing. One that broke too often
+is failed, and stays so until it is restarted by command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import socket
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from fairway.errors import (
+    Closing,
+    Conflict,
+    FairwayError,
+    Fenced,
+    GaveUp,
+    GraphFailed,
+    Invalid,
+    InvalidConfig,
+    NotFound,
+    SourceFailed,
+    Stop,
+)
+from fairway.graphs.checkpoint import RECOVERIES_MAX, Recovered
+from fairway.graphs.hands import Hands
+from fairway.graphs.health import ReactorState
+from fairway.graphs.journal import page
+from fairway.graphs.live import SUPERVISION, Around, LiveGraph, restored
+from fairway.graphs.metrics import series_of
+from fairway.graphs.traversal import node_in
+from fairway.runtime.clock import clock_of
+from fairway.runtime.supervision import Happening, Supervised
+from fairway.runtime.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from fairway.core.backoff import BackoffConfig
+    from fairway.graphs.feed import Arrivals
+    from fairway.graphs.graph import Graph
+    from fairway.graphs.outbox import Destinations
+    from fairway.runtime.supervision import SupervisionEvent
+    from fairway.runtime.telemetry import Series, Telemetry
+    from fairway.runtime.watchdog import Stall
+    from fairway.storage.catalog import Catalog, Named
+    from fairway.storage.log import Log
+
+logger = logging.getLogger("fairway.graphs")
+
+KIND: Final = "graph"
+"""What graphs are called in the catalog of the log."""
+DRAIN_S: Final = 5.0
+STALLS_MAX: Final = 50
+
+
+class Managed:
+    """A graph that is loaded, whether it runs just now or not."""
+
+    def __init__(self, graph: Graph, partition: int | None) -> None:
+        self.graph = graph
+        self.partition = partition
+        self.live: LiveGraph | None = None
+        self.failed: str | None = None
+        """Why it was given up, if it was."""
+        self.failures = 0
+        self.recoveries: deque[Recovered] = deque(maxlen=RECOVERIES_MAX)
+        self.unkept: list[Recovered] = []
+        """Those that happened while there was no journal to keep them: it did not run."""
+        self.task: asyncio.Task[None] | None = None
+        self.watchers: list[Callable[[], None]] = []
+        """Told when something about it changed."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return (self.graph.tenant, self.graph.name)
+
+    @property
+    def state(self) -> str:
+        """starting, warming, live, degraded, stopped or failed."""
+        if self.failed is not None:
+            return "failed"
+        if self.live is None:
+            return ReactorState.STARTING.value if self.task is not None else "stopped"
+        return self.live.reactor.state.value
+
+    def running(self) -> LiveGraph:
+        """The graph as it runs now, or why it does not."""
+        if self.live is None:
+            why = self.failed or "it is being started"
+            raise Conflict(f"graph {self.graph.name!r} does not run: {why}", code="graph_stopped")
+        return self.live
+
+    def changed(self) -> None:
+        for watcher in list(self.watchers):
+            watcher()
+
+
+class Graphs:
+    """The graphs of one app. Enter it to run them; leave it to drain and stop them."""
+
+    def __init__(
+        self,
+        *,
+        log: Log | None = None,
+        catalog: Catalog | None = None,
+        known: Mapping[str, Named] | None = None,
+        destinations: Destinations | None = None,
+        arrivals: Arrivals | None = None,
+        telemetry: Telemetry | None = None,
+        supervision: BackoffConfig = SUPERVISION,
+        seed: int | None = None,
+    ) -> None:
+        self.stalls: deque[str] = deque(maxlen=STALLS_MAX)
+        """What blocked the event loop, newest last."""
+        self._watchdog = Watchdog(self._stalled)
+        self._telemetry = telemetry
+        self._log = log
+        self._catalog = catalog
+        self._partitions = {name: named.partition for name, named in (known or {}).items()}
+        self._destinations = destinations
+        self._arrivals = arrivals
+        self._supervision = supervision
+        self._random = random.Random(seed)
+        self._managed: dict[tuple[str, str], Managed] = {}
+        self._loading = asyncio.Lock()
+        self._closing = True
+
+    async def __aenter__(self) -> Self:
+        self._hands = Hands()
+        self._around = Around(
+            clock=clock_of(),
+            hands=self._hands,
+            random=self._random,
+            holder=f"{socket.gethostname()}:{os.getpid()}",
+            log=self._log,
+            destinations=self._destinations,
+            arrivals=self._arrivals,
+            supervision=self._supervision,
+        )
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        self._closing = False
+        self._watchdog.start()
+        if self._log is not None:
+            self._log.when_lost.append(self._replaced)
+        if self._telemetry is not None:
+            self._telemetry.collectors.append(self._series)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._closing = True
+        self._watchdog.stop()
+        if self._log is not None:
+            self._log.when_lost.remove(self._replaced)
+        if self._telemetry is not None:
+            self._telemetry.collectors.remove(self._series)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for managed in list(self._managed.values()):
+                    group.create_task(self._end(managed))
+            await self._group.__aexit__(None, None, None)
+        finally:
+            await self._hands.__aexit__(None, None, None)
+
+    def _replaced(self, error: Fenced) -> None:
+        """Another process has the log, and runs the graphs: these fire no more."""
+        for managed in self._managed.values():
+            if managed.live is not None:
+                managed.live.reactor.broken(error)
+
+    def _series(self) -> list[Series]:
+        return list(series_of(self, clock_of().now_ns()))
+
+    def _stalled(self, stall: Stall) -> None:
+        """Called in the thread of the watchdog."""
+        text = f"the event loop is blocked for {stall.lasted_ns // 1_000_000} ms"
+        found = node_in(stall.frames)
+        if found is not None:
+            text += (
+                f" by node {found[1]!r} of graph {found[0]!r}: give it blocking=True"
+                " or isolation='process'"
+            )
+        elif stall.frames:
+            text += f" in {stall.frames[0].f_code.co_qualname}"
+        self.stalls.append(text)
+        logger.warning("%s", text)
+
+    # Which there are
+
+    def __iter__(self) -> Iterator[Managed]:
+        return iter(sorted(self._managed.values(), key=lambda managed: managed.key))
+
+    def __len__(self) -> int:
+        return len(self._managed)
+
+    def get(self, name: str, tenant: str | None = None) -> Managed:
+        """The graph of that name. Without a tenant the name must not be that of several."""
+        if tenant is not None:
+            found = self._managed.get((tenant, name))
+            if found is None:
+                raise NotFound("graph", f"{tenant}/{name}" if tenant else name)
+            return found
+        several = [managed for managed in self._managed.values() if managed.graph.name == name]
+        if not several:
+            raise NotFound("graph", name)
+        if len(several) > 1:
+            tenants = ", ".join(repr(managed.graph.tenant) for managed in several)
+            raise Conflict(
+                f"several tenants have a graph {name!r}: {tenants}; say which",
+                code="graph_ambiguous",
+            )
+        return several[0]
+
+    async def journal(
+        self, managed: Managed, after: int, limit: int
+    ) -> tuple[bytes | None, list[bytes], int | None]:
+        """A part of what the journal of a graph still holds (see `journal.page`)."""
+        if managed.partition is None or self._log is None:
+            raise Conflict(
+                f"graph {managed.graph.name!r} keeps no journal: it is not checkpointed",
+                code="graph_not_checkpointed",
+            )
+        return await page(self._log, managed.partition, after, limit)
+
+    # Coming and going
+
+    async def load(self, graph: Graph, *, wait: bool = True) -> Managed:
+        """Run a graph from now on. Returns once it has started, or raises why it cannot.
+
+        With `wait` off it returns at once, and starts by itself.
+        """
+        if self._closing:
+            raise Closing("the app is closing")
+        graph.build()
+        async with self._loading:
+            if (graph.tenant, graph.name) in self._managed:
+                raise Conflict(f"graph {graph.name!r} is loaded already", code="graph_exists")
+            partition = await self._partition(graph) if graph.checkpoint else None
+            managed = Managed(graph, partition)
+            self._managed[managed.key] = managed
+            self._start(managed)
+        if wait:
+            await self.wait_started(managed)
+        return managed
+
+    async def unload(self, name: str, tenant: str | None = None, *, forget: bool = False) -> None:
+        """Drain a graph and stop it. With `forget`, what was kept of it goes as well."""
+        managed = self.get(name, tenant)
+        async with self._loading:
+            if self._managed.get(managed.key) is not managed:
+                raise NotFound("graph", name)
+            await self._end(managed)
+            del self._managed[managed.key]
+            if forget and managed.partition is not None:
+                assert self._catalog is not None
+                assert self._log is not None
+                key = _catalog_name(managed.graph)
+                await self._catalog.remove((KIND, key))
+                self._partitions.pop(key, None)
+                await self._log.delete(managed.partition)
+
+    async def restart(self, name: str, tenant: str | None = None, *, wait: bool = True) -> Managed:
+        """Start a graph that failed anew; one that runs is stopped first."""
+        managed = self.get(name, tenant)
+        async with self._loading:
+            await self._end(managed)
+            managed.failed = None
+            self._start(managed)
+        if wait:
+            await self.wait_started(managed)
+        return managed
+
+    async def _partition(self, graph: Graph) -> int:
+        if self._catalog is None or self._log is None:
+            raise InvalidConfig(f"graph {graph.name!r} is checkpointed, and there is no log")
+        key = _catalog_name(graph)
+        found = self._partitions.get(key)
+        if found is None:
+            found = self._partitions[key] = await self._catalog.create(KIND, key, b"")
+        return found
+
+    # Life of one
+
+    def _start(self, managed: Managed) -> None:
+        managed.task = self._group.create_task(
+            self._run(managed), name=f"graph-{managed.graph.name}"
+        )
+
+    async def wait_started(self, managed: Managed) -> None:
+        """Wait until it runs. Raises `GraphFailed` if it is given up, or stopped before."""
+        moved = asyncio.Event()
+        managed.watchers.append(moved.set)
+        try:
+            while not (managed.live or managed.failed or managed.task is None):
+                moved.clear()
+                await moved.wait()
+        finally:
+            managed.watchers.remove(moved.set)
+        if managed.live is None:
+            why = managed.failed or "it was stopped before it had started"
+            raise GraphFailed(f"graph {managed.graph.name!r}: {why}")
+
+    async def _run(self, managed: Managed) -> None:
+        supervised = Supervised(
+            "reactor",
+            lambda: _GraphService(self, managed, supervised),
+            config=self._supervision,
+            random=self._random,
+            report=lambda event: self._happened(managed, event),
+            clock=self._around.clock,
+            tells_health=True,
+        )
+        try:
+            await supervised.run()
+        except (GaveUp, Stop) as error:
+            found = _innermost(error.__cause__ or error) if isinstance(error, GaveUp) else error
+            managed.failed = managed.graph.failed = str(found) or repr(found)
+            logger.error("graph %s is failed: %s", managed.graph.name, managed.failed)
+            managed.changed()
+
+    def _happened(self, managed: Managed, event: SupervisionEvent) -> None:
+        managed.failures = event.failures
+        if event.happening is Happening.STARTED:
+            return
+        error = "" if event.error is None else repr(_innermost(event.error))
+        record = Recovered(
+            self._around.clock.wall_ns(), event.name, event.happening.value, event.failures, error
+        )
+        managed.recoveries.append(record)
+        managed.unkept.append(record)
+        logger.warning(
+            "graph %s: %s %s %s", managed.graph.name, event.name, record.happening, error
+        )
+        managed.changed()
+
+    async def _end(self, managed: Managed) -> None:
+        """Drain what runs, and stop it."""
+        if managed.live is not None:
+            await managed.live.drain(DRAIN_S)
+        task, managed.task = managed.task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        managed.changed()
+
+    async def serve(self, managed: Managed, healthy: Callable[[bool], None]) -> None:
+        """One life of a graph: from what was kept until it breaks or is stopped."""
+        graph = managed.graph
+        loaded = None
+        if managed.partition is not None:
+            assert self._log is not None
+            loaded = await restored(self._log, managed.partition, graph)
+            known = [*managed.recoveries]
+            managed.recoveries.extend(
+                record for record in loaded.checkpoint.recoveries if record not in known
+            )
+        live = LiveGraph(
+            graph,
+            self._around,
+            loaded,
+            managed.partition,
+            recoveries=managed.recoveries.append,
+        )
+        why: FairwayError = Closing("the graph was stopped")
+
+        def started() -> None:
+            unkept, managed.unkept = managed.unkept, []
+            for record in unkept:
+                live.reactor.remember(record, _nothing)
+            managed.live = graph.live = live
+            graph.failed = None
+            managed.changed()
+
+        def changed() -> None:
+            healthy(live.reactor.state is ReactorState.LIVE)
+            managed.changed()
+
+        live.reactor.changed = changed
+        live.reactor.listeners.append(graph.tell)
+        try:
+            await live.run(started)
+        except BaseException as error:
+            found = _innermost(error)
+            why = found if isinstance(found, FairwayError) else Closing(f"the graph broke: {found}")
+            raise
+        finally:
+            live.stop(why)
+            managed.live = None
+            if graph.live is live:
+                graph.live = None
+
+
+class _GraphService:
+    """One life of a graph, for its supervisor."""
+
+    def __init__(self, graphs: Graphs, managed: Managed, supervised: Supervised) -> None:
+        self._graphs = graphs
+        self._managed = managed
+        self._supervised = supervised
+
+    async def run(self) -> None:
+        try:
+            await self._graphs.serve(self._managed, self._supervised.healthy)
+        except (ExceptionGroup, FairwayError) as error:
+            found = _innermost(error)
+            if isinstance(found, SourceFailed | Fenced | Invalid | Stop):
+                raise GraphFailed(str(found)) from error
+            raise
+
+
+def _catalog_name(graph: Graph) -> str:
+    return f"{graph.tenant}/{graph.name}"
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup) and error.exceptions:
+        error = error.exceptions[0]
+    return error
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,514 @@
+"""What a graph will be given: the newest or the next of each source, and when that is due. Pure.
+
+Boundaries arrive in any order; `take` gives the inputs of the next firing, or None while the gate
+is shut. What was taken can be given back, so that a firing that failed loses nothing.
+
+`latest` keeps the newest value of each source and a flag that it is news; values that a newer one
+overtook are skipped. `sequential` keeps them all, and takes them so that
+
+    need == 1   each firing takes one boundary, in order of arrival over all sources;
+    need  > 1   there is a queue per source, and a firing takes the head of each that has one,
+                once so many have.
+
+Sources that the gate does not name are inputs only: their newest value is used, and is never news.
+
+Marks tell that all up to them is consumed, so they must never run ahead of what waits. There are
+three places, and of one source what is in an earlier one always came first:
+
+    taken    by the firing under way, of which there is one at most
+    aside    consumed without a firing, or never news: goes with the next firing, whichever it is
+    waiting  news, or a queue
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from fairway.graphs.boundary import Boundary, Marks
+    from fairway.graphs.criteria import Gate
+
+Strategy: TypeAlias = Literal["latest", "sequential"]
+
+CAPACITY: Final = 256
+"""Boundaries of one source that wait, unless it says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A source as the inputs see it."""
+
+    name: str
+    capacity: int = CAPACITY
+    fires: bool = True
+    """Whether the gate names it."""
+
+
+class News(NamedTuple):
+    """What one source brought into a firing."""
+
+    source: str
+    value: Any
+    """`PASSED` if it brought no value, and is only consumed further."""
+    marks: Marks
+    """How far it is consumed by this."""
+    keys: tuple[Any, ...]
+    tokens: tuple[Any, ...]
+    """Whoever waits for these boundaries: told when the firing is over."""
+
+
+class Passed:
+    """The value of what was consumed without one: filtered, dropped, a repeat, undecodable."""
+
+    def __repr__(self) -> str:
+        return "PASSED"
+
+
+PASSED: Final = Passed()
+
+
+class Taken(NamedTuple):
+    """The inputs of one firing."""
+
+    values: dict[str, Any]
+    """By source. A source that brought nothing yet is absent."""
+    news: Sequence[News]
+    """At most one of each source."""
+    before: Mapping[str, Any]
+    """What the cache held of them before (`sequential`), to be put back if it fails."""
+    dirty_since_ns: int
+    """When the oldest of the news came; 0 if there is none."""
+    instead_of: Taken | None = None
+    """What a firing with other values overtook: that comes back if it fails."""
+
+
+class PredicateFailed(Exception):
+    """A predicate of the gate raised. `taken` are the inputs it was asked about: they are taken."""
+
+    def __init__(self, taken: Taken, error: Exception) -> None:
+        super().__init__(f"where: {type(error).__name__}: {error}")
+        self.taken = taken
+        self.error = error
+
+
+class _Waiting(NamedTuple):
+    """A boundary in a queue."""
+
+    number: int
+    """In order of arrival over all sources; 0 if it was given back."""
+    at_ns: int
+    news: News
+
+
+class Inputs:
+    """The input cache, the flags and the queues of one graph."""
+
+    def __init__(
+        self, slots: Sequence[Slot], gate: Gate, strategy: Strategy, now_ns: int = 0
+    ) -> None:
+        self.slots = {slot.name: slot for slot in slots}
+        self.gate = gate
+        self.strategy = strategy
+        self.cache: dict[str, Any] = {}
+        """The newest value of each source (`latest`), or the newest that was taken."""
+        self.filtered = 0
+        """Boundaries that a predicate passed over (`sequential`)."""
+        self._sequential = strategy == "sequential"
+        self._fires = {slot.name for slot in slots if slot.fires}
+        self._need = gate.need
+        self._timed = gate.timed
+        self._plain = not gate.timed and not gate.predicates
+        # What came of a source is kept in parts, oldest first, and put together when it is taken:
+        # however much is overtaken, each arrival costs the same.
+        self._aside: dict[str, list[News]] = {}
+        # `latest`: the sources that have news. All that are needed, not all that were seen so far.
+        self._dirty: dict[str, list[News]] = {}
+        self._first_ns = 0  # when the first of them got it
+        self._released = False  # time has let them pass, and they were not taken yet
+        self._refused = False  # a predicate said no, and nothing came since
+        # `sequential`
+        self._queues: dict[str, deque[_Waiting]] = {
+            slot.name: deque() for slot in slots if slot.fires and self._sequential
+        }
+        self._heads = 0  # queues that have something
+        self._count = 0
+        self._numbers = 0
+        self._passing = 0  # time has let pass what came up to this number
+        self._last_ns = 0
+        self._next_ns = now_ns + gate.period_ns if gate.period_ns else 0
+
+    # What comes in
+
+    def room(self, source: str) -> int:
+        """How many more boundaries of a source fit. `latest` always has room: it overtakes."""
+        if source not in self._queues:
+            return 1
+        return self.slots[source].capacity - len(self._queues[source])
+
+    def depth(self, source: str) -> int:
+        """How many boundaries of a source wait."""
+        if source in self._queues:
+            return len(self._queues[source])
+        return int(source in self._dirty or source in self._aside)
+
+    def arrive(self, source: str, boundary: Boundary, now_ns: int, token: Any = None) -> None:
+        """Take in a boundary. The caller has seen to it that there is room."""
+        value, marks, keys = boundary
+        news = _news(News, (source, value, marks, keys, () if token is None else (token,)))
+        fires = source in self._fires
+        if self._timed or self._refused:
+            self._hear(now_ns, fires)
+        if self._sequential and fires:
+            queue = self._queues[source]
+            if not queue:
+                self._heads += 1
+            self._count += 1
+            self._numbers += 1
+            queue.append(_waiting(_Waiting, (self._numbers, now_ns, news)))
+            return
+        self.cache[source] = value
+        if not fires:
+            self._put_aside(news)
+        elif source in self._dirty:
+            _overtake(self._dirty[source], news)
+        else:
+            if not self._dirty:
+                self._first_ns = now_ns
+            self._dirty[source] = [news]
+
+    def passed(self, source: str, marks: Marks, keys: tuple[Any, ...] = ()) -> None:
+        """Note that a source went on without bringing a value.
+
+        It counts as consumed with whatever came before it, and not sooner.
+        """
+        news = News(source, PASSED, marks, keys, ())
+        queue = self._queues.get(source)
+        if queue:
+            tail = queue[-1]
+            queue[-1] = tail._replace(news=_together((tail.news, news)))
+        elif source in self._dirty:
+            _overtake(self._dirty[source], news)
+        else:
+            self._put_aside(news)
+
+    def drop_oldest(self, source: str) -> News:
+        """Make room in a full queue; what was dropped, for whoever counts.
+
+        Its keys and tokens go with the next firing, like its marks.
+        """
+        queue = self._queues[source]
+        dropped = queue.popleft().news
+        self._count -= 1
+        self._heads -= not queue
+        self._put_aside(dropped._replace(value=PASSED))
+        return dropped
+
+    # What goes out
+
+    def take(self, now_ns: int) -> Taken | None:
+        """The inputs of the next firing, or None while the gate is shut.
+
+        Raises `PredicateFailed`.
+        """
+        if self._plain:  # nothing to ask but the count: this is what most graphs do
+            if self._sequential:
+                return self._next() if self._heads >= self._need else None
+            return self._newest() if len(self._dirty) >= self._need else None
+        taken = self._asked()
+        if taken is None and self._timed and self._look(now_ns):
+            taken = self._asked(always=self.gate.always)
+        return taken
+
+    def force(self) -> Taken:
+        """The inputs of a firing now, whatever the gate says: all that is news, or the next."""
+        return self._next() if self._heads else self._newest()
+
+    def force_with(self, values: Mapping[str, Any]) -> Taken:
+        """The inputs of a firing with other values; they replace the cache, all of it.
+
+        With `latest` they overtake what was news. Queues stay as they are.
+        """
+        overtaken = self._newest()
+        self.cache = dict(values)
+        news = [each._replace(value=PASSED) for each in overtaken.news]
+        return Taken(dict(values), news, _NOTHING, overtaken.dirty_since_ns, overtaken)
+
+    def restore(self, taken: Taken) -> None:
+        """Give back what was taken, as if it had not been: flags up again, heads in front."""
+        if taken.instead_of is not None:
+            taken = taken.instead_of
+            waiting = (*self._dirty.items(), *self._aside.items())
+            since = [name for name, parts in waiting if any(n.value is not PASSED for n in parts)]
+            self.cache = {**taken.values, **{name: self.cache[name] for name in since}}
+        since_ns = taken.dirty_since_ns
+        for news in taken.news:
+            name = news.source
+            parts = [news, *self._aside.pop(name, ())]  # that came after it, and before any other
+            if news.value is PASSED or name not in self._fires:
+                self._aside[name] = parts
+            elif self._sequential:
+                queue = self._queues[name]
+                self._heads += not queue
+                self._count += 1
+                queue.appendleft(_Waiting(0, since_ns, _together(parts)))
+                self._put_back(name, taken.before)
+            else:
+                self._first_ns = min(self._first_ns, since_ns) if self._dirty else since_ns
+                self._dirty[name] = [*parts, *self._dirty.get(name, ())]
+                self._released = True  # it was due once, so it still is
+                self._refused = False
+
+    def deadline_ns(self) -> int | None:
+        """When to ask again although nothing came, or None if only news can change the answer."""
+        gate = self.gate
+        if not self._timed or self._may_pass:
+            return None
+        if gate.always:
+            return self._next_ns
+        if not self._satisfied or self._refused:
+            return None
+        if not gate.quiet_ns:
+            return self._next_ns
+        quiet_ns = self._quiet_at_ns()
+        if not gate.period_ns:
+            return quiet_ns
+        looks = max(0, -(-(quiet_ns - self._next_ns) // gate.period_ns))
+        return self._next_ns + looks * gate.period_ns
+
+    def tokens(self) -> list[Any]:
+        """Everybody who waits for something that was not taken yet."""
+        news = [each for parts in self._dirty.values() for each in parts]
+        news += [each for parts in self._aside.values() for each in parts]
+        news += [each.news for queue in self._queues.values() for each in queue]
+        return [token for each in news for token in each.tokens]
+
+    @property
+    def dirty(self) -> dict[str, bool]:
+        """Every source that fires, and whether it has news."""
+        if self._sequential:
+            return {name: bool(queue) for name, queue in sorted(self._queues.items())}
+        return {name: name in self._dirty for name in sorted(self._fires)}
+
+    @property
+    def depths(self) -> dict[str, int]:
+        return {name: self.depth(name) for name in self.slots}
+
+    @property
+    def pending(self) -> int:
+        """How many boundaries wait to be taken."""
+        return self._count if self._sequential else len(self._dirty)
+
+    # When
+
+    @property
+    def _satisfied(self) -> bool:
+        return (self._heads if self._sequential else len(self._dirty)) >= self._need
+
+    @property
+    def _may_pass(self) -> bool:
+        """Whether enough waits that time has let pass already, or does not ask about."""
+        if not self._timed or not self._sequential:
+            return self._satisfied and (self._released or not self._timed)
+        passing = [q for q in self._queues.values() if q and q[0].number <= self._passing]
+        return len(passing) >= self._need
+
+    def _look(self, now_ns: int) -> bool:
+        """Whether time lets a firing pass now. If it does, all that waits now may pass."""
+        gate = self.gate
+        look_ns = now_ns
+        if gate.period_ns:
+            if now_ns < self._next_ns:
+                return False
+            self._skip_to(now_ns)
+            look_ns = self._next_ns - gate.period_ns  # we may be late
+        if not gate.always:
+            if not self._satisfied:
+                return False
+            if gate.quiet_ns and look_ns < self._quiet_at_ns():
+                return False
+        self._passing = self._numbers
+        self._released = True
+        return True
+
+    def _hear(self, now_ns: int, fires: bool) -> None:
+        """Something comes, and time or a predicate makes a difference."""
+        idle = not self.gate.always and (self._refused or not self._satisfied)
+        if idle and self._next_ns and now_ns >= self._next_ns:
+            self._skip_to(now_ns)  # looks at which there was nothing to see
+        self._refused = False
+        if fires:
+            self._last_ns = now_ns
+
+    def _quiet_at_ns(self) -> int:
+        quiet_ns = self._last_ns + self.gate.quiet_ns
+        if not self.gate.most_ns:
+            return quiet_ns
+        first_ns = self._first_ns
+        if self._sequential:
+            first_ns = min(queue[0].at_ns for queue in self._queues.values() if queue)
+        return min(quiet_ns, first_ns + self.gate.most_ns)
+
+    def _skip_to(self, now_ns: int) -> None:
+        """The next look is at the first multiple of the period after now."""
+        period_ns = self.gate.period_ns
+        self._next_ns += ((now_ns - self._next_ns) // period_ns + 1) * period_ns
+
+    # What
+
+    def _asked(self, *, always: bool = False) -> Taken | None:
+        """What may pass and the predicates want; with `always` also what may not pass yet."""
+        return self._asked_next(always) if self._sequential else self._asked_newest(always)
+
+    def _asked_newest(self, always: bool) -> Taken | None:
+        if not (always or self._may_pass):
+            return None
+        values = self.cache.copy()
+        try:
+            wanted = all(predicate(values) for predicate in self.gate.predicates)
+        except Exception as error:
+            raise PredicateFailed(self._newest(), error) from error
+        if wanted:
+            return self._newest()
+        # It stays news, until something makes it worth more.
+        self._released = False
+        self._refused = True
+        return None
+
+    def _asked_next(self, always: bool) -> Taken | None:
+        while always or self._may_pass:
+            always = False
+            taken = self.force()
+            try:
+                wanted = all(predicate(taken.values) for predicate in self.gate.predicates)
+            except Exception as error:
+                raise PredicateFailed(taken, error) from error
+            if wanted:
+                return taken
+            for news in taken.news:
+                if news.source in self._fires and news.value is not PASSED:
+                    self.filtered += 1
+                    self._put_back(news.source, taken.before)
+                    news = news._replace(value=PASSED)
+                self._put_aside(news)
+        return None
+
+    def _newest(self) -> Taken:
+        """All that is news, and what is aside."""
+        dirty = self._dirty
+        since_ns = self._first_ns if dirty else 0
+        if self._aside:
+            for name, parts in dirty.items():
+                self._aside[name] = [*self._aside.get(name, ()), *parts]
+            dirty, self._aside = self._aside, {}
+        news = [parts[0] if len(parts) == 1 else _together(parts) for parts in dirty.values()]
+        self._dirty = {}
+        self._released = False
+        return _taken(Taken, (self.cache.copy(), news, _NOTHING, since_ns, None))
+
+    def _next(self) -> Taken:
+        """The next of one queue, or of each; and what is aside."""
+        if self._need > 1:
+            names: Iterable[str] = [name for name, queue in self._queues.items() if queue]
+        else:
+            names = (self._longest_waiting(),)
+        before = {}
+        taken = []
+        since_ns = 0
+        cache = self.cache
+        for name in names:
+            queue = self._queues[name]
+            _, at_ns, news = queue.popleft()
+            if not queue:
+                self._heads -= 1
+            self._count -= 1
+            if not since_ns or at_ns < since_ns:
+                since_ns = at_ns
+            if name in cache:
+                before[name] = cache[name]
+            cache[name] = news.value
+            if name in self._aside:
+                news = _together((*self._aside.pop(name), news))
+            taken.append(news)
+        if self._aside:
+            taken += map(_together, self._aside.values())
+            self._aside = {}
+        return _taken(Taken, (cache.copy(), taken, before, since_ns, None))
+
+    def _longest_waiting(self) -> str:
+        queues = self._queues
+        if len(queues) == 1:
+            return next(iter(queues))
+        best, lowest = "", -1
+        for name, queue in queues.items():
+            if queue and (lowest < 0 or queue[0][0] < lowest):
+                best, lowest = name, queue[0][0]
+        return best
+
+    def _put_aside(self, news: News) -> None:
+        if news.source in self._aside:
+            _overtake(self._aside[news.source], news)
+        else:
+            self._aside[news.source] = [news]
+
+    def _put_back(self, source: str, before: Mapping[str, Any]) -> None:
+        if source in before:
+            self.cache[source] = before[source]
+        else:
+            self.cache.pop(source, None)
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        if self._sequential:
+            assert not self._dirty
+            assert self._count == sum(map(len, self._queues.values()))
+            assert self._heads == sum(map(bool, self._queues.values()))
+            for name, queue in self._queues.items():
+                numbers = [waiting.number for waiting in queue]
+                assert numbers == sorted(numbers), f"{name} is out of order"
+        else:
+            assert set(self._dirty) <= self._fires
+        for name, parts in (*self._aside.items(), *self._dirty.items()):
+            assert parts, f"{name} has no parts"
+            assert all(news.source == name for news in parts)
+        for name in self._fires & set(self._aside):
+            values = [news for news in self._aside[name] if news.value is not PASSED]
+            assert not values, f"a value of {name} is aside, where it never fires"
+        assert set(self.cache) <= set(self.slots)
+
+
+_NOTHING: Mapping[str, Any] = {}
+
+# A third faster than calling the class, three times per firing.
+_news = _waiting = _taken = tuple.__new__
+
+
+def _overtake(parts: list[News], news: News) -> None:
+    """Add what came later. Of what it overtakes only marks, keys and tokens matter."""
+    source, value, marks, keys, tokens = parts[-1]
+    if keys or tokens:
+        if news.value is not PASSED:
+            parts[-1] = News(source, PASSED, marks, keys, tokens)
+        parts.append(news)
+        return
+    marks = news.marks if marks.keys() <= news.marks.keys() else {**marks, **news.marks}
+    value = value if news.value is PASSED else news.value
+    parts[-1] = News(source, value, marks, news.keys, news.tokens)
+
+
+def _together(parts: Sequence[News]) -> News:
+    """One of several of the same source, oldest first."""
+    value: Any = PASSED
+    marks: Marks = {}
+    keys: list[Any] = []
+    tokens: list[Any] = []
+    for news in parts:
+        if news.value is not PASSED:
+            value = news.value
+        marks.update(news.marks)
+        keys += news.keys
+        tokens += news.tokens
+    return News(parts[0].source, value, marks, tuple(keys), tuple(tokens))

@@ -1,0 +1,429 @@
+"""A graph while it runs: its accumulators, its reactor, its journal and its outbox, together.
+
+Made anew each time the graph is started, from the declaration and what was kept. `run` lasts until
+it is cancelled or the reactor breaks; a source that breaks is restarted by itself meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fairway.core.backoff import BackoffConfig
+from fairway.errors import Closing, Conflict, FairwayError, GaveUp, NotFound, SourceFailed
+from fairway.graphs.accumulator import Accumulator
+from fairway.graphs.checkpoint import Began, Checkpoint, Limits, Recovered, Sent
+from fairway.graphs.feed import Surroundings
+from fairway.graphs.health import ReactorHealth, SourceHealth, SourceState
+from fairway.graphs.journal import FAILURES_MAX, Journal, load
+from fairway.graphs.outbox import Outbox
+from fairway.graphs.reactor import Reactor
+from fairway.graphs.source import KEYS_MAX
+from fairway.graphs.tickets import Ticket
+from fairway.runtime.supervision import Happening, Supervised
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from random import Random
+
+    from fairway.graphs.boundary import Marks
+    from fairway.graphs.feed import Arrivals
+    from fairway.graphs.firing import Firing
+    from fairway.graphs.graph import Graph
+    from fairway.graphs.hands import Hands
+    from fairway.graphs.journal import Loaded
+    from fairway.graphs.outbox import Destinations
+    from fairway.runtime.clock import Clock
+    from fairway.runtime.supervision import SupervisionEvent
+    from fairway.storage.log import Log
+
+logger = logging.getLogger("fairway.graphs")
+
+SUPERVISION: Final = BackoffConfig(
+    base_ns=1_000_000_000,
+    cap_ns=60_000_000_000,
+    jitter=0.0,
+    reset_after_ns=60_000_000_000,
+    attempts_max=6,
+)
+"""Five restarts, after 1 s doubling to 60 s; a minute of health forgets earlier failures."""
+
+
+EPOCH_BITS: Final = 24
+"""Lives of one incarnation of a graph that can be told apart."""
+
+
+class Around(NamedTuple):
+    """What graphs use of the process they run in."""
+
+    clock: Clock
+    hands: Hands
+    random: Random
+    holder: str
+    """What this process is called, in what is kept."""
+    log: Log | None = None
+    destinations: Destinations | None = None
+    arrivals: Arrivals | None = None
+    supervision: BackoffConfig = SUPERVISION
+
+
+class LiveGraph:
+    """One graph, running."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        around: Around,
+        loaded: Loaded | None,
+        partition: int | None,
+        *,
+        recoveries: Callable[[Recovered], None],
+    ) -> None:
+        self.graph = graph
+        self.checkpoint = checkpoint = loaded.checkpoint if loaded is not None else Checkpoint()
+        self.limits = limits_of(graph)
+        self._around = around
+        self._partition = partition
+        self._recoveries = recoveries
+        clock = around.clock
+        sources = graph.sources.values()
+        self.healths = {
+            source.name: SourceHealth(
+                source.name, required=source.required, stale_after_ns=source.stale_after_ns
+            )
+            for source in sources
+        }
+        self.health = ReactorHealth(self.healths.values(), warm_timeout_ns=graph.warm_timeout_ns)
+        self.journal: Journal | None = None
+        if partition is not None:
+            assert around.log is not None
+            assert loaded is not None
+            self.journal = Journal(
+                around.log,
+                partition,
+                loaded,
+                self.limits,
+                keep_records=graph.record,
+                health=lambda failures: self.reactor.checkpoint_failing(failures, FAILURES_MAX),
+                room=lambda: self.reactor.room(),
+                lost=lambda error: self.reactor.broken(error),
+            )
+        self.outbox = Outbox(
+            around.destinations,
+            producer_of(graph),
+            checkpoint.epoch,
+            positions=partition is not None,
+            moved=lambda: self.reactor.moved(),
+            room=lambda: self.reactor.room(),
+        )
+        self.reactor = Reactor(
+            graph,
+            self.health,
+            around.hands,
+            clock,
+            checkpoint=checkpoint,
+            limits=self.limits,
+            journal=self.journal,
+            outbox=self.outbox,
+            consumed=self._consumed,
+            wrote=lambda name, value: self.accumulators[name].write(value),
+        )
+        self.accumulators = {
+            source.name: Accumulator(
+                source,
+                self.reactor,
+                self.healths[source.name],
+                clock,
+                around.random,
+                journaled=partition is not None,
+            )
+            for source in sources
+        }
+        if any(source.batch is not None for source in sources):
+            self.reactor.listeners.append(self._after_firing)
+        self._draining = False
+        self._feeds: dict[str, Supervised] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+
+    # Life
+
+    async def run(self, started: Callable[[], None]) -> None:
+        """Run until cancelled. Raises what broke the reactor, or `SourceFailed`."""
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            await self._begin()
+            group.create_task(self.reactor.run(), name=f"{self.graph.name}-reactor")
+            if self.outbox.effects_possible:
+                group.create_task(self.outbox.run(), name=f"{self.graph.name}-outbox")
+            for name, source in self.graph.sources.items():
+                if source.feed is not None:
+                    self.start_source(name)
+                else:
+                    self.healths[name].move(SourceState.SOCKET_ONLY)
+            self.reactor.start()
+            started()
+
+    async def _begin(self) -> None:
+        """Take the graph over, and restore what was kept."""
+        kept = self.checkpoint
+        if self.journal is not None:
+            began = Began(kept.epoch + 1, self._around.holder, self._around.clock.wall_ns())
+            self.journal.append(began, _nothing)
+            # A graph that is forgotten and loaded anew counts from 1 again, in another partition;
+            # for whoever has its effects it must be a later producer, not an earlier one.
+            assert self._partition is not None
+            self.outbox.epoch = self._partition << EPOCH_BITS | kept.epoch
+            # Nothing is done in its name before it is durable that it is ours.
+            try:
+                await self.journal.wait_durable()
+            except Closing:
+                self.reactor.check_broken()
+                raise
+        for number, (epoch, effects) in sorted(kept.unsent.items()):
+            self.outbox.send(number, effects, epoch)
+        for name, accumulator in self.accumulators.items():
+            accumulator.restore(kept.kept(name))
+        for name, accumulator in self.accumulators.items():
+            accumulator.replay(kept.kept(name))
+
+    def start_source(self, name: str) -> None:
+        """Read the feed of a source, and begin again when it dies."""
+        assert self._group is not None
+        accumulator = self.accumulators[name]
+        health = self.healths[name]
+        around = Surroundings(
+            graph=self.graph.name,
+            source=name,
+            tenant=self.graph.tenant,
+            report=lambda connected, why="": self._reported(name, connected, why),
+            in_thread=self._around.hands.pool.run,
+            arrivals=self._around.arrivals,
+        )
+
+        def make() -> FeedService:
+            if health.state is not SourceState.STARTING:
+                health.move(SourceState.STARTING)
+            return FeedService(accumulator, around, supervised)
+
+        supervised = Supervised(
+            name,
+            make,
+            config=self._around.supervision,
+            random=self._around.random,
+            report=lambda event: self._happened(event),
+            clock=self._around.clock,
+            tells_health=True,
+        )
+        self._feeds[name] = supervised
+        self._tasks[name] = self._group.create_task(
+            self._supervise(name, supervised), name=f"{self.graph.name}-{name}"
+        )
+
+    def restart_source(self, name: str) -> None:
+        """Try again with a source that was given up."""
+        if self.accumulator(name).source.feed is None:
+            raise Conflict(f"source {name!r} has no feed to restart", code="source_without_feed")
+        task = self._tasks.get(name)
+        if task is not None and not task.done():
+            raise Conflict(f"source {name!r} runs", code="source_running")
+        self.start_source(name)
+
+    async def _supervise(self, name: str, supervised: Supervised) -> None:
+        try:
+            await supervised.run()
+        except GaveUp as error:
+            self.healths[name].move(SourceState.FAILED, str(error.__cause__ or error))
+            if self.graph.sources[name].required:
+                raise SourceFailed(f"source {name!r} is required, and {error}") from error
+
+    def _happened(self, event: SupervisionEvent) -> None:
+        if event.happening is Happening.FAILED:
+            health = self.healths[event.name]
+            if health.state is not SourceState.DISCONNECTED:
+                health.move(SourceState.DISCONNECTED, f"it died: {event.error}")
+        if event.happening is not Happening.STARTED:
+            self.recovered(event)
+
+    def recovered(self, event: SupervisionEvent) -> None:
+        """Something failed, was restarted or given up: remember it."""
+        record = Recovered(
+            self._around.clock.wall_ns(),
+            event.name,
+            event.happening.value,
+            event.failures,
+            repr(event.error) if event.error is not None else "",
+        )
+        self._recoveries(record)
+        if self.journal is not None:
+            self.journal.append(record, _nothing)
+
+    def _reported(self, name: str, connected: bool, why: str) -> None:
+        health = self.healths[name]
+        if connected and health.state is SourceState.DISCONNECTED:
+            health.move(SourceState.LIVE)
+        elif not connected and health.state is SourceState.LIVE:
+            health.move(SourceState.DISCONNECTED, why)
+        else:
+            return
+        self._feeds[name].healthy(connected)
+
+    async def drain(self, timeout_s: float = 5.0) -> None:
+        """Take no more, give what is collected, and wait until what was accepted has fired."""
+        self._draining = True
+        for accumulator in self.accumulators.values():
+            accumulator.hush()
+            accumulator.flush_at_end()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.reactor.settled()
+                if self.journal is not None:
+                    if self.outbox.sent:
+                        self.journal.append(Sent(self.outbox.sent), _nothing)
+                    await self.journal.wait_durable()
+        except (TimeoutError, Closing) as error:
+            logger.warning("graph %s was not drained in time: %r", self.graph.name, error)
+
+    def stop(self, why: FairwayError) -> None:
+        """Fire no more; whoever waits is told. What is not recorded is as after a crash."""
+        self.reactor.stop(why)
+        for accumulator in self.accumulators.values():
+            accumulator.stop()
+        if self.journal is not None:
+            self.journal.close()
+
+    # What comes in
+
+    def accumulator(self, source: str) -> Accumulator:
+        found = self.accumulators.get(source)
+        if found is None:
+            raise NotFound("source", source)
+        return found
+
+    def push_nowait(self, source: str, value: Any) -> None:
+        accumulator = self.accumulators.get(source) or self.accumulator(source)
+        self._check_running()
+        accumulator.push(value, None)
+
+    def accept(self, source: str, value: Any) -> asyncio.Future[Any] | None:
+        """Take a value in now, or raise `Backpressure`, also if the source would wait for room.
+
+        The future, if there is one: that it is kept.
+        """
+        accumulator = self.accumulator(source)
+        self._check_running()
+        if self.journal is None:
+            accumulator.push(value, None)
+            return None
+        future = self.reactor.promise()
+        try:
+            accumulator.push(value, Ticket(future, asks=False))
+        except BaseException:
+            future.cancel()
+            raise
+        return future
+
+    async def push(self, source: str, value: Any) -> None:
+        """Accepted when it returns: durably, if the graph is checkpointed."""
+        accumulator = self.accumulator(source)
+        if self.journal is None:
+            if not accumulator.room() and accumulator.source.on_full == "block":
+                await self.reactor.wait_room(source)
+            self._check_running()
+            accumulator.push(value, None)
+            return
+        await self._pushed(accumulator, value, asks=False)
+
+    async def ask(self, source: str, value: Any) -> Firing | None:
+        """The firing that consumed it."""
+        firing: Firing | None = await self._pushed(self.accumulator(source), value, asks=True)
+        return firing
+
+    async def _pushed(self, accumulator: Accumulator, value: Any, *, asks: bool) -> Any:
+        if not accumulator.room() and accumulator.source.on_full == "block":
+            await self.reactor.wait_room(accumulator.source.name)
+        self._check_running()
+        future = self.reactor.promise()
+        try:
+            accumulator.push(value, Ticket(future, asks=asks))
+        except BaseException:
+            future.cancel()
+            raise
+        return await future
+
+    async def settled(self) -> None:
+        await self.reactor.settled()
+
+    async def force(self, values: Mapping[str, Any] | None = None) -> Firing:
+        """Fire now; with `values`, plain data or boundaries by source, as the whole cache."""
+        if values is not None:
+            checked = self.graph.checked(values)
+            values = {
+                name: value
+                if _is_one(value, self.graph.sources[name].given_type)
+                else self.graph.sources[name].schema.of_plain(value)
+                for name, value in checked.items()
+            }
+            # A state is what the graph keeps, not what it is given: it stays unless it is named.
+            cache = self.reactor.inputs.cache
+            states = [n for n, s in self.graph.sources.items() if s.keep is not None and n in cache]
+            values = {**{name: cache[name] for name in states}, **values}
+        return await self.reactor.force(values)
+
+    def _check_running(self) -> None:
+        if self.reactor.stopped is not None:
+            raise Closing(f"graph {self.graph.name!r} does not run: {self.reactor.stopped}")
+        if self._draining:
+            raise Closing(f"graph {self.graph.name!r} is being unloaded")
+
+    def _consumed(self, source: str, marks: Marks) -> None:
+        self.accumulators[source].consumed(marks)
+
+    def _after_firing(self, firing: Firing) -> None:
+        for accumulator in self.accumulators.values():
+            accumulator.after_firing()
+
+
+class FeedService:
+    """The part of a source that may die, for its supervisor."""
+
+    def __init__(
+        self, accumulator: Accumulator, around: Surroundings, supervised: Supervised
+    ) -> None:
+        self.around = around
+        self._accumulator = accumulator
+        self._supervised = supervised
+
+    async def run(self) -> None:
+        try:
+            await self._accumulator.run(self.around, self._supervised.healthy)
+        except ExceptionGroup as group:  # of reading and committing: what it died of is one error
+            error: Exception = group
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
+
+
+def limits_of(graph: Graph) -> Limits:
+    keep = {name: source.keep for name, source in graph.sources.items() if source.keep is not None}
+    return Limits(keep, KEYS_MAX)
+
+
+def producer_of(graph: Graph) -> str:
+    """What the destinations of its effects know it by."""
+    return f"graph/{graph.tenant}/{graph.name}"
+
+
+async def restored(log: Log, partition: int, graph: Graph) -> Loaded:
+    """What was kept of a graph."""
+    return await load(log, partition, limits_of(graph))
+
+
+def _is_one(value: Any, hint: Any) -> bool:
+    """Whether a value is of a class already; what is no class is checked in its parts."""
+    return isinstance(hint, type) and hint is not Any and isinstance(value, hint)
+
+
+def _nothing() -> None:
+    return None

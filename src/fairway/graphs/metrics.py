@@ -1,0 +1,95 @@
+"""The numbers of graphs, told when somebody asks: they are counted where they happen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fairway.graphs.health import HEALTHY
+from fairway.runtime.telemetry import Series
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from fairway.graphs.engine import Managed
+    from fairway.graphs.live import LiveGraph
+    from fairway.runtime.telemetry import Kind
+
+STATES = ("starting", "warming", "live", "degraded", "stopped", "failed")
+
+HELP: dict[str, tuple[Kind, str]] = {
+    "fairway_graph_state": ("gauge", "1 for the state that the graph is in"),
+    "fairway_graph_fired": ("counter", "Firings that succeeded"),
+    "fairway_graph_failed": ("counter", "Tries of firings that failed"),
+    "fairway_graph_dead_letters": ("counter", "Boundaries and firings that were kept aside"),
+    "fairway_graph_journal_pending": ("gauge", "Records that are not durable yet"),
+    "fairway_graph_outbox": ("gauge", "Effects that have not gone out yet"),
+    "fairway_graph_effects_dropped": ("counter", "Effects that their destination never takes"),
+    "fairway_graph_source_healthy": ("gauge", "1 if the source is healthy"),
+    "fairway_graph_source_events": ("counter", "Events that came, pushes included"),
+    "fairway_graph_source_waiting": ("gauge", "Boundaries that wait for a firing"),
+    "fairway_graph_source_age_seconds": ("gauge", "Time since the last event"),
+    "fairway_graph_source_lost": ("counter", "Events that came to nothing, by reason"),
+    "fairway_graph_node_runs": ("counter", "Runs of a node"),
+    "fairway_graph_node_failed": ("counter", "Runs of a node that raised"),
+    "fairway_graph_node_busy_seconds": ("counter", "Time spent in a node"),
+    "fairway_graph_edge_passed": ("counter", "Values that went from a source or node to a node"),
+}
+
+
+def series_of(graphs: Iterable[Managed], now_ns: int) -> Iterator[Series]:
+    """Every series of every graph."""
+    for managed in graphs:
+        labels = {"graph": managed.graph.name}
+        if managed.graph.tenant:
+            labels["tenant"] = managed.graph.tenant
+        for state in STATES:
+            yield _series("fairway_graph_state", int(managed.state == state), labels, state=state)
+        if managed.live is not None:
+            yield from _of_live(managed.live, labels, now_ns)
+
+
+def _of_live(live: LiveGraph, labels: dict[str, str], now_ns: int) -> Iterator[Series]:
+    reactor = live.reactor
+    yield _series("fairway_graph_fired", reactor.fired, labels)
+    yield _series("fairway_graph_failed", reactor.failed, labels)
+    yield _series("fairway_graph_dead_letters", live.checkpoint.dead_ids, labels)
+    yield _series("fairway_graph_outbox", live.outbox.depth, labels)
+    yield _series("fairway_graph_effects_dropped", live.outbox.dropped, labels)
+    if live.journal is not None:
+        yield _series("fairway_graph_journal_pending", live.journal.pending, labels)
+    for name, found in live.accumulators.items():
+        health = found.health
+        yield _series(
+            "fairway_graph_source_healthy",
+            int(health.state in HEALTHY and not health.stale(now_ns)),
+            labels,
+            source=name,
+        )
+        yield _series("fairway_graph_source_events", found.events, labels, source=name)
+        waiting = reactor.inputs.depth(name) + found.collected
+        yield _series("fairway_graph_source_waiting", waiting, labels, source=name)
+        if health.event_ns is not None:
+            age_s = (now_ns - health.event_ns) / 1e9
+            yield _series("fairway_graph_source_age_seconds", age_s, labels, source=name)
+        for reason, count in (
+            ("dropped", found.dropped),
+            ("refused", found.refused),
+            ("repeated", found.repeated),
+            ("suppressed", found.suppressed),
+            ("undecodable", found.buried),
+            ("late", found.late),
+        ):
+            yield _series("fairway_graph_source_lost", count, labels, source=name, reason=reason)
+    counts = live.graph.build().counts
+    for at, name in enumerate(counts.names):
+        yield _series("fairway_graph_node_runs", counts.runs[at], labels, node=name)
+        yield _series("fairway_graph_node_failed", counts.failed[at], labels, node=name)
+        busy_s = counts.busy_ns[at] / 1e9
+        yield _series("fairway_graph_node_busy_seconds", busy_s, labels, node=name)
+    for edge, passed in counts.passed():
+        yield _series("fairway_graph_edge_passed", passed, labels, edge=edge)
+
+
+def _series(name: str, value: float, labels: dict[str, str], **more: str) -> Series:
+    kind, help = HELP[name]
+    return Series(name, kind, help, tuple(sorted({**labels, **more}.items())), value)

@@ -1,0 +1,234 @@
+"""Lets the effects of firings out, in order, each of them once.
+
+An effect goes out when its firing is recorded, under the producer position (graph, epoch, number of
+the firing, ordinal): its destination keeps the last one, so that an effect that is sent again after
+a crash, however late, changes nothing. What cannot be sent now is tried until it can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from fairway.core.backoff import BackoffConfig
+from fairway.errors import FairwayError, Invalid, TopicFull
+from fairway.runtime.clock import sleep_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fairway.graphs.checkpoint import EffectRecord
+    from fairway.graphs.context import Effect
+
+logger = logging.getLogger("fairway.graphs")
+
+ORDINAL_BITS: Final = 20
+"""A firing has at most a million effects; its number and the ordinal make one rising number."""
+BATCH: Final = 1000
+WAITING_MAX: Final = 10_000
+"""Effects that wait; the graph stops firing beyond."""
+BACKOFF: Final = BackoffConfig(base_ns=20_000_000, cap_ns=5_000_000_000, jitter=0.0)
+
+
+class Position(NamedTuple):
+    """Whose effect it is, and which: it rises from one to the next."""
+
+    producer: str
+    epoch: int
+    number: int
+
+
+class Destinations(Protocol):
+    """Where effects go: a port that the app fills."""
+
+    def encoded(self, effect: Effect) -> EffectRecord:
+        """What is recorded of an effect. Raises `Invalid` if it can go nowhere."""
+        ...
+
+    async def known(self, topic: str, producer: str) -> tuple[int, int] | None:
+        """The (epoch, number) that a topic (empty: the job store) has of a producer."""
+        ...
+
+    async def send(
+        self, topic: str, effects: Sequence[EffectRecord], position: Position | None
+    ) -> None:
+        """All or none of them, durably; nothing if the position is not above the known one."""
+        ...
+
+
+class _Waiting(NamedTuple):
+    epoch: int
+    firing: int
+    number: int
+    effect: EffectRecord
+
+
+class Outbox:
+    """The effects of one graph that are on their way: a queue for each destination.
+
+    Order is kept at each destination, not between them; so one that is slow holds up no other.
+    """
+
+    def __init__(
+        self,
+        destinations: Destinations | None,
+        producer: str,
+        epoch: int,
+        *,
+        positions: bool,
+        moved: Callable[[], None],
+        room: Callable[[], None],
+    ) -> None:
+        """With `positions` each goes out once; without, at least once while the process lives."""
+        self.epoch = epoch
+        self.sent = 0
+        """Effects of firings up to this one have gone out."""
+        self.dropped = 0
+        """Effects that their destination will never take."""
+        self.full = False
+        """Whether so much waits to go out that no more should be made."""
+        self.depth = 0
+        """Effects that have not gone out yet."""
+        self._destinations = destinations
+        self._producer = producer
+        self._positions = positions
+        self._moved = moved
+        self._room = room
+        self._lanes: dict[str, _Lane] = {}
+        self._left: dict[int, int] = {}  # effects of each firing that have not gone out, in order
+        self._made: asyncio.Event = asyncio.Event()
+        self._new: list[_Lane] = []
+
+    @property
+    def effects_possible(self) -> bool:
+        """Whether there is anywhere for effects to go."""
+        return self._destinations is not None
+
+    @property
+    def idle(self) -> bool:
+        return not self.depth
+
+    @property
+    def failing(self) -> dict[str, int]:
+        """Destinations that cannot be reached, and how many tries in a row have failed."""
+        return {topic: lane.failures for topic, lane in self._lanes.items() if lane.failures}
+
+    def encoded(self, effects: Sequence[Effect]) -> tuple[EffectRecord, ...]:
+        """What is recorded of the effects of a firing."""
+        if self._destinations is None:
+            raise Invalid("there is nowhere for effects to go: the graph runs without an app")
+        if len(effects) >= 1 << ORDINAL_BITS:
+            raise Invalid(f"{len(effects):,} effects are too many for one firing")
+        return tuple([self._destinations.encoded(effect) for effect in effects])
+
+    def send(self, firing: int, effects: Sequence[EffectRecord], epoch: int | None = None) -> None:
+        """Let the effects of a firing go; `epoch` is another one's if a restart sends them."""
+        if epoch is None:
+            epoch = self.epoch
+        self._left[firing] = len(effects)
+        self.depth += len(effects)
+        for ordinal, effect in enumerate(effects):
+            lane = self._lanes.get(effect.topic)
+            if lane is None:
+                lane = self._lanes[effect.topic] = _Lane()
+                self._new.append(lane)
+                self._made.set()
+            number = firing << ORDINAL_BITS | ordinal
+            lane.waiting.append(_Waiting(epoch, firing, number, effect))
+            lane.some.set()
+        if self.depth >= WAITING_MAX:
+            self.full = True
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                for lane in self._new:
+                    group.create_task(self._serve(lane), name="outbox-lane")
+                self._new.clear()
+                self._made.clear()
+                await self._made.wait()
+
+    async def _serve(self, lane: _Lane) -> None:
+        while True:
+            while not lane.waiting:
+                lane.some.clear()
+                await lane.some.wait()
+            batch = lane.batch()
+            try:
+                await self._send(lane, batch)
+            except Invalid as error:
+                if isinstance(error, TopicFull):
+                    await self._failed(lane, error)
+                    continue
+                self.dropped += len(batch)
+                logger.error("%s: %d effects go nowhere: %s", self._producer, len(batch), error)
+            except FairwayError as error:
+                lane.met = False  # whether it arrived may be in doubt: ask before it goes again
+                await self._failed(lane, error)
+                continue
+            lane.failures = 0
+            self._gone(lane, batch)
+
+    async def _send(self, lane: _Lane, batch: list[_Waiting]) -> None:
+        assert self._destinations is not None
+        topic = batch[0].effect.topic
+        position = None
+        if self._positions:
+            if not lane.met:
+                known = await self._destinations.known(topic, self._producer)
+                if known is not None:
+                    batch = [each for each in batch if (each.epoch, each.number) > known]
+                    if not batch:
+                        return
+            last = batch[-1]
+            position = Position(self._producer, last.epoch, last.number)
+        await self._destinations.send(topic, [each.effect for each in batch], position)
+        lane.met = True
+
+    def _gone(self, lane: _Lane, batch: list[_Waiting]) -> None:
+        for waiting in batch:
+            lane.waiting.popleft()
+            self._left[waiting.firing] -= 1
+        self.depth -= len(batch)
+        while self._left:
+            first = next(iter(self._left))
+            if self._left[first]:
+                break
+            del self._left[first]
+            self.sent = first
+        if self.full and self.depth < WAITING_MAX // 2:
+            self.full = False
+            self._room()
+        self._moved()
+
+    async def _failed(self, lane: _Lane, error: FairwayError) -> None:
+        lane.failures += 1
+        if lane.failures in (1, 10):
+            logger.warning("%s: effects wait, will try again: %s", self._producer, error)
+        await sleep_ns(BACKOFF.ceiling_ns(lane.failures))
+
+
+class _Lane:
+    """Effects for one destination."""
+
+    __slots__ = ("failures", "met", "some", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[_Waiting] = deque()
+        self.some = asyncio.Event()
+        self.met = False
+        """Whether it is known that the destination has nothing beyond what was sent."""
+        self.failures = 0
+
+    def batch(self) -> list[_Waiting]:
+        """The first of them, as many as may go at once: of one epoch."""
+        epoch = self.waiting[0].epoch
+        batch: list[_Waiting] = []
+        for waiting in self.waiting:
+            if waiting.epoch != epoch or len(batch) >= BATCH:
+                break
+            batch.append(waiting)
+        return batch

@@ -1,0 +1,92 @@
+"""What is written down of a firing: from what it was given and did to a record. Pure."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fairway.graphs.checkpoint import Consumed, Died, Fired, Write
+from fairway.graphs.firing import packed
+from fairway.graphs.inputs import PASSED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fairway.graphs.boundary import Stored
+    from fairway.graphs.checkpoint import EffectRecord
+    from fairway.graphs.context import FiringContext
+    from fairway.graphs.firing import Firing
+    from fairway.graphs.graph import Graph
+    from fairway.graphs.inputs import Taken
+
+
+class Sender(Protocol):
+    """Who sends the effects: under which epoch, and how far it is."""
+
+    epoch: int
+    sent: int
+
+
+def fired_of(
+    graph: Graph,
+    taken: Taken,
+    ctx: FiringContext,
+    effects: tuple[EffectRecord, ...],
+    outputs: Mapping[str, Any],
+    sender: Sender,
+    *,
+    replaced: bool,
+) -> Fired:
+    """The record of a firing that succeeded. Raises `TypeError` if a value has no stored form."""
+    sources = graph.sources
+    news = tuple(
+        [
+            Consumed(
+                source,
+                marks,
+                None if value is PASSED else sources[source].schema.store(value),
+                keys,
+            )
+            for source, value, marks, keys, _ in taken.news
+        ]
+    )
+    if replaced:
+        news += tuple(
+            Consumed(source, {}, sources[source].schema.store(value))
+            for source, value in taken.values.items()
+        )
+    return Fired(
+        ctx.number,
+        sender.epoch,
+        ctx.wall_ns,
+        ctx.cause,
+        news,
+        tuple([Write(name, sources[name].item_schema.store(v)) for name, v in ctx.writes]),
+        effects,
+        packed(outputs) if graph.record else None,
+        sender.sent,
+        replaced,
+        ctx.degraded,
+    )
+
+
+def died_of(graph: Graph, taken: Taken, firing: Firing) -> Died:
+    """The record of a firing that failed for good: its inputs, kept aside."""
+    stored: dict[str, Stored] = {}
+    for name, value in taken.values.items():
+        with suppress(TypeError, ValueError):  # perhaps that is why it failed
+            stored[name] = graph.sources[name].schema.store(value)
+    return Died(
+        firing.wall_ns,
+        "",
+        firing.error or "",
+        {
+            name: stored[name].data if name in stored else repr(value).encode()
+            for name, value in taken.values.items()
+        },
+        tuple(
+            Consumed(source, marks, None if value is PASSED else stored.get(source), keys)
+            for source, value, marks, keys, _ in taken.news
+        ),
+        firing.number,
+    )

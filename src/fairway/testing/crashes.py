@@ -1,0 +1,135 @@
+"""Lets one child of a graph crash at a chosen await: its reactor, or what reads one of its feeds.
+
+Each child is a task. Its coroutine is driven through `Crashes`, which counts how often it is woken
+and throws into it when its time has come; what the graph does about that is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from fairway.graphs.live import FeedService
+from fairway.graphs.reactor import Reactor
+from fairway.runtime.supervision import run_caught
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Generator
+
+REACTOR: Final = "reactor"
+
+
+class InjectedCrash(Exception):
+    """What a child of a graph dies of when a test wants it to."""
+
+
+@dataclass(slots=True)
+class _Child:
+    steps_left: int | None = None
+    """How often it is woken until it crashes, if it is to."""
+    now: bool = False
+    """It was cancelled for the sake of a crash."""
+    task: asyncio.Task[Any] | None = None
+    coroutine: Any = None
+
+
+class Crashes:
+    """The children of all graphs on one loop, and which of them are to crash."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, str]] = []
+        """Those that crashed: (graph, child)."""
+        self._children: dict[tuple[str, str], _Child] = {}
+
+    def plan(self, graph: str, child: str, at: int) -> None:
+        """Let it crash the `at`-th time from now that it is woken; 0 is at once."""
+        found = self._children.setdefault((graph, child), _Child())
+        if at:
+            found.steps_left = at
+            return
+        if found.task is None or not self.runs(graph, child):
+            raise ValueError(f"{child!r} of graph {graph!r} does not run just now")
+        found.now = True
+        found.task.cancel()
+
+    def runs(self, graph: str, child: str) -> bool:
+        """Whether it is at work: it could crash at once."""
+        found = self._children.get((graph, child))
+        if found is None or found.task is None or found.task.done():
+            return False
+        return inspect.getcoroutinestate(found.coroutine) != inspect.CORO_CREATED
+
+    def watched(self, coroutine: Any) -> tuple[Any, _Child | None]:
+        """What a task is made of instead of `coroutine`, and the child it is, if it is one."""
+        name = _child_of(coroutine)
+        if name is None:
+            return coroutine, None
+        child = self._children.setdefault(name, _Child())
+        child.coroutine = coroutine
+        return self._driven(name, child, coroutine), child
+
+    async def _driven(
+        self, name: tuple[str, str], child: _Child, coroutine: Coroutine[Any, Any, Any]
+    ) -> Any:
+        return await self._stepped(name, child, coroutine)
+
+    @types.coroutine
+    def _stepped(
+        self, name: tuple[str, str], child: _Child, coroutine: Any
+    ) -> Generator[Any, Any, Any]:
+        thrown: BaseException | None = None
+        cancels = begun = False
+        while True:
+            if begun and _is_due(child, thrown):
+                self.done.append(name)
+                # A node would take an exception for its own: a reactor is cancelled instead, and
+                # what comes of that is turned into a crash on the way out.
+                cancels = name[1] == REACTOR
+                thrown = asyncio.CancelledError() if cancels else InjectedCrash("/".join(name))
+            try:
+                step = coroutine.send(None) if thrown is None else coroutine.throw(thrown)
+            except StopIteration as end:
+                return end.value
+            except asyncio.CancelledError:
+                if cancels:
+                    raise InjectedCrash("/".join(name)) from None
+                raise
+            thrown = None
+            begun = True
+            try:
+                yield step
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as error:
+                thrown = error
+
+
+def _is_due(child: _Child, thrown: BaseException | None) -> bool:
+    if child.now and isinstance(thrown, asyncio.CancelledError):
+        child.now = False
+        assert child.task is not None
+        child.task.uncancel()
+        return True
+    if child.steps_left is None or thrown is not None:
+        return False
+    child.steps_left -= 1
+    if child.steps_left:
+        return False
+    child.steps_left = None
+    return True
+
+
+def _child_of(coroutine: Any) -> tuple[str, str] | None:
+    """Which child of which graph a new task is, if it is one."""
+    code = getattr(coroutine, "cr_code", None)
+    if code is Reactor.run.__code__:
+        return coroutine.cr_frame.f_locals["self"]._graph.name, REACTOR
+    if code is run_caught.__code__:
+        service = coroutine.cr_frame.f_locals["service"]
+        if isinstance(service, FeedService):
+            return service.around.graph, service.around.source
+    return None

@@ -1,0 +1,220 @@
+"""Graphs under random histories, and proof that they see each kind of bug.
+
+The planted bugs are what such an engine gets wrong first: acknowledged before it is durable, sent
+twice, a failed firing that loses its inputs, a feed that begins in the wrong place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import pytest
+
+from fairway.graphs.accumulator import Accumulator
+from fairway.graphs.checkpoint import Checkpoint, Pushed
+from fairway.graphs.inputs import Inputs
+from fairway.graphs.journal import Journal
+from fairway.graphs.outbox import Outbox
+from fairway.graphs.reactor import Reactor
+from tests.simulation.graphs_sim import Broken, simulate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.conftest import Campaign
+
+EVENTS = [
+    "async ledger",
+    "batched",
+    "command",
+    "crash reactor",
+    "crash source",
+    "fill disk",
+    "force",
+    "kill",
+    "lose",
+    "lose power",
+    "node failed",
+    "pause",
+    "pushes: Closing",
+    "pushes: OutcomeUnknown",
+]
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="fairway")
+
+
+@pytest.mark.timeout(3600)
+def test_every_event_is_fired_once_and_in_order(campaign: Campaign) -> None:
+    for number in range(campaign.rounds(share=20, full=200)):
+        simulate(campaign.seed + number, campaign.tally)
+    missing = [event for event in EVENTS if not campaign.tally[event]]
+    assert not missing or not campaign.full, f"the simulation never reached {missing}"
+    assert len(missing) <= 4, f"the simulation never reached {missing}"
+
+
+def test_a_seed_is_a_history() -> None:
+    first: Counter[str] = Counter()
+    second: Counter[str] = Counter()
+    for seed in range(4):
+        simulate(seed, first)
+        simulate(seed, second)
+    assert first == second
+
+
+# Planted bugs. Each is a context manager that breaks the real code in one place.
+
+
+@contextmanager
+def told_before_it_is_durable() -> Iterator[None]:
+    """A push is acknowledged as soon as its record is made."""
+    real = Journal.append
+
+    def early(self: Journal, record: Any, told: Any) -> None:
+        real(self, record, lambda: None)
+        told()
+
+    with patch.object(Journal, "append", early):
+        yield
+
+
+@contextmanager
+def effects_have_no_positions() -> Iterator[None]:
+    """What is sent again after a crash arrives again."""
+    real = Outbox.__init__
+
+    def forgetful(self: Outbox, *args: Any, **options: Any) -> None:
+        real(self, *args, **{**options, "positions": False})
+
+    with patch.object(Outbox, "__init__", forgetful):
+        yield
+
+
+@contextmanager
+def effects_are_not_sent_again() -> Iterator[None]:
+    """What had not gone out when the process died never does."""
+    real = Checkpoint._sent
+
+    def hasty(self: Checkpoint, number: int) -> None:
+        real(self, self.number)
+
+    with patch.object(Checkpoint, "_sent", hasty):
+        yield
+
+
+@contextmanager
+def a_failed_firing_loses_its_inputs() -> Iterator[None]:
+    """As upstream: what was taken is gone, whatever came of it."""
+    with patch.object(Inputs, "restore", lambda self, taken: None):
+        yield
+
+
+@contextmanager
+def waiting_pushes_are_not_kept() -> Iterator[None]:
+    """The record of a push is written, and nobody reads it."""
+    real = Checkpoint.apply
+
+    def deaf(self: Checkpoint, record: Any, limits: Any) -> None:
+        if isinstance(record, Pushed):
+            self.records += 1
+        else:
+            real(self, record, limits)
+
+    with patch.object(Checkpoint, "apply", deaf):
+        yield
+
+
+@contextmanager
+def keys_are_forgotten_by_a_restart() -> Iterator[None]:
+    """A push that is retried after a crash is fired again."""
+    real = Accumulator.restore
+
+    def forgetful(self: Accumulator, kept: Any) -> None:
+        keys, kept.keys = kept.keys, []
+        real(self, kept)
+        kept.keys = keys
+
+    with patch.object(Accumulator, "restore", forgetful):
+        yield
+
+
+@contextmanager
+def a_feed_begins_anew() -> Iterator[None]:
+    """Marks are not given to the feed, and so everything is read again."""
+    real = Accumulator.restore
+
+    def forgetful(self: Accumulator, kept: Any) -> None:
+        real(self, kept)
+        self._marks = {}
+
+    with patch.object(Accumulator, "restore", forgetful):
+        yield
+
+
+@contextmanager
+def marks_run_ahead() -> Iterator[None]:
+    """As with auto-commit: what was received counts as consumed."""
+    real = Reactor.arrived
+
+    def eager(self: Reactor, source: str, boundary: Any, token: Any = None) -> None:
+        ahead = {name: at + (name[:1] != "~") for name, at in boundary.marks.items()}
+        real(self, source, boundary._replace(marks=ahead), token)
+
+    with patch.object(Reactor, "arrived", eager):
+        yield
+
+
+@contextmanager
+def a_state_is_not_kept() -> Iterator[None]:
+    """Writes to a state are news, and in no record."""
+    real = Checkpoint._write
+
+    def forgetful(self: Checkpoint, source: str, data: bytes, limits: Any) -> None:
+        if not self.kept(source).window:
+            real(self, source, data, limits)
+
+    with patch.object(Checkpoint, "_write", forgetful):
+        yield
+
+
+@contextmanager
+def whoever_waits_is_left_waiting() -> Iterator[None]:
+    """A graph that ends tells nobody."""
+    real = Reactor.stop
+
+    def silent(self: Reactor, why: Any) -> None:
+        self._promised.clear()
+        real(self, why)
+
+    with patch.object(Reactor, "stop", silent):
+        yield
+
+
+PLANTED = [
+    told_before_it_is_durable,
+    effects_have_no_positions,
+    effects_are_not_sent_again,
+    a_failed_firing_loses_its_inputs,
+    waiting_pushes_are_not_kept,
+    keys_are_forgotten_by_a_restart,
+    a_feed_begins_anew,
+    marks_run_ahead,
+    a_state_is_not_kept,
+    whoever_waits_is_left_waiting,
+]
+
+
+@pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)
+def test_a_planted_bug_is_seen(bug: Callable[[], Any]) -> None:
+    for seed in range(100):
+        try:
+            simulate(seed, mutate=bug)
+        except Broken:
+            return
+    pytest.fail("100 histories did not notice")
