@@ -55,7 +55,7 @@ greedy = Graph("greedy", when=Source("numbers", int))
 
 @greedy.node
 def greedy_node(numbers: int) -> int:
-    time.sleep(0.5)  # on the event loop, where everybody waits
+    time.sleep(1.0)  # on the event loop, where everybody waits
     return numbers
 
 

@@ -21,5 +21,5 @@ def hanging(number: int) -> int:
 
 
 def blocking(number: int) -> int:
-    threading.Event().wait(0.6)  # as long as a slow call might take
+    threading.Event().wait(1.0)  # as long as a slow call might take
     return number

@@ -89,16 +89,23 @@ async def serve(*services: Service, stop: StopSwitch) -> None:
 
 @asynccontextmanager
 async def running(*services: Service) -> AsyncIterator[None]:
-    """Run services beside what is done inside, and cancel them at its end."""
+    """Run services beside what is done inside, and cancel them at its end.
+
+    What is raised inside leaves as it is; only a service that fails leaves in a group.
+    """
+    raised: BaseException | None = None
     async with asyncio.TaskGroup() as group:
         tasks = [
             group.create_task(service.run(), name=service_name(service)) for service in services
         ]
         try:
             yield
-        finally:
-            for task in tasks:
-                task.cancel()
+        except BaseException as error:
+            raised = error
+        for task in tasks:
+            task.cancel()
+    if raised is not None:
+        raise raised
 
 
 def service_name(service: Service) -> str:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-BEAT_S = 0.1
-LIMIT_NS = 300_000_000
+BEAT_S = 0.2
+LIMIT_NS = 500_000_000
 """A loop that is silent for so long is blocked."""
 
 
