@@ -46,7 +46,7 @@ class TopicSource:
         self._name = name
 
     async def read(self, cursor: Cursor | None) -> AsyncIterator[Arrived]:
-        epoch, seq = (None, 0) if cursor is None else cursor[1:]
+        epoch, seq = (None, 0) if cursor is None else (cursor.epoch, cursor.seq)
         async for found, records in consumed(self._topics(), self._name, epoch, seq):
             yield Arrived(found, records)
 
@@ -98,11 +98,11 @@ class EffectDestinations:
 
     async def send(
         self, topic: str, effects: Sequence[EffectRecord], position: EffectPosition | None
-    ) -> None:
+    ) -> bool:
         if topic == JOBS:
             cursor = None if position is None else Cursor(*position)
-            await self._jobs().enqueue([_unpack(each.data) for each in effects], cursor=cursor)
-            return
+            jobs = [_unpack(each.data) for each in effects]
+            return bool(await self._jobs().enqueue(jobs, cursor=cursor))
         parts = []
         for each in effects:
             tag = b"" if each.tag is None else b',"tag":' + _encode(each.tag)
@@ -111,8 +111,10 @@ class EffectDestinations:
         new = NewBatch(
             raw=raw,
             records=records,
-            position=None if position is None else Position(*position),
+            # Whoever writes to topics owns the log, so nobody can come in between here.
+            position=None if position is None else Position(*position[:3]),
             patient=True,
         )
         handle = self._declared.get(topic)
         await self._topics.append(topic, new, config=handle.patch if handle is not None else None)
+        return True

@@ -424,6 +424,18 @@ def test_a_cursor_moves_on_in_its_topic_and_to_a_new_incarnation(
     assert desk.cursor("r") == cursor
 
 
+@pytest.mark.parametrize(("first", "there"), [(5, False), (6, True), (None, True)])
+def test_a_reader_that_was_overtaken_does_not_bring_the_first_of_several_again(
+    desk: Desk, first: int | None, there: bool
+) -> None:
+    """It looked, another one came in between, and only the last of what it brings is new."""
+    desk.enqueue([], cursor=Cursor("r", 1, 5))
+    added = desk.enqueue([NewJob(kind="mail")] * 3, cursor=Cursor("r", 1, 8, first))
+    assert bool(added) is there
+    assert desk.cursor("r") == Cursor("r", 1, 8 if there else 5)
+    assert len(desk.browse(Filter())) == (3 if there else 0)
+
+
 def test_cursors_of_different_names_do_not_meet(desk: Desk) -> None:
     desk.enqueue([], cursor=Cursor("r", 1, 5))
     assert len(desk.enqueue([NewJob(kind="mail")], cursor=Cursor("s", 1, 1))) == 1

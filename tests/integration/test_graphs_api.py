@@ -490,7 +490,7 @@ def test_a_graph_is_unloaded_and_loaded_while_others_run(
             assert (again.status, again.code) == (409, "graph_exists")
             for name, said in (
                 ("late_graphs:none", "its graphs: doubled, broken"),
-                ("late_graphs:other", "is a int, not a Graph"),
+                ("late_graphs:other", "is an int, not a Graph"),
                 ("late_graphs:broken", "it has no nodes"),
             ):
                 answer = await api.post("/v0/graphs", {"graph": name})

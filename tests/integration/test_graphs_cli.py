@@ -76,10 +76,10 @@ def test_graphs_are_listed_and_shown(url: str, tmp_path: Path) -> None:
     good(url, "push", "pricing", "quotes", QUOTE)
     shown = good(url, "show", "pricing")
     assert re.match(r"pricing: live, firing \d+, 0 failures\nfires on quotes, with", shown)
-    assert re.search(r"\(quotes\) +passthrough +socket_only +\d+ events", shown)
+    assert re.search(r"\(quotes\) +passthrough +socket_only +\d+ events?", shown)
     assert re.search(r"\(rates\) +passthrough, input only", shown)
-    assert re.search(r"\[mid\] +<- quotes +\d+ runs, [\d,]+ µs each\n", shown)
-    assert re.search(r"\[\[signal\]\] +<- mid, rates\? +\d+ runs", shown)
+    assert re.search(r"\[mid\] +<- quotes +\d+ runs?, [\d,]+ µs each\n", shown)
+    assert re.search(r"\[\[signal\]\] +<- mid, rates\? +\d+ runs?", shown)
     assert good(url, "show", "pricing", "--mermaid").startswith("flowchart LR\n")
     picture = tmp_path / "pricing.svg"
     good(url, "show", "pricing", "--svg", str(picture))
@@ -121,14 +121,14 @@ def test_dead_letters_and_recoveries(url: str) -> None:
     assert letter["data"]["quotes"]["base64"]
     quiet = fairway(url, "recoveries", "fragile")
     assert (quiet.exit_code, quiet.stdout) == (0, "")
-    assert "nothing of it ever failed" in quiet.stderr
+    assert "no recoveries" in quiet.stderr
     assert good(url, "restart", "fragile") == "fragile is live\n"
 
 
 def test_what_is_wrong_is_said_in_a_line(url: str) -> None:
     for words, code, said in (
         (["show", "none"], 1, "there is no graph 'none'"),
-        (["show", "shared"], 1, "several tenants have a graph 'shared': 'acme', 'globex'"),
+        (["show", "shared"], 1, "'acme', 'globex'; say which with --tenant"),
         (["push", "both", "left", "x"], 2, "DATA is no JSON"),
         (["push", "both", "left", '"x"'], 1, "Expected `int`, got `str`"),
         (["push", "both", "none", "1"], 1, "there is no source 'none'"),

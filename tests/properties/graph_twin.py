@@ -128,7 +128,7 @@ class SlowInputs:
 
     def drop_oldest(self, source: str) -> None:
         for each in self.head(source):
-            each.state, each.value = ASIDE, None
+            each.state, each.value, each.keys = ASIDE, None, ()
 
     def head(self, source: str) -> list[Came]:
         """The first that waits, and the steps that go with it."""

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from fairway.jobs.job import Settlement
     from fairway.jobs.store import Exchanged, JobStore, Want
+    from tests.conftest import Campaign
 
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3600 * SECOND_NS
@@ -1035,8 +1036,13 @@ def test_behind_a_key_that_is_taken_everybody_has_his_turn() -> None:
     play(scene)
 
 
-def test_twenty_thousand_jobs_of_one_tenant_do_not_delay_another(tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_a_tenant_with_a_million_jobs_does_not_delay_another(
+    tmp_path: Path, campaign: Campaign
+) -> None:
     """Within the bound of the feeder: two tenants in one band, so one of the next two."""
+    rows = campaign.rounds(share=20_000, full=1_000_000)
+    campaign.tally["jobs ahead"] += rows
 
     async def scene() -> None:
         jobs = Jobs(SqliteStore(tmp_path / "jobs.db"), concurrency=4)
@@ -1048,8 +1054,8 @@ def test_twenty_thousand_jobs_of_one_tenant_do_not_delay_another(tmp_path: Path)
 
         jobs.kind(works)
         await jobs.store.open()
-        for _ in range(4):
-            many = [NewJob(kind="works", tenant="many") for _ in range(5_000)]
+        many = [NewJob(kind="works", tenant="many") for _ in range(5_000)]
+        for _ in range(0, rows, len(many)):
             await jobs.store.enqueue(many)
         await jobs.store.enqueue([NewJob(kind="works", tenant="few")])
         await jobs.store.aclose()

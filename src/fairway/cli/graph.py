@@ -19,6 +19,7 @@ from fairway.cli.remote import (
     pass_remote,
     remote_options,
 )
+from fairway.errors import Conflict, FairwayError, NotFound
 from fairway.wire.graphs import DEAD_MAX, EVENTS_MAX, FIRINGS_MAX, GraphState
 
 if TYPE_CHECKING:
@@ -38,7 +39,34 @@ BATCH = 1_000
 """Lines of a file that are pushed together."""
 
 
-@click.group(cls=RemoteGroup)
+class GraphGroup(RemoteGroup):
+    """Its errors say which option or command helps."""
+
+    def invoke(self, context: click.Context) -> Any:
+        try:
+            return super().invoke(context)
+        except click.ClickException as error:
+            hint = _hint(error.__context__)
+            if hint is None:
+                raise
+            raise click.ClickException(
+                f"{error.message.removesuffix('; say which')}; {hint}"
+            ) from None
+
+
+def _hint(error: BaseException | None) -> str | None:
+    if isinstance(error, NotFound) and error.kind == "graph":
+        return "fairway graph ls lists them"
+    if isinstance(error, NotFound) and error.kind == "source":
+        return "fairway graph show lists them"
+    if isinstance(error, Conflict) and error.code == "graph_ambiguous":
+        return "say which with --tenant"
+    if isinstance(error, Conflict) and error.code == "graph_exists":
+        return "unload it first"
+    return None
+
+
+@click.group(cls=GraphGroup)
 @remote_options
 @click.pass_context
 def graph(context: click.Context, url: str | None, api_key: str | None) -> None:
@@ -136,7 +164,8 @@ def show(
     kept = ", checkpointed" if found.checkpoint else ""
     whose = f" of {found.tenant}" if found.tenant else ""
     state = _state(found.state, paused=found.paused, halted=None)
-    click.echo(f"{found.graph}{whose}: {state}, firing {found.firing}, {found.failures} failures")
+    failures = _count(found.failures, "failure")
+    click.echo(f"{found.graph}{whose}: {state}, firing {found.firing}, {failures}")
     click.echo(f"fires on {found.when}, with {found.inputs} inputs{kept}")
     click.echo("\nsources")
     for line in _aligned([_source_line(source) for source in found.sources]):
@@ -147,10 +176,12 @@ def show(
 
 
 def _source_line(source: SourceView) -> tuple[str, ...]:
-    counts = [f"{source.events:,} events"]
-    for name in ("queue", "collected", "dropped", "refused", "repeated", "suppressed"):
+    counts = [] if source.kind == "state" else [_count(source.events, "event")]
+    if source.queue and source.fires:  # an input only is never waited for
+        counts.append(f"{source.queue:,} waiting")
+    for name in ("collected", "dropped", "refused", "repeated", "suppressed", "late"):
         if value := getattr(source, name):
-            counts.append(f"{value:,} {'waiting' if name == 'queue' else name}")
+            counts.append(f"{value:,} {name}")
     if source.buried:
         counts.append(f"{source.buried:,} undecodable")
     state = f"{source.state} ({source.why})" if source.why else source.state
@@ -164,7 +195,7 @@ def _node_line(node: NodeView) -> tuple[str, ...]:
         types = f":{'|'.join(edge.types)}" if edge.types else ""
         taken.append(f"{edge.source}{types}{'?' if edge.optional else ''}")
     mark = f"[[{node.name}]]" if node.result else f"[{node.name}]"
-    numbers = f"{node.runs:,} runs"
+    numbers = _count(node.runs, "run")
     if node.runs:
         numbers += f", {node.busy_us // node.runs:,} µs each"
     if node.failed:
@@ -239,6 +270,8 @@ def _facts(found: GraphState) -> Iterator[tuple[str, object]]:
     yield "state", _state(found.state, paused=found.paused, halted=found.halted)
     if found.failed:
         yield "failed", found.failed
+    if found.halted is not None:
+        yield "halted", f"{found.halted}; fairway graph resume {found.graph} tries again"
     if found.waiting:
         yield "waits for", ", ".join(found.waiting)
     if found.degraded:
@@ -251,15 +284,14 @@ def _facts(found: GraphState) -> Iterator[tuple[str, object]]:
     for name, value in found.cache.items():
         yield f"cache.{name}", _line(msgspec.json.encode(value).decode())
     for source in found.sources:
-        _, _, state, counts = _source_line(source)
-        yield f"source.{source.name}", f"{state}, {counts}"
+        yield f"source.{source.name}", ", ".join(filter(None, _source_line(source)[2:]))
     for node in found.nodes:
         yield f"node.{node.name}", _node_line(node)[2]
     if (kept := found.checkpoint) is not None:
         failing = ", failing" if kept.failing else ""
         yield (
             "checkpoint",
-            f"epoch {kept.epoch} held by {kept.holder}, {kept.records:,} records,"
+            f"epoch {kept.epoch} held by {kept.holder}, {_count(kept.records, 'record')},"
             f" {kept.pending:,} on their way{failing}",
         )
     yield "effects waiting", found.outbox
@@ -354,7 +386,7 @@ def recoveries(remote: Remote, /, name: str, tenant: str | None, as_json: bool) 
     )
     output.table(RECOVERIES, rows)
     if not found:
-        notice("nothing of it ever failed")
+        notice("no recoveries: neither it nor a source of it ever died")
 
 
 # Pushing and firing
@@ -391,8 +423,13 @@ def push(
     wait_s = None if wait is None else wait / 1000
     pushed = 0
     with remote.client() as client:
-        for batch in _batches(data):
-            pushed += client.graphs.push(name, source, *batch, tenant=tenant, wait_s=wait_s)
+        try:
+            for batch in _batches(data):
+                pushed += client.graphs.push(name, source, *batch, tenant=tenant, wait_s=wait_s)
+        except (FairwayError, click.BadParameter):
+            if pushed:
+                notice(f"the first {pushed:,} lines were accepted; then, of those behind them:")
+            raise
     output.done(f"{pushed:,} accepted by {source} of {name}", {"accepted": pushed})
 
 
@@ -510,6 +547,8 @@ def load(remote: Remote, /, reference: str, fresh: bool, as_json: bool) -> None:
     The module is found where the server was started, or where it finds its other modules. A
     directory whose files come and go is watched by: fairway serve --graphs DIR
     """
+    if not all(reference.partition(":")):
+        raise click.BadParameter(f"{reference!r}: name the graph as module:graph")
     with remote.client() as client:
         reply = client.graphs.load(reference, fresh=fresh)
     Output(json=as_json).done(f"{reply.graph} is {reply.state}", reply)
@@ -529,6 +568,10 @@ def unload(remote: Remote, /, name: str, tenant: str | None, forget: bool, as_js
 
 
 # Small things
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _state(state: str, *, paused: bool, halted: str | None) -> str:

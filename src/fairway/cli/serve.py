@@ -47,9 +47,9 @@ INTERRUPTED: Final = 130
 def serve(app: str | None, data: str | None, **options: Any) -> None:
     """Run the server until Ctrl-C; a second Ctrl-C ends it at once.
 
-    MODULE:APP is a Fairway object of yours, such as shop:app, whose topics and routers are then
-    declared; without one the server starts empty. Every option can come from the environment as
-    well, as FAIRWAY_PORT and the like.
+    MODULE:APP is a Fairway object of yours, such as shop:app, whose topics, routers, jobs and
+    graphs are then declared; without one the server starts empty. Every option can come from the
+    environment as well, as FAIRWAY_PORT and the like.
 
     \b
     fairway serve                             an empty server on http://127.0.0.1:4000
@@ -59,7 +59,8 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     # uvicorn tells of WebSockets with their whole URL, and a ticket may be in it.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    logging.getLogger("fairway.audit").setLevel(logging.INFO)
+    for told in ("fairway.audit", "fairway.graphs.loading"):  # what somebody did, or changed
+        logging.getLogger(told).setLevel(logging.INFO)
     options["cors_origins"] = options["cors_origins"] or None
     try:
         settings = read_settings(data=data, **options)

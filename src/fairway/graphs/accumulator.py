@@ -21,6 +21,7 @@ from fairway.errors import Backpressure, FairwayError, FeedLost, InvalidRequest
 from fairway.graphs.boundary import PUSH, Boundary
 from fairway.graphs.checkpoint import STATE, Pushed
 from fairway.graphs.health import SourceState
+from fairway.graphs.journal import RECORD_BYTES_MAX
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Several, Ticket
 from fairway.graphs.windows import Batching, collector_of
@@ -45,7 +46,11 @@ RECONNECT: Final = BackoffConfig(
 )
 COMMIT_NS: Final = 200_000_000
 """How long a feed waits, after something was consumed, to be told of it with what comes next."""
+VALUE_BYTES_MAX: Final = RECORD_BYTES_MAX - 64 * 1024
+"""What is pushed to a checkpointed graph: the record of it fits the journal."""
 RETRY_FLOOR_NS: Final = 1_000_000
+UNCLOG_NS: Final = 20_000_000
+"""When to try again while too much is not durable yet: some syncs later."""
 RETRY_CAP_NS: Final = 5_000_000_000
 
 
@@ -99,6 +104,7 @@ class Accumulator:
             and not source.collects
             and not journaled
         )
+        self._fits = source.through is None and source.type is not Any
         found = source.type  # Any is a class as well, and the only one that nothing is one of
         is_class = isinstance(found, type) and found is not Any and source.through is None
         self._class = found if is_class else None
@@ -127,12 +133,11 @@ class Accumulator:
         for offset, stored in list(kept.pushes.items()):
             try:
                 value = self.source.item_schema.load(stored)
+                self._take_in(value, self._keys_of(value), {PUSH: offset}, None)
             except InvalidRequest as error:
                 self.buried += 1
                 self._reactor.buried(self._name, str(error), stored.data, {PUSH: offset})
                 self._pass({PUSH: offset})
-                continue
-            self._take_in(value, {PUSH: offset}, None)
 
     def _loaded(self, schema: Schema, stored: Stored) -> Any:
         try:
@@ -143,17 +148,17 @@ class Accumulator:
     # Pushes
 
     def room(self) -> bool:
-        return self._reactor.inputs.room(self._name) > 0
+        return self._reactor.inputs.room(self._name) > 0 and not self._reactor.clogged
 
     def push(self, value: Any, ticket: Ticket | None) -> None:
         """Take in a value. Raises `Backpressure` or `InvalidRequest`; then nothing happened."""
-        if self._class is not None and type(value) is not self._class:
+        if type(value) is not self._class and self._fits:
             value = self._fitting(value)
-        if self._reactor.inputs.room(self._name) <= 0:
-            self._make_room()
-        self.events += 1
-        self._heard()
-        if self._plain:
+        if self._plain and value is not None:
+            if self._reactor.inputs.room(self._name) <= 0:
+                self._make_room()
+            self.events += 1
+            self._heard()
             self._reactor.arrived(self._name, Boundary(value), ticket)
             return
         if self.source.through is not None:
@@ -165,33 +170,65 @@ class Accumulator:
         self.push(self.source.event_schema.of_json(data), ticket)
 
     def _push_kept(self, value: Any, ticket: Ticket | None) -> None:
+        # What may refuse it comes first: then nothing happened.
+        keys: tuple[Any, ...] = ()
+        stored = None
+        if value is not None:
+            if self.source.dedupe is not None:
+                keys = self._keys_of(value)
+            if self._journaled:
+                stored = self._stored(value)
+            if not (keys and self._repeats(keys)):
+                self._see_to_room(value)
+        self.events += 1
+        self._heard()
         if not self._journaled:
-            self._take_in_passed(value, {}, ticket)
+            self._take_in(value, keys, {}, ticket)
             return
         ticket = ticket or Ticket(None, asks=False)
         self._pushed += 1
         offset = self._pushed
-        stored = None if value is None else self.source.item_schema.store(value)
-        if self.source.keep is not None and stored is not None:
+        if self.source.keep is not None and stored is not None and not self._repeats(keys):
             # The window is part of what is kept: it must not be fired with before it is.
             ticket.recorded = True
-            self._reactor.remember(Pushed(self._name, offset, stored), ticket.kept)
-        self._take_in_passed(value, {PUSH: offset}, ticket)
+            self._reactor.remember(Pushed(self._name, offset, stored, keys), ticket.kept)
+        self._take_in(value, keys, {PUSH: offset}, ticket)
         if stored is not None and not ticket.recorded:
             # It waits for other news, or for its firing to end: it must not be lost meanwhile.
+            ticket.recorded = True
             self._reactor.remember(Pushed(self._name, offset, stored), ticket.kept)
 
-    def _take_in_passed(self, value: Any, marks: Marks, ticket: Ticket | None) -> None:
-        if value is None:
-            self.suppressed += 1
-            self._pass(marks)
-            if ticket is not None:
-                ticket.passed()
-            return
-        self._take_in(value, marks, ticket)
+    def _stored(self, value: Any) -> Stored:
+        try:
+            stored = self.source.item_schema.store(value)
+        except Exception as error:
+            raise InvalidRequest(
+                f"source {self._name!r}: the value cannot be kept: {error}"
+            ) from error
+        if len(stored.data) > VALUE_BYTES_MAX:
+            raise InvalidRequest(
+                f"source {self._name!r}: a value of {len(stored.data):,} bytes cannot be kept:"
+                f" at most {VALUE_BYTES_MAX:,}"
+            )
+        return stored
+
+    def _see_to_room(self, value: Any) -> None:
+        if self._reactor.clogged:
+            self.refused += 1
+            raise Backpressure(
+                f"journal under source {self._name}",
+                depth=self._reactor.unwritten,
+                limit="what may wait to be durable",
+                retry_after_ns=UNCLOG_NS,
+            )
+        if self._reactor.inputs.room(self._name) <= 0:
+            if self._collector is not None:
+                self._collector.check(value)
+            self._make_room()
 
     def _fitting(self, value: Any) -> Any:
-        if isinstance(value, self._class):  # type: ignore[arg-type]
+        found = self._class
+        if found is not None and isinstance(value, found) and type(value) is not bool:
             return value
         try:
             return self.source.event_schema.of_plain(value)
@@ -211,6 +248,8 @@ class Accumulator:
         if self.source.on_full == "drop_oldest":
             dropped = self._reactor.inputs.drop_oldest(self._name)
             self.dropped += 1
+            for key in dropped.keys:  # it was not used: whoever tries again brings no repeat
+                self._keys.pop(key, None)
             for token in dropped.tokens:
                 token.failed(self._refusal("it was dropped for newer ones"))
             return
@@ -228,25 +267,28 @@ class Accumulator:
 
     # What both ways in have in common
 
-    def _take_in(self, value: Any, marks: Marks, ticket: Ticket | None) -> None:
-        keys: tuple[Any, ...] = ()
-        if self.source.dedupe is not None:
-            key = self.source.dedupe(value)
-            if self._seen(_hashable(key)):
-                self.repeated += 1
-                self._pass(marks)
-                if ticket is not None:
-                    ticket.passed()
-                return
-            keys = (key,)
-        if self._collector is not None:
-            now_ns = self._clock.now_ns()
-            for window in self._collector.push(value, marks, keys, ticket, now_ns):
+    def _take_in(
+        self, value: Any, keys: tuple[Any, ...], marks: Marks, ticket: Ticket | None
+    ) -> None:
+        """Raises `InvalidRequest` if it cannot be collected; then nothing happened."""
+        if value is None or (keys and self._repeats(keys)):
+            self.suppressed += value is None
+            self.repeated += value is not None
+            self._pass(marks)
+            if ticket is not None:
+                ticket.passed()
+        elif self._collector is not None:
+            windows = self._collector.push(value, marks, keys, ticket, self._clock.now_ns())
+            self._remember(keys)
+            for window in windows:
                 self._give(window)
             self._arm()
         elif self.source.keep is not None:
+            self._remember(keys)
             self._write(value, ticket)
         else:
+            if keys:
+                self._remember(keys)
             self._reactor.arrived(self._name, Boundary(value, marks, keys), ticket)
 
     def _heard(self) -> None:
@@ -257,14 +299,31 @@ class Accumulator:
         if was_stale:
             health.changed()
 
-    def _seen(self, key: Any) -> bool:
-        if key in self._keys:
-            self._keys.move_to_end(key)
-            return True
-        self._keys[key] = None
-        if len(self._keys) > KEYS_MAX:
-            self._keys.popitem(last=False)
-        return False
+    def _keys_of(self, value: Any) -> tuple[Any, ...]:
+        """What tells a value from its repeats, if anything does. Raises `InvalidRequest`."""
+        if self.source.dedupe is None:
+            return ()
+        try:
+            key = self.source.dedupe(value)
+            key = _lasting(key) if self._journaled else _hashable(key)
+            hash(key)
+        except Exception as error:
+            raise InvalidRequest(
+                f"source {self._name!r}: dedupe failed: {type(error).__name__}: {error}"
+            ) from error
+        return (key,)
+
+    def _repeats(self, keys: tuple[Any, ...]) -> bool:
+        if not keys or keys[0] not in self._keys:
+            return False
+        self._keys.move_to_end(keys[0])
+        return True
+
+    def _remember(self, keys: tuple[Any, ...]) -> None:
+        for key in keys:
+            self._keys[key] = None
+            if len(self._keys) > KEYS_MAX:
+                self._keys.popitem(last=False)
 
     def _pass(self, marks: Marks) -> None:
         if not marks:
@@ -364,13 +423,21 @@ class Accumulator:
             report = _Report(around.report)
             connection = self.source.feed.open(around._replace(report=report))
             try:
-                await connection.connect(dict(self._marks))
+                for event in await connection.connect(dict(self._marks)) or ():
+                    self._event(event)  # before it is live: what waits for it fires with it
                 self.health.move(SourceState.LIVE)
                 healthy(True)
                 backoff.recovered(self._clock.now_ns())
                 why = str(await self._use(connection))
             except FeedLost as lost:
                 why = str(lost)
+                if backoff.failures(self._clock.now_ns()) == 0:  # once, until it is back
+                    logger.warning(
+                        "graph %s, source %s: lost, trying again: %s",
+                        around.graph,
+                        self._name,
+                        why,
+                    )
             finally:
                 report.over = True
                 with suppress(FairwayError):  # it may be gone: then it is told next time
@@ -405,10 +472,11 @@ class Accumulator:
                 while not self._hushed:
                     for event in await connection.receive():
                         if not self.room():
-                            if self.source.on_full == "drop_oldest":
+                            drops = self.source.on_full == "drop_oldest"
+                            if drops and self._reactor.inputs.room(self._name) <= 0:
                                 self._make_room()
-                            else:  # a feed can wait: nothing is refused, it is read later
-                                await self._reactor.wait_room(self._name)
+                            # A feed can wait: nothing is refused, it is read later.
+                            await self._reactor.wait_room(self._name)
                         self._event(event)
         except TimeoutError:
             if not self._hushed and self._lost is None:
@@ -436,13 +504,13 @@ class Accumulator:
                 value = self.source.event_schema.of_json(data)
             if self.source.through is not None:
                 value = self._through(value)
+            keys = () if value is None else self._keys_of(value)
+            self._take_in(value, keys, marks, None)
         except InvalidRequest as error:
             self.buried += 1
             raw = data if isinstance(data, bytes) else msgspec.msgpack.encode(data, enc_hook=repr)
             self._reactor.buried(self._name, str(error), raw, marks)
             self._pass(marks)
-            return
-        self._take_in_passed(value, marks, None)
 
     async def _commit(self, connection: Connection) -> None:
         while True:
@@ -460,7 +528,12 @@ class Accumulator:
         marks = {stream: at for stream, at in self._consumed.items() if stream[:1] != "~"}
         self._consumed = {}
         if marks:
-            await connection.commit(marks)
+            try:
+                await connection.commit(marks)
+            except BaseException:
+                self._consumed = {**marks, **self._consumed}
+                self._commits.set()
+                raise
 
     def hush(self) -> None:
         """Read no more. The feed stays open, to be told what is still consumed."""
@@ -487,6 +560,15 @@ class _Report:
     def __call__(self, connected: bool, why: str = "") -> None:
         if not self.over:
             self._report(connected, why)
+
+
+def _lasting(key: Any) -> Any:
+    """A key that is the same when it comes back from the journal."""
+    return key if type(key) in _LASTING else _encode(key)
+
+
+_LASTING: Final = frozenset({str, int, bool, float, type(None)})
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def _hashable(key: Any) -> Any:

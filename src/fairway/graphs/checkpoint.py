@@ -76,6 +76,8 @@ class Pushed(msgspec.Struct, array_like=True, frozen=True, tag=1):
     source: str
     offset: int
     stored: Stored
+    keys: tuple[Any, ...] = ()
+    """Of what is consumed by being written to a state."""
 
 
 class Died(msgspec.Struct, array_like=True, frozen=True, tag=2):
@@ -201,8 +203,11 @@ class Checkpoint(msgspec.Struct):
         elif isinstance(record, Pushed):
             if record.source in limits.keep:
                 self._write(record.source, record.stored, limits)
+                self._remember(self.kept(record.source), record.keys, limits)
             else:
                 kept = self.kept(record.source)
+                if record.source in limits.newest:
+                    kept.pushes.clear()
                 kept.pushes[record.offset] = record.stored
                 kept.pushed = max(kept.pushed, record.offset)
         elif isinstance(record, Died):
@@ -264,8 +269,11 @@ class Checkpoint(msgspec.Struct):
                 _drop_upto(kept.pushes, kept.marks.get(PUSH, 0))
             kept.pushed = max(kept.pushed, kept.marks.get(PUSH, 0))
             if consumed.keys:
-                kept.keys.extend(consumed.keys)
-                del kept.keys[: -limits.keys]
+                self._remember(kept, consumed.keys, limits)
+
+    def _remember(self, kept: Kept, keys: Iterable[Any], limits: Limits) -> None:
+        kept.keys.extend(keys)
+        del kept.keys[: -limits.keys]
 
     def _sent(self, number: int) -> None:
         _drop_upto(self.unsent, number)
@@ -286,6 +294,8 @@ class Limits(msgspec.Struct, frozen=True):
     keep: dict[str, int]
     """Values of each state; -1 keeps all."""
     keys: int
+    newest: frozenset[str] = frozenset()
+    """Sources of which a push overtakes those that wait."""
 
 
 _STATE: Final = msgspec.msgpack.Decoder(Checkpoint)

@@ -243,13 +243,13 @@ class Graphs:
 
         With `wait` off it returns at once, and starts by itself.
         """
-        if self._closing:
-            raise Closing("the app is closing")
+        self._check_open()
         graph.build()
         async with self._loading:
             if (graph.tenant, graph.name) in self._managed:
                 raise Conflict(f"graph {graph.name!r} is loaded already", code="graph_exists")
             partition = await self._partition(graph) if graph.checkpoint else None
+            self._check_open()
             managed = Managed(graph, partition)
             self._managed[managed.key] = managed
             self._start(managed)
@@ -277,12 +277,18 @@ class Graphs:
         """Start a graph that failed anew; one that runs is stopped first."""
         managed = self.get(name, tenant)
         async with self._loading:
+            self._check_open()
             await self._end(managed)
+            self._check_open()
             managed.failed = None
             self._start(managed)
         if wait:
             await self.wait_started(managed)
         return managed
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise Closing("the app is closing")
 
     async def _partition(self, graph: Graph) -> int:
         if self._catalog is None or self._log is None:
@@ -395,7 +401,10 @@ class Graphs:
             await live.run(started)
         except BaseException as error:
             found = _innermost(error)
-            why = found if isinstance(found, FairwayError) else Closing(f"the graph broke: {found}")
+            if isinstance(found, FairwayError):
+                why = found
+            elif not isinstance(found, asyncio.CancelledError):
+                why = Closing(f"the graph broke: {found}")
             raise
         finally:
             live.stop(why)

@@ -5,7 +5,8 @@ Write one of these to read from a broker of your own; `feeds/` has those that Fa
 A `Feed` is a declaration: what to read, and how to reach it. It is opened each time the source is
 started, and what it opens, a `Connection`, is used by one task from `connect` to `aclose`:
 
-    connect(marks)   begin after these offsets; an empty dict begins where the feed thinks best
+    connect(marks)   begin after these offsets; an empty dict begins where the feed thinks best.
+                     Events that it returns are taken in before the source is live
     receive()        the next events, at least one; wait for them
     commit(marks)    all up to these offsets is consumed for good: the broker may be told
     aclose()         let go
@@ -45,7 +46,7 @@ class Report(Protocol):
 class Connection(Protocol):
     """An open feed."""
 
-    async def connect(self, marks: Marks) -> None: ...
+    async def connect(self, marks: Marks) -> Sequence[Event] | None: ...
 
     async def receive(self) -> Sequence[Event]: ...
 

@@ -19,7 +19,9 @@ A parameter is an edge from the source or the node that it is named after, and i
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
@@ -36,7 +38,7 @@ from fairway.graphs.wiring import Wiring, wire
 from fairway.wire.topics import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from fairway.graphs.firing import DeadLetter, Firing, Then
     from fairway.graphs.inputs import Strategy
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
     from fairway.graphs.node import Isolation
 
 F = TypeVar("F", bound="Callable[..., Any]")
+
+logger = logging.getLogger("fairway.graphs")
 
 SECOND_NS: Final = 1_000_000_000
 
@@ -92,7 +96,10 @@ class Graph:
                 f"graph {name!r}: inputs is 'latest' or 'sequential', not {inputs!r}"
             )
         if record and not checkpoint:
-            raise InvalidConfig(f"graph {name!r}: what is recorded is its journal: checkpoint=True")
+            raise InvalidConfig(
+                f"graph {name!r}: record keeps more of its journal, which it has with"
+                " checkpoint=True only"
+            )
         if record < 0 or (warm_timeout_s is not None and warm_timeout_s < 0):
             raise InvalidConfig(f"graph {name!r}: record and warm_timeout_s are not negative")
         self.name = name
@@ -109,6 +116,8 @@ class Graph:
         self.firing_sources: set[str] = set()
         for given in self.gate.sources:
             self.firing_sources.add(self._add_source(given).name)
+        if not isinstance(uses, Iterable):
+            raise InvalidConfig(f"graph {name!r}: uses is a list of sources: [{uses!r}]")
         for given in uses:
             self._add_source(given)
         self.nodes: list[Node] = []
@@ -158,7 +167,10 @@ class Graph:
     ) -> None:
         """As `node`, without being a decorator."""
         if self._built is not None:
-            raise InvalidConfig(f"graph {self.name!r} is built: its nodes are declared before")
+            raise InvalidConfig(
+                f"graph {self.name!r} is built already: declare its nodes before it is loaded,"
+                " called or replayed"
+            )
         self.nodes.append(node_of(function, scope=scope, **options))
 
     def starts(
@@ -287,7 +299,10 @@ class Graph:
         """A firing is over."""
         if self._listeners:
             for listener in list(self._listeners):
-                listener(firing)
+                try:
+                    listener(firing)
+                except Exception:  # the firing is over whatever its listeners make of it
+                    logger.exception("graph %s: a listener failed", self.name)
 
     @property
     def number(self) -> int:
@@ -327,10 +342,13 @@ class Graph:
         else:
             raise InvalidConfig(
                 f"graph {self.name!r}: {given!r} is no source; a source is made with app.source()"
-                " or app.topic()"
+                " or app.topic(), several are named as any_(a, b) in when= and as [a, b] in uses="
             )
         if self.sources.setdefault(source.name, source) is not source:
-            raise InvalidConfig(f"graph {self.name!r}: two sources are called {source.name!r}")
+            raise InvalidConfig(
+                f"graph {self.name!r}: two sources are called {source.name!r}; rename one, or name"
+                " the same declaration both times"
+            )
         return source
 
     def _context(self) -> FiringContext:

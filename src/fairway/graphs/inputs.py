@@ -198,13 +198,14 @@ class Inputs:
     def drop_oldest(self, source: str) -> News:
         """Make room in a full queue; what was dropped, for whoever counts.
 
-        Its keys and tokens go with the next firing, like its marks.
+        Its tokens go with the next firing, like its marks. Its keys go nowhere: it was not used,
+        so what brings it again is no repeat.
         """
         queue = self._queues[source]
         dropped = queue.popleft().news
         self._count -= 1
         self._heads -= not queue
-        self._put_aside(dropped._replace(value=PASSED))
+        self._put_aside(dropped._replace(value=PASSED, keys=()))
         return dropped
 
     # What goes out
@@ -489,6 +490,8 @@ _news = _waiting = _taken = tuple.__new__
 def _overtake(parts: list[News], news: News) -> None:
     """Add what came later. Of what it overtakes only marks, keys and tokens matter."""
     source, value, marks, keys, tokens = parts[-1]
+    if tokens:
+        tokens = tuple([token for token in tokens if not getattr(token, "over", False)])
     if keys or tokens:
         if news.value is not PASSED:
             parts[-1] = News(source, PASSED, marks, keys, tokens)

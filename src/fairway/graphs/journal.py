@@ -14,7 +14,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from fairway.core.backoff import BackoffConfig
-from fairway.errors import Closing, FairwayError, Fenced, InvalidOperation, OutcomeUnknown
+from fairway.errors import (
+    Closing,
+    FairwayError,
+    Fenced,
+    InvalidOperation,
+    InvalidRequest,
+    OutcomeUnknown,
+)
 from fairway.graphs.checkpoint import (
     Checkpoint,
     decode_checkpoint,
@@ -40,12 +47,28 @@ SNAPSHOT_RECORDS: Final = 10_000
 PAGE_BYTES: Final = 4 * 1024 * 1024
 PENDING_MAX: Final = 4096
 """Records that are not durable yet; the graph stops firing beyond."""
-ENTRY_BYTES_MAX: Final = 1024 * 1024
+BYTES_MAX: Final = 4 * 1024 * 1024
+"""The same in bytes."""
 FAILURES_MAX: Final = 5
 """Failed writes in a row that make a graph degraded."""
 BACKOFF: Final = BackoffConfig(base_ns=50_000_000, cap_ns=2_000_000_000, jitter=0.0)
 
+RECORD_BYTES_MAX: Final = 32 * 1024 * 1024
+"""One record. An entry holds more than that only if it holds one."""
+OPERATION_BYTES_MAX: Final = 60 * 1024 * 1024
+"""What the log takes at once, an entry and a snapshot."""
+
 Told: TypeAlias = Callable[[], None]
+
+
+def encode_fitting(record: Record) -> bytes:
+    """A record as it is written. Raises `InvalidRequest` if it is too large for any journal."""
+    data = encode_record(record)
+    if len(data) > RECORD_BYTES_MAX:
+        raise InvalidRequest(
+            f"a record of {len(data):,} bytes does not fit a journal: at most {RECORD_BYTES_MAX:,}"
+        )
+    return data
 
 
 class Loaded(NamedTuple):
@@ -147,14 +170,16 @@ class Journal:
         """Records that are not durable yet."""
         return len(self._records) + (len(self._writing[1]) if self._writing is not None else 0)
 
-    def append(self, record: Record, told: Told) -> None:
-        """Accept a record. `told` is called once it is durable; if the journal is lost, never."""
+    def append(self, record: Record, told: Told, data: bytes | None = None) -> None:
+        """Accept a record, encoded already or not. `told` is called once it is durable; if the
+        journal is lost, never. Raises `InvalidRequest` if it is too large."""
+        if data is None:
+            data = encode_fitting(record)
         self.checkpoint.apply(record, self._limits)
-        data = encode_record(record)
         self._records.append(data)
         self._told.append(told)
         self._bytes += len(data)
-        if len(self._records) >= PENDING_MAX or self._bytes >= 4 * ENTRY_BYTES_MAX:
+        if len(self._records) >= PENDING_MAX or self._bytes >= BYTES_MAX:
             self._full = True
         if self._writing is None and not self._scheduled and not self._closed:
             # Not at once: what the same turn of the loop brings shares the sync.
@@ -181,13 +206,29 @@ class Journal:
         self._scheduled = False
         if self._closed or self._writing is not None or not self._records:
             return
-        entry = Entry(self.checkpoint.records, encode_records(self._records))
+        count = self._fitting()
+        left = len(self._records) - count
+        key = self.checkpoint.records - left
+        entry = Entry(key, encode_records(self._records[:count]))
         operation = Operation((entry,))
-        if self.checkpoint.records - self._snapshot_at >= SNAPSHOT_RECORDS:
+        if not left and key - self._snapshot_at >= SNAPSHOT_RECORDS:
             operation = self._with_snapshot(entry)
-        self._writing = (operation, self._told)
-        self._records, self._told, self._bytes = [], [], 0
+        self._writing = (operation, self._told[:count])
+        self._records, self._told = self._records[count:], self._told[count:]
+        self._bytes = sum(map(len, self._records))
         self._submit()
+
+    def _fitting(self) -> int:
+        """How many of the records fit one entry."""
+        if self._bytes <= RECORD_BYTES_MAX:
+            return len(self._records)
+        size = count = 0
+        for data in self._records:
+            size += len(data)
+            if count and size > RECORD_BYTES_MAX:
+                break
+            count += 1
+        return count
 
     def _with_snapshot(self, entry: Entry) -> Operation:
         """Sum up, and let go of what is older than the records that are kept.
@@ -197,9 +238,16 @@ class Journal:
         """
         records = self.checkpoint.records
         self._snapshot_at = records
+        snapshot = encode_checkpoint(self.checkpoint)
+        if len(entry.payload) + len(snapshot) > OPERATION_BYTES_MAX:
+            logger.error(
+                "the state of a graph has %d bytes, too many for a snapshot: its journal grows",
+                len(snapshot),
+            )
+            return Operation((entry,))
         self._snapshots.append(records)
         name = f"{SNAPSHOT}{records:020d}"
-        meta: dict[str, bytes | None] = {name: encode_checkpoint(self.checkpoint)}
+        meta: dict[str, bytes | None] = {name: snapshot}
         while len(self._snapshots) > 1 and self._snapshots[1] <= records - self._keep_records:
             meta[f"{SNAPSHOT}{self._snapshots.pop(0):020d}"] = None
         first = self._snapshots[0]
@@ -235,7 +283,7 @@ class Journal:
             self._write()
         for each in told:
             each()
-        if self._full and len(self._records) < PENDING_MAX // 2:
+        if self._full and len(self._records) < PENDING_MAX // 2 and self._bytes < BYTES_MAX:
             self._full = False
             self._room()
         self._wake()

@@ -407,7 +407,14 @@ class FeedService:
 
 def limits_of(graph: Graph) -> Limits:
     keep = {name: source.keep for name, source in graph.sources.items() if source.keep is not None}
-    return Limits(keep, KEYS_MAX)
+    newest = frozenset(
+        name
+        for name, source in graph.sources.items()
+        if (graph.inputs == "latest" or name not in graph.firing_sources)
+        and not source.collects
+        and source.dedupe is None  # else the keys of what was overtaken are needed
+    )
+    return Limits(keep, KEYS_MAX, newest)
 
 
 def producer_of(graph: Graph) -> str:

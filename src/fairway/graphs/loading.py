@@ -11,6 +11,7 @@ import importlib.util
 import logging
 import sys
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Final
 
 from fairway.errors import Backpressure, Closing, FairwayError, InvalidConfig, NotFound
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     from fairway.graphs.engine import Graphs
     from fairway.runtime.blocking import BlockingPool
 
-logger = logging.getLogger("fairway.graphs")
+logger = logging.getLogger("fairway.graphs.loading")
 
 SECOND_NS: Final = 1_000_000_000
+_NOT_TOLD: Final = (str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent))
+"""Where an import that fails did not go wrong: here, and in the machinery of Python."""
 
 
 def graph_at(reference: str, fresh: bool = False) -> Graph:
@@ -44,7 +47,9 @@ def graph_at(reference: str, fresh: bool = False) -> Graph:
             raise InvalidConfig(f"module {module!r} has no {name!r}; its graphs: {known}")
         found = getattr(found, part)
     if not isinstance(found, Graph):
-        raise InvalidConfig(f"{reference} is a {type(found).__name__}, not a Graph")
+        what = type(found).__name__
+        article = "an" if what[0] in "aeiouAEIOU" else "a"
+        raise InvalidConfig(f"{reference} is {article} {what}, not a Graph")
     return found
 
 
@@ -72,7 +77,16 @@ def _wrong(what: str, error: BaseException) -> BaseException:
     """What an import that failed means; an interrupt means itself."""
     if not isinstance(error, Exception | SystemExit):
         return error
-    return InvalidConfig(f"{what} cannot be imported: {type(error).__name__}: {error}")
+    place = "" if isinstance(error, SyntaxError) else _place(error)  # which says it by itself
+    return InvalidConfig(f"{what} cannot be imported: {type(error).__name__}: {error}{place}")
+
+
+def _place(error: BaseException) -> str:
+    """The line that it came from: the last that is neither Fairway's nor of the importing."""
+    for frame in reversed(extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(("<", *_NOT_TOLD)):
+            return f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return ""
 
 
 class Folder:
@@ -112,7 +126,9 @@ class Folder:
         try:
             found = await self._pool.run(_files_in, self.path)
         except OSError as error:  # a mount that is gone is no reason to stop what runs
-            self._problem(str(self.path), f"cannot be read: {error.strerror or error}")
+            self._problem(
+                str(self.path), f"the directory cannot be read: {error.strerror or error}"
+            )
             return
         self.problems.pop(str(self.path), None)
         seen, self._seen = self._seen, found

@@ -52,6 +52,8 @@ class Node:
     blocking: bool = False
     isolation: Isolation = "none"
     timeout_s: float | None = None
+    gives_none: bool = True
+    """Whether it may return None, as it declares."""
 
     @property
     def where(self) -> str:
@@ -118,7 +120,8 @@ def node_of(
             f"{told} runs in another process, where the firing is out of reach: let it return what"
             f" a node without isolation then does with {context!r}"
         )
-    gives = tuple(each for each in members(hints.get("return", Any)) if each is not type(None))
+    returned = members(hints.get("return", Any))
+    gives = tuple(each for each in returned if each is not type(None))
     return Node(
         called,
         function,
@@ -129,6 +132,7 @@ def node_of(
         blocking,
         isolation,
         timeout_s,
+        Any in returned or type(None) in returned,
     )
 
 

@@ -27,6 +27,7 @@ logger = logging.getLogger("fairway.graphs")
 ORDINAL_BITS: Final = 20
 """A firing has at most a million effects; its number and the ordinal make one rising number."""
 BATCH: Final = 1000
+BATCH_BYTES: Final = 8 * 1024 * 1024
 WAITING_MAX: Final = 10_000
 """Effects that wait; the graph stops firing beyond."""
 BACKOFF: Final = BackoffConfig(base_ns=20_000_000, cap_ns=5_000_000_000, jitter=0.0)
@@ -38,6 +39,8 @@ class Position(NamedTuple):
     producer: str
     epoch: int
     number: int
+    first: int
+    """The number of the first effect that goes out under it."""
 
 
 class Destinations(Protocol):
@@ -53,8 +56,12 @@ class Destinations(Protocol):
 
     async def send(
         self, topic: str, effects: Sequence[EffectRecord], position: Position | None
-    ) -> None:
-        """All or none of them, durably; nothing if the position is not above the known one."""
+    ) -> bool:
+        """All of them, durably; none, and False, unless the first is above the known position.
+
+        The position may have moved since it was asked for: an earlier holder of the graph, or an
+        earlier try of ours, may come to its end only now.
+        """
         ...
 
 
@@ -158,13 +165,18 @@ class Outbox:
                 await lane.some.wait()
             batch = lane.batch()
             try:
-                await self._send(lane, batch)
+                if not await self._send(lane, batch):
+                    lane.met = False
+                    continue
             except Invalid as error:
                 if isinstance(error, TopicFull):
                     await self._failed(lane, error)
                     continue
-                self.dropped += len(batch)
-                logger.error("%s: %d effects go nowhere: %s", self._producer, len(batch), error)
+                if len(batch) > 1:
+                    lane.alone = len(batch)  # one of them is why: let each go by itself
+                    continue
+                self.dropped += 1
+                logger.error("%s: an effect goes nowhere: %s", self._producer, error)
             except FairwayError as error:
                 lane.met = False  # whether it arrived may be in doubt: ask before it goes again
                 await self._failed(lane, error)
@@ -172,7 +184,8 @@ class Outbox:
             lane.failures = 0
             self._gone(lane, batch)
 
-    async def _send(self, lane: _Lane, batch: list[_Waiting]) -> None:
+    async def _send(self, lane: _Lane, batch: list[_Waiting]) -> bool:
+        """Whether they are out. If not, somebody sent some of them meanwhile: look which."""
         assert self._destinations is not None
         topic = batch[0].effect.topic
         position = None
@@ -182,16 +195,18 @@ class Outbox:
                 if known is not None:
                     batch = [each for each in batch if (each.epoch, each.number) > known]
                     if not batch:
-                        return
-            last = batch[-1]
-            position = Position(self._producer, last.epoch, last.number)
-        await self._destinations.send(topic, [each.effect for each in batch], position)
-        lane.met = True
+                        return True
+            first, last = batch[0], batch[-1]
+            position = Position(self._producer, last.epoch, last.number, first.number)
+        sent = await self._destinations.send(topic, [each.effect for each in batch], position)
+        lane.met = sent
+        return sent
 
     def _gone(self, lane: _Lane, batch: list[_Waiting]) -> None:
         for waiting in batch:
             lane.waiting.popleft()
             self._left[waiting.firing] -= 1
+        lane.alone = max(0, lane.alone - len(batch))
         self.depth -= len(batch)
         while self._left:
             first = next(iter(self._left))
@@ -214,7 +229,7 @@ class Outbox:
 class _Lane:
     """Effects for one destination."""
 
-    __slots__ = ("failures", "met", "some", "waiting")
+    __slots__ = ("alone", "failures", "met", "some", "waiting")
 
     def __init__(self) -> None:
         self.waiting: deque[_Waiting] = deque()
@@ -222,13 +237,17 @@ class _Lane:
         self.met = False
         """Whether it is known that the destination has nothing beyond what was sent."""
         self.failures = 0
+        self.alone = 0
+        """So many of the first go one by one: together they were refused."""
 
     def batch(self) -> list[_Waiting]:
         """The first of them, as many as may go at once: of one epoch."""
         epoch = self.waiting[0].epoch
         batch: list[_Waiting] = []
+        most, size = 1 if self.alone else BATCH, 0
         for waiting in self.waiting:
-            if waiting.epoch != epoch or len(batch) >= BATCH:
+            size += len(waiting.effect.data)
+            if batch and (waiting.epoch != epoch or len(batch) >= most or size > BATCH_BYTES):
                 break
             batch.append(waiting)
         return batch

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from fairway.graphs.context import FiringContext, JobEnqueue
 from fairway.graphs.firing import LOG_MAX, Firing
 from fairway.graphs.health import FIRING, ReactorState
 from fairway.graphs.inputs import PASSED, Inputs, PredicateFailed, Slot
+from fairway.graphs.journal import RECORD_BYTES_MAX, encode_fitting
 from fairway.graphs.records import died_of, fired_of
 from fairway.graphs.traversal import NodeFailed
 
@@ -143,18 +145,35 @@ class Reactor:
 
     def buried(self, source: str, reason: str, data: bytes, at: Marks) -> None:
         """A boundary cannot be used: keep it aside."""
+        data = data[: RECORD_BYTES_MAX // 2]
         died = Died(self._clock.wall_ns(), source, reason, {source: data}, at=at)
         self.remember(died, _nothing)
         logger.warning("graph %s, source %s: %s", self._graph.name, source, reason)
 
     async def wait_room(self, source: str) -> None:
         """Wait until a boundary of a source fits."""
-        while self.inputs.room(source) <= 0:
+        while self.clogged or self.inputs.room(source) <= 0:
             if self.stopped is not None:
                 raise self.stopped
             waiter: asyncio.Future[None] = self._loop.create_future()
-            self._rooms.setdefault(source, []).append(waiter)
-            await waiter
+            waiting = self._rooms.setdefault(source, [])
+            waiting.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter in waiting:
+                    waiting.remove(waiter)
+                raise
+
+    @property
+    def clogged(self) -> bool:
+        """Whether so much waits to be written that no source has room."""
+        return self._journal is not None and self._journal.full
+
+    @property
+    def unwritten(self) -> int:
+        """Records that are not durable yet."""
+        return self._journal.pending if self._journal is not None else 0
 
     # Life
 
@@ -191,8 +210,7 @@ class Reactor:
         for manual in self._manual:
             _fail(manual.reply, why)
         self._manual.clear()
-        for source in self.inputs.slots:
-            self._wake(self._rooms.pop(source, ()))
+        self._wake_rooms()
         for future in list(self._promised):
             # What was accepted may be in the journal already, and fire when the graph is back.
             _fail(future, why if self._journal is None else OutcomeUnknown(str(why)))
@@ -210,6 +228,7 @@ class Reactor:
     def room(self) -> None:
         """The journal, or the outbox, has room again."""
         self._update()
+        self._wake_rooms()
 
     def checkpoint_failing(self, failures: int, most: int) -> None:
         """The journal tells how many writes in a row have failed."""
@@ -264,6 +283,11 @@ class Reactor:
     async def settled(self) -> None:
         """Wait until nothing more will happen by itself."""
         while self.stopped is None and not self._at_rest:
+            if self._journal is not None and self._journal.pending:
+                # Not all that is written is a firing, which would tell when it is.
+                with suppress(Closing):
+                    await self._journal.wait_durable()
+                    continue
             waiter: asyncio.Future[None] = self._loop.create_future()
             self._settling.append(waiter)
             await waiter
@@ -286,6 +310,7 @@ class Reactor:
     def _may_fire(self) -> bool:
         return (
             self.stopped is None
+            and self._death is None
             and not self.paused
             and self.halted is None
             and self._retry_at_ns is None
@@ -341,7 +366,7 @@ class Reactor:
 
     def _due(self) -> tuple[Taken, str, asyncio.Future[Firing] | None, bool] | None:
         """The next firing, if one may and should be; commands come first."""
-        if self._busy or self.stopped is not None:
+        if self._busy or self.stopped is not None or self._death is not None:
             return None
         if self._manual:
             values, reply = self._manual.popleft()
@@ -355,6 +380,8 @@ class Reactor:
                 self._missed(failure.taken, "news", failure.error, None, self._now(), {})
                 continue  # with what comes after it, unless this one is tried again
             if taken is None:
+                if self._rooms:
+                    self._wake_rooms()  # a predicate may have passed over some
                 if self._timed:
                     self._arm()
                 return None
@@ -439,6 +466,7 @@ class Reactor:
                 record = fired_of(
                     self._graph, taken, ctx, effects, outputs, self._outbox, replaced=replaced
                 )
+                encoded = encode_fitting(record)
         except Exception as error:  # what cannot be recorded did not happen
             self._missed(taken, ctx.cause, error, reply, begin_ns, outputs)
             return
@@ -462,7 +490,8 @@ class Reactor:
             for news in taken.news:
                 for token in news.tokens:
                     token.recorded = True
-            self._journal.append(record, partial(self._release, taken, firing, effects, reply))
+            told = partial(self._release, taken, firing, effects, reply)
+            self._journal.append(record, told, encoded)
             if self._journal.full:
                 self._open = False
         for name, value in ctx.writes:
@@ -521,14 +550,24 @@ class Reactor:
             attempt,
         )
         self.log.append(firing)
-        logger.warning("graph %s, firing %d: %s", self._graph.name, firing.number, error)
+        policy = self._graph.on_error
+        final = reply is not None or attempt > policy.retries
+        cause_of = error.error if isinstance(error, NodeFailed) else error
+        # Each try is told; where it happened, once.
+        logger.warning(
+            "graph %s, firing %d: %s%s",
+            self._graph.name,
+            firing.number,
+            error,
+            "; it is halted" if final and reply is None and policy.then == "halt" else "",
+            exc_info=cause_of if final else None,
+        )
         if reply is not None:  # whoever asked for it is told, and decides
             self.inputs.restore(taken)
             _fail(reply, FiringFailed(firing, "nothing was consumed"))
             self._tell(firing)
             self._after(taken)
             return
-        policy = self._graph.on_error
         if attempt <= policy.retries:
             self.inputs.restore(taken)
             self._attempt = attempt
@@ -585,7 +624,7 @@ class Reactor:
             return
         now_ns = self._now()
         deadlines = [self._retry_at_ns, self.health.deadline_ns(now_ns)]
-        if self._open:
+        if self._open and not self._busy:  # when the firing under way is over, it is asked anyway
             deadlines.append(self.inputs.deadline_ns())
         due = [each for each in deadlines if each is not None]
         if self._timer is not None:
@@ -602,6 +641,7 @@ class Reactor:
             self._retry_at_ns = None
         self.look()
         self._arm()
+        self.moved()
 
     def _die(self, error: BaseException) -> None:
         self._open = self._ready = False
@@ -613,6 +653,10 @@ class Reactor:
             raise Conflict(
                 f"graph {self._graph.name!r} does not run: {self.stopped}", code="graph_stopped"
             )
+
+    def _wake_rooms(self) -> None:
+        for source in list(self._rooms):
+            self._wake(self._rooms.pop(source))
 
     def _wake(self, waiters: Any) -> None:
         for waiter in list(waiters):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fairway.graphs.checkpoint import Consumed, Died, Fired, Write
 from fairway.graphs.firing import packed
 from fairway.graphs.inputs import PASSED
+from fairway.graphs.journal import RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from fairway.graphs.firing import Firing
     from fairway.graphs.graph import Graph
     from fairway.graphs.inputs import Taken
+
+
+SLACK: Final = 1024 * 1024
+"""What a record has besides values, at most."""
 
 
 class Sender(Protocol):
@@ -74,16 +79,23 @@ def died_of(graph: Graph, taken: Taken, firing: Firing) -> Died:
     """The record of a firing that failed for good: its inputs, kept aside."""
     stored: dict[str, Stored] = {}
     for name, value in taken.values.items():
-        with suppress(TypeError, ValueError):  # perhaps that is why it failed
+        with suppress(Exception):  # perhaps that is why it failed
             stored[name] = graph.sources[name].schema.store(value)
+    data = {
+        name: stored[name].data if name in stored else repr(value).encode()
+        for name, value in taken.values.items()
+    }
+    size = sum(len(stored[news.source].data) for news in taken.news if news.source in stored)
+    if size + sum(map(len, data.values())) > RECORD_BYTES_MAX - SLACK:
+        # A letter about something too large to be kept: its beginning must do.
+        data = {name: each[: SLACK // (4 * len(data))] for name, each in data.items()}
+        if size > RECORD_BYTES_MAX - SLACK:
+            stored = {}
     return Died(
         firing.wall_ns,
         "",
         firing.error or "",
-        {
-            name: stored[name].data if name in stored else repr(value).encode()
-            for name, value in taken.values.items()
-        },
+        data,
         tuple(
             Consumed(source, marks, None if value is PASSED else stored.get(source), keys)
             for source, value, marks, keys, _ in taken.news

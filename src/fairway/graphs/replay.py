@@ -86,7 +86,8 @@ async def over_journal(
                 if consumed.stored is not None and source is not None:
                     cache[consumed.source] = source.schema.load(consumed.stored)
             if isinstance(found, Fired):
-                fresh = tuple(each.source for each in found.news if each.stored is not None)
+                brought = () if found.replaced else found.news
+                fresh = tuple(each.source for each in brought if each.stored is not None)
                 replayed = await runner.fire(
                     dict(cache), found.number, found.cause, found.wall_ns, found.degraded, fresh
                 )

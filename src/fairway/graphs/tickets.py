@@ -24,6 +24,13 @@ class Ticket:
         self.recorded = False
         """Whether a record that holds it is on its way to the journal."""
 
+    @property
+    def over(self) -> bool:
+        """Whether there is nobody to tell, and nothing to note, any more."""
+        if self.future is not None and self.future.done():
+            return True
+        return self.recorded and not self.asks
+
     def fired(self, firing: Firing) -> None:
         future = self.future
         if future is None or future.done():
@@ -64,6 +71,10 @@ class Several:
     def recorded(self, value: bool) -> None:
         for ticket in self._tickets:
             ticket.recorded = value
+
+    @property
+    def over(self) -> bool:
+        return all(ticket.over for ticket in self._tickets)
 
     def fired(self, firing: Any) -> None:
         for ticket in self._tickets:

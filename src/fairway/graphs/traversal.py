@@ -24,7 +24,7 @@ None is absence: a node runs when every input that may not be absent is there.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, get_origin
 
 from fairway.runtime.clock import SYSTEM_CLOCK
 
@@ -132,7 +132,10 @@ def _generated(wiring: Wiring, counts: NodeCounts, *, inline: bool) -> tuple[str
         "names": counts.names,
         "passed": counts.optional,
         "NodeFailed": NodeFailed,
+        "CancelledError": asyncio.CancelledError,
+        "is_cancelled": _is_cancelled,
         "within": _within,
+        "undeclared": _undeclared,
     }
     values = {name: f"s_{at}" for at, name in enumerate(wiring.sources)}
     values.update({node.name: f"v_{at}" for at, node in enumerate(wiring.nodes)})
@@ -184,10 +187,19 @@ def _generated(wiring: Wiring, counts: NodeCounts, *, inline: bool) -> tuple[str
             f"            busy[{at}] += now() - begin",
             f"            runs[{at}] += 1",
         ]
+        if any(edge.routed for edge in wiring.edges if edge.source == node.name):
+            scope[f"g_{at}"] = tuple(_class_of(each) for each in node.gives)
+            none = f"{values[node.name]} is not None and " if node.gives_none else ""
+            lines.append(
+                f"            if {none}not isinstance({values[node.name]}, g_{at}):"
+                f" undeclared({values[node.name]}, g_{at})"
+            )
         if node.name in wiring.terminal:
             lines.append(f"            out[{node.name!r}] = {values[node.name]}")
+    # A cancellation that is not ours is an error of the node: it met something cancelled.
     lines += [
-        "    except Exception as error:",
+        "    except (Exception, CancelledError) as error:",
+        *(() if inline else ("        if is_cancelled(error): raise",)),
         "        failed[at] += 1",
         "        raise NodeFailed(names[at], error) from error",
     ]
@@ -218,6 +230,18 @@ def _class_of(hint: Any) -> type:
     origin = get_origin(hint)
     found = origin if isinstance(origin, type) else hint
     return found if isinstance(found, type) else object
+
+
+def _is_cancelled(error: BaseException) -> bool:
+    """Whether whoever runs the nodes is being cancelled."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _undeclared(value: Any, declared: tuple[type, ...]) -> NoReturn:
+    """A node whose value decides where it goes gave one that goes nowhere."""
+    wanted = " | ".join(each.__name__ for each in declared)
+    raise TypeError(f"it returned a {type(value).__name__}, and declares {wanted}")
 
 
 async def _within(timeout_s: float, call: Awaitable[Any]) -> Any:

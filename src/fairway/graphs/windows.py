@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from fairway.errors import InvalidConfig
+from fairway.errors import InvalidConfig, InvalidRequest
 
 if TYPE_CHECKING:
     from fairway.graphs.boundary import Marks
@@ -124,6 +124,9 @@ class Collector:
     ) -> list[Collected]:
         """Collect an event; the windows it completes."""
         raise AssertionError("each kind collects in its own way")
+
+    def check(self, value: Any) -> None:
+        """Raise `InvalidRequest` if an event cannot be collected."""
 
     def passed(self, marks: Marks) -> None:
         """The source went on without an event: consumed with what came before, and not sooner."""
@@ -268,7 +271,7 @@ class TimeWindow(Collector):
     def push(
         self, value: Any, marks: Marks, keys: tuple[Any, ...], token: Any, now_ns: int
     ) -> list[Collected]:
-        at_ns = now_ns if self._at is None else round(self._at(value) * SECOND_NS)
+        at_ns = now_ns if self._at is None else self._moment(value)
         self._seen_ns = at_ns if self._seen_ns is None else max(self._seen_ns, at_ns)
         # Before the event is noted: it is no part of what it closes, and is not consumed with it.
         given = self._close(self._seen_ns - self._late_ns)
@@ -288,6 +291,17 @@ class TimeWindow(Collector):
             place -= 1
         self._held.insert(place, _Held(value, at_ns))
         return given
+
+    def check(self, value: Any) -> None:
+        if self._at is not None:
+            self._moment(value)
+
+    def _moment(self, value: Any) -> int:
+        assert self._at is not None
+        try:
+            return round(self._at(value) * SECOND_NS)
+        except Exception as error:
+            raise InvalidRequest(f"at failed: {type(error).__name__}: {error}") from error
 
     @property
     def _begin_ns(self) -> int:

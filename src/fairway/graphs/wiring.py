@@ -122,8 +122,13 @@ def _edge(
             graph, f"node {node.where} takes itself; to see what it gave before, keep a state"
         )
     else:
-        near = get_close_matches(name, [*sources, *nodes], n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f": {_listed([*sources, *nodes])}"
+        others = [*sources, *(each for each in nodes if each != node.name)]
+        near = get_close_matches(name, others, n=1)
+        hint = (
+            f"; did you mean {near[0]!r}?"
+            if near
+            else f" of this graph; there are: {_listed(others)}; name a source in when= or uses="
+        )
         raise _wrong(
             graph, f"node {node.where} takes {name!r}, which is neither a source nor a node{hint}"
         )

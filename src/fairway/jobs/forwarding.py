@@ -68,11 +68,13 @@ class Forwarder:
                 jobs = self._jobs()
                 cursor = await jobs.store.cursor(self._cursor_name)
                 async for arrived in self._source.read(cursor):
-                    last = arrived.records[-1][0]
-                    await jobs.enqueue(
+                    first, last = arrived.records[0][0], arrived.records[-1][0]
+                    added = await jobs.enqueue(
                         [self._job(data) for _, data in arrived.records],
-                        cursor=Cursor(self._cursor_name, arrived.epoch, last),
+                        cursor=Cursor(self._cursor_name, arrived.epoch, last, first),
                     )
+                    if not added:  # somebody else was here: see how far that one is
+                        break
             except FairwayError as error:
                 logger.warning("%s stopped and begins again: %s", self.name, error)
             await sleep_ns(RETRY_NS)

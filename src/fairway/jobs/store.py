@@ -40,6 +40,9 @@ class Cursor(NamedTuple):
     name: str
     epoch: int
     seq: int
+    first: int | None = None
+    """Where what comes with it begins, if that is more than one; it is not kept. A reader that was
+    overtaken, after it looked how far it was, must not bring again the first of several."""
 
 
 class Want(NamedTuple):
@@ -138,8 +141,8 @@ class JobStore(Protocol):
     ) -> list[Enqueued]:
         """Add jobs, all or none. `within` is a connection of the caller in a transaction of his.
 
-        With `cursor` they are added only if it moves forward, and it moves with them; if it stood
-        there already, the answer is empty and nothing changed.
+        With `cursor` they are added only if it stood before the first of them, and it moves with
+        them; otherwise the answer is empty and nothing changed.
         """
         ...
 

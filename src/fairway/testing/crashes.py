@@ -26,6 +26,11 @@ class InjectedCrash(Exception):
     """What a child of a graph dies of when a test wants it to."""
 
 
+class _Thrown(BaseException):
+    """What is thrown into a reactor. No node takes it for its own, as it would an exception, or a
+    cancellation that nobody asked for."""
+
+
 @dataclass(slots=True)
 class _Child:
     steps_left: int | None = None
@@ -81,20 +86,19 @@ class Crashes:
         self, name: tuple[str, str], child: _Child, coroutine: Any
     ) -> Generator[Any, Any, Any]:
         thrown: BaseException | None = None
-        cancels = begun = False
+        passes = begun = False
         while True:
             if begun and _is_due(child, thrown):
                 self.done.append(name)
-                # A node would take an exception for its own: a reactor is cancelled instead, and
-                # what comes of that is turned into a crash on the way out.
-                cancels = name[1] == REACTOR
-                thrown = asyncio.CancelledError() if cancels else InjectedCrash("/".join(name))
+                # What comes of it in a reactor is turned into a crash on the way out.
+                passes = name[1] == REACTOR
+                thrown = _Thrown() if passes else InjectedCrash("/".join(name))
             try:
                 step = coroutine.send(None) if thrown is None else coroutine.throw(thrown)
             except StopIteration as end:
                 return end.value
-            except asyncio.CancelledError:
-                if cancels:
+            except (asyncio.CancelledError, _Thrown, BaseExceptionGroup):
+                if passes:
                     raise InjectedCrash("/".join(name)) from None
                 raise
             thrown = None

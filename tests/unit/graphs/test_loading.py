@@ -81,7 +81,9 @@ def test_a_module_is_imported_anew_if_asked(
         ("no_such_place.inner:made", "there is no module 'no_such_place'"),
         ("shelf:other", "has no 'other'; its graphs: made"),
         ("shelf:times", "is a function, not a Graph"),
-        ("broken:made", "cannot be imported: ZeroDivisionError"),
+        ("broken:made", "ZeroDivisionError: division by zero (broken.py, line 1)"),
+        ("strict:made", "InvalidConfig: source 'a b': parameters are named after sources"),
+        ("strict:made", "(strict.py, line 2)"),
         ("needy:made", "cannot be imported: ModuleNotFoundError: No module named 'not_there'"),
         ("leaves:made", "cannot be imported: SystemExit"),
     ],
@@ -91,6 +93,7 @@ def test_what_is_wrong_with_a_name_is_said(
 ) -> None:
     (tmp_path / "shelf.py").write_text(declared("one"))
     (tmp_path / "broken.py").write_text("1 / 0")
+    (tmp_path / "strict.py").write_text("from fairway import Source\nSource('a b', int)")
     (tmp_path / "needy.py").write_text("import not_there")
     (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
     monkeypatch.syspath_prepend(tmp_path)

@@ -647,6 +647,7 @@ def traverse(given, ctx, out):
             v_1 = f_1(mid=v_0, rates=s_1)
             busy[1] += now() - begin
             runs[1] += 1
+            if not isinstance(v_1, g_1): undeclared(v_1, g_1)
         if isinstance(v_1, t_2_0):
             at = 2
             begin = now()
@@ -661,7 +662,7 @@ def traverse(given, ctx, out):
             busy[3] += now() - begin
             runs[3] += 1
             out['rest'] = v_3
-    except Exception as error:
+    except (Exception, CancelledError) as error:
         failed[at] += 1
         raise NodeFailed(names[at], error) from error
 """
@@ -670,6 +671,27 @@ def traverse(given, ctx, out):
 def test_generated_code_stays_readable() -> None:
     traversal = Traversal(built(mid, signal, trade, rest))
     assert traversal.source_code == GENERATED
+
+
+def test_a_value_that_is_none_of_those_declared_fails_and_does_not_fall_through() -> None:
+    def chosen(quotes: Quote) -> Trade | NoAction:
+        return 7  # type: ignore[return-value]
+
+    def bought(chosen: Trade) -> None: ...
+
+    def rested(chosen: NoAction) -> None: ...
+
+    with pytest.raises(NodeFailed, match=r"returned a int, and declares Trade \| NoAction"):
+        fired(built(chosen, bought, rested), quotes=Quote(1))
+
+    def nothing(quotes: Quote) -> Trade | NoAction | None:
+        return None
+
+    def taken(nothing: Trade) -> None: ...
+
+    def left(nothing: NoAction) -> None: ...
+
+    assert fired(built(nothing, taken, left), quotes=Quote(1)) == {}
 
 
 def test_generated_code_has_a_name_in_tracebacks() -> None:

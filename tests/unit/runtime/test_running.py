@@ -28,21 +28,27 @@ class Broken:
 def test_what_is_raised_inside_leaves_as_it_is() -> None:
     service = Endless()
 
+    async def body() -> None:
+        async with running(service):
+            await asyncio.sleep(0)
+            raise KeyError("mine")
+
     async def main() -> None:
         with pytest.raises(KeyError, match="mine"):
-            async with running(service):
-                await asyncio.sleep(0)
-                raise KeyError("mine")
+            await body()
         assert service.ended
 
     run(main)
 
 
 def test_a_service_that_fails_ends_the_block_and_leaves_in_a_group() -> None:
+    async def body() -> None:
+        async with running(Broken()):
+            await asyncio.Event().wait()
+
     async def main() -> None:
         with pytest.raises(ExceptionGroup) as caught:
-            async with running(Broken()):
-                await asyncio.Event().wait()
+            await body()
         assert isinstance(caught.value.exceptions[0], ValueError)
 
     run(main)

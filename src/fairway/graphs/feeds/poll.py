@@ -68,14 +68,14 @@ class Polling:
         self._around = around
         self._clock = clock_of()
         self._due_ns = 0
-        self._first: Any = None
 
-    async def connect(self, marks: Marks) -> None:
+    async def connect(self, marks: Marks) -> Sequence[Event]:
         # Asked here and not by the first `receive`: a source is not live before it ever answered.
-        self._first = await self._ask()
+        first = await self._ask()
+        return [] if first is None else [Event(first)]
 
     async def receive(self) -> Sequence[Event]:
-        value, self._first = self._first, None
+        value = None
         while value is None:
             await sleep_ns(self._due_ns - self._clock.now_ns())
             value = await self._ask()
@@ -85,7 +85,7 @@ class Polling:
         """What was asked for cannot be asked for again: there is nobody to tell."""
 
     async def aclose(self) -> None:
-        self._first = None
+        """There is nothing to let go of."""
 
     async def _ask(self) -> Any:
         function = self._declared.function

@@ -119,9 +119,10 @@ class MemoryStore:
             raise Invalid("a store in memory has no transactions to take part in")
         if cursor is not None:
             known = self._cursors.get(cursor.name)
-            if known is not None and known[1:] >= cursor[1:]:
+            first = cursor.seq if cursor.first is None else cursor.first
+            if known is not None and (known.epoch, known.seq) >= (cursor.epoch, first):
                 return []
-            self._cursors[cursor.name] = cursor
+            self._cursors[cursor.name] = cursor._replace(first=None)
         return self._enqueue(jobs)
 
     async def cursor(self, name: str) -> Cursor | None:

@@ -108,10 +108,11 @@ class PostgresStore:
                 return await self._intake.add(connection, jobs)
 
         async def add(connection: Connection) -> list[Enqueued]:
-            if cursor is not None and not await connection.fetchval(
-                self._sql["move_cursor"], *cursor
-            ):
-                return []
+            if cursor is not None:
+                name, epoch, seq, first = cursor
+                first = seq if first is None else first
+                if not await connection.fetchval(self._sql["move_cursor"], name, epoch, seq, first):
+                    return []
             return await self._intake.add(connection, jobs)
 
         return await self._connections.transaction(add)

@@ -69,10 +69,10 @@ with input as materialized (
 )
 select id from input order by ord
 
--- move_cursor: a reader's cursor, forwards only
+-- move_cursor: a reader's cursor, if it stood before the first of what comes with it
 insert into fw.cursor as c (name, epoch, seq) values ($1, $2, $3)
 on conflict (name) do update set epoch = excluded.epoch, seq = excluded.seq
-    where (c.epoch, c.seq) < (excluded.epoch, excluded.seq)
+    where (c.epoch, c.seq) < (excluded.epoch, $4::bigint)
 returning true
 
 -- cursor: how far a reader has come

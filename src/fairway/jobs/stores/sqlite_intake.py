@@ -36,12 +36,13 @@ class Intake(NamedTuple):
     now_ns: int
 
     def advance(self, cursor: Cursor) -> bool:
-        """Move a cursor forward; False if it stood there already."""
+        """Move a cursor forward; False if it did not stand before what comes with it."""
+        name, epoch, seq, first = cursor
         moved = self.connection.execute(
-            "INSERT INTO topic_cursor (name, epoch, seq) VALUES (?, ?, ?)"
+            "INSERT INTO topic_cursor (name, epoch, seq) VALUES (?1, ?2, ?3)"
             " ON CONFLICT (name) DO UPDATE SET epoch = excluded.epoch, seq = excluded.seq"
-            " WHERE (excluded.epoch, excluded.seq) > (epoch, seq) RETURNING 1",
-            tuple(cursor),
+            " WHERE (?2, ?4) > (epoch, seq) RETURNING 1",
+            (name, epoch, seq, seq if first is None else first),
         )
         return bool(moved.fetchall())
 

@@ -1,0 +1,662 @@
+"""What a review of the reactor broke: each of these was wrong once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+import pytest
+
+from fairway import (
+    Backpressure,
+    Batch,
+    Fairway,
+    FiringContext,
+    FiringFailed,
+    Graph,
+    Source,
+    Window,
+    all_,
+    debounce,
+    retry,
+    where,
+)
+from fairway.errors import Closing, FeedLost, InvalidRequest
+from fairway.graphs import journal as journals
+from fairway.graphs.journal import history
+from fairway.graphs.replay import over_journal
+from fairway.storage.wals.memory import MemoryWal
+from fairway.testing import TestFeed, run, run_graph
+
+if TYPE_CHECKING:
+    from fairway.graphs.firing import Firing
+    from fairway.testing import GraphsUnderTest
+
+
+def same(source: Source[Any], **options: Any) -> Graph:
+    """A graph that comes to what its one source brings."""
+    options.setdefault("inputs", "sequential")
+    graph = Graph("same", when=source, **options)
+
+    if source.collects:
+
+        @graph.node(name="it")
+        def many(n: list[int]) -> list[int]:
+            return list(n)
+
+    else:
+
+        @graph.node(name="it")
+        def one(n: int) -> int:
+            return n
+
+    return graph
+
+
+def outputs(graph: Graph) -> list[Any]:
+    return [firing.output for firing in graph.firings]
+
+
+# Waiting that never ended
+
+
+def test_settled_does_not_wait_for_a_firing_after_what_is_only_kept() -> None:
+    a, b = Source("a", int), Source("b", int)
+    graph = Graph("g", when=all_(a, b), checkpoint=True)
+
+    @graph.node
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    async def play(kit: GraphsUnderTest) -> None:
+        graph.push_nowait("a", 1)
+        async with asyncio.timeout(5):
+            await graph.settled()
+        assert graph.running.journal is not None
+        assert not graph.running.journal.pending
+
+    run_graph(graph, play)
+
+
+def test_settled_does_not_wait_for_a_retry_that_a_pause_put_off() -> None:
+    n = Source("n", int)
+    graph = Graph("g", when=n, on_error=retry(2))
+
+    @graph.node
+    def fail(n: int) -> int:
+        raise ValueError(n)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        graph.push_nowait(n, 1)
+        await graph.pause()
+        async with asyncio.timeout(5):
+            await graph.settled()
+
+    run_graph(graph, play)
+
+
+def test_whoever_waits_for_room_is_woken_when_a_predicate_makes_it() -> None:
+    n = Source("n", int, capacity=2)
+    graph = same(n)
+    graph.gate = where(n, lambda inputs: inputs["n"] > 100)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.pause()
+        await graph.push(n, 1)
+        await graph.push(n, 2)
+        waiting = [asyncio.ensure_future(graph.push(n, each)) for each in range(3, 9)]
+        await asyncio.sleep(0.1)
+        await graph.resume()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*waiting)
+
+    run_graph(graph, play)
+
+
+def test_whoever_no_longer_waits_for_room_is_forgotten() -> None:
+    n = Source("n", int, capacity=1)
+    graph = same(n)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.pause()
+        await graph.push(n, 1)
+        for each in range(20):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await graph.push(n, each)
+        assert not graph.running.reactor._rooms.get("n")
+
+    run_graph(graph, play)
+
+
+def test_a_gate_of_time_does_not_spin_while_a_firing_lasts() -> None:
+    n = Source("n", int)
+    graph = Graph("g", when=debounce(n, quiet_s=0.1))
+
+    @graph.node
+    async def slow(n: int) -> int:
+        await asyncio.sleep(10)
+        return n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        graph.push_nowait(n, 1)
+        await asyncio.sleep(1)
+        reactor = graph.running.reactor
+        tick, ticks = reactor._tick, 0
+
+        def counted() -> None:
+            nonlocal ticks
+            ticks += 1
+            if ticks < 1000:
+                tick()
+
+        reactor._tick = counted  # type: ignore[method-assign]
+        graph.push_nowait(n, 2)
+        await asyncio.sleep(30)
+        assert ticks < 100, "it spins"
+        assert outputs(graph) == [1, 2]
+
+    run_graph(graph, play)
+
+
+def test_an_app_that_closes_while_a_graph_is_restarted_closes() -> None:
+    async def main() -> None:
+        app = Fairway(MemoryWal(), jobs="memory:", worker=None)
+        graph = app.graph("g", when=app.source("n", int))
+
+        @graph.node
+        async def slow(n: int) -> int:
+            await asyncio.sleep(3)
+            return n
+
+        async with asyncio.timeout(60):
+            async with app:
+                graph.push_nowait("n", 1)
+                await asyncio.sleep(0.1)
+                again = asyncio.ensure_future(app.graphs.restart("g"))
+                await asyncio.sleep(0.1)
+            with pytest.raises(Closing):
+                await again
+
+    run(main)
+
+
+# What user code raises
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_listener_that_fails_harms_nobody(checkpoint: bool) -> None:
+    n = Source("n", int)
+    graph = same(n, checkpoint=checkpoint)
+    heard: list[Any] = []
+
+    def bad(firing: Firing) -> None:
+        raise ValueError("of the listener")
+
+    async def play(kit: GraphsUnderTest) -> None:
+        graph.listen(bad)
+        graph.listen(lambda firing: heard.append(firing.output))
+        async with asyncio.timeout(5):
+            await asyncio.gather(*(graph.push(n, each) for each in range(3)))
+            await graph.settled()
+        assert graph.fired == 3
+        assert heard == [0, 1, 2]
+
+    run_graph(graph, play)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_node_that_meets_a_cancelled_future_fails_like_any_other(waits: bool) -> None:
+    n = Source("n", int)
+    graph = Graph("g", when=n, inputs="sequential", on_error="dead_letter")
+
+    if waits:
+
+        @graph.node
+        async def it(n: int) -> int:
+            if n == 1:
+                future = asyncio.get_running_loop().create_future()
+                future.cancel()
+                await future
+            return n
+    else:
+
+        @graph.node(name="it")
+        def plain(n: int) -> int:
+            if n == 1:
+                raise asyncio.CancelledError
+            return n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        async with asyncio.timeout(5):
+            with pytest.raises(FiringFailed, match="CancelledError"):
+                await graph.ask(n, 1)
+            found = await graph.ask(n, 2)
+        assert found is not None
+        assert found.output == 2
+        assert len(graph.dead_letters) == 1
+
+    run_graph(graph, play)
+
+
+def test_a_graph_that_broke_fires_no_more() -> None:
+    n = Source("n", int)
+    graph = same(n, checkpoint=True)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        reactor = graph.running.reactor
+        reactor.broken(OSError("it broke"))
+        reactor.room()
+        graph.push_nowait(n, 1)
+        assert not reactor.fired
+        await asyncio.sleep(2)
+        assert outputs(graph) == [1] or graph.number == 1
+
+    run_graph(graph, play)
+
+
+@pytest.mark.parametrize("how", ["dedupe", "unhashable", "at"])
+def test_an_event_that_dedupe_or_at_cannot_treat_is_buried(how: str) -> None:
+    feed = TestFeed()
+
+    def key(n: int) -> Any:
+        return 1 / n if how == "dedupe" else [n] if n == 0 and how == "unhashable" else n
+
+    class Odd:
+        __hash__ = None  # type: ignore[assignment]
+
+    def odd(n: int) -> Any:
+        return Odd() if n == 0 and how == "unhashable" else key(n)
+
+    batch = Window(seconds=1, at=lambda n: 100 / n) if how == "at" else None
+    n = Source("n", int, feed=feed, dedupe=odd, batch=batch)
+    graph = same(n, checkpoint=True)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        feed.push(4, 0, 2, 1)
+        await asyncio.sleep(3)
+        assert [letter.source for letter in graph.dead_letters] == ["n"]
+        assert not kit.state(graph).recoveries
+        assert outputs(graph)[:2] == ([[4], [2]] if how == "at" else [4, 2])
+        for _ in range(2):  # and a push of it is refused, each time
+            with pytest.raises(InvalidRequest):
+                await graph.push(n, 0)
+
+    run_graph(graph, play)
+
+
+# Values
+
+
+def test_a_number_too_large_to_be_kept_is_refused_or_buried() -> None:
+    feed = TestFeed()
+    n = Source("n", int, feed=feed)
+    graph = same(n, checkpoint=True, on_error="dead_letter")
+
+    async def play(kit: GraphsUnderTest) -> None:
+        with pytest.raises(InvalidRequest, match="n"):
+            await graph.push(n, 10**30)
+        feed.push(b"1" + b"0" * 30, 7)
+        await asyncio.sleep(5)
+        assert len(graph.dead_letters) == 1
+        assert outputs(graph)[-1] == 7
+        assert not kit.state(graph).recoveries
+
+    run_graph(graph, play)
+
+
+@pytest.mark.parametrize(("kind", "value"), [(int, True), (list[int], "no"), (int | str, 1.5)])
+def test_what_could_not_be_restored_is_not_accepted(kind: Any, value: Any) -> None:
+    n = Source("n", kind)
+    graph = Graph("g", when=n, checkpoint=True)
+
+    @graph.node
+    def it(n: Any) -> int:
+        return 1
+
+    async def play(kit: GraphsUnderTest) -> None:
+        with pytest.raises(InvalidRequest, match="n"):
+            await graph.push(n, value)
+        await kit.restart()
+        assert kit.state(graph).state == "live"
+
+    run_graph(graph, play)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_none_is_no_news(checkpoint: bool) -> None:
+    n = Source("n", int | None)
+    graph = Graph("g", when=n, checkpoint=checkpoint)
+
+    @graph.node
+    def it(n: int | None) -> int:
+        return 1
+
+    async def play(kit: GraphsUnderTest) -> None:
+        assert await graph.ask(n, None) is None
+        assert graph.fired == 0
+
+    run_graph(graph, play)
+
+
+class Event(msgspec.Struct):
+    id: UUID
+
+
+def test_repeats_are_known_after_a_restart_whatever_the_key_is() -> None:
+    n = Source("n", Event, dedupe=lambda event: (event.id, frozenset({"b", "a"})))
+    graph = Graph("g", when=n, inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def it(n: Event) -> int:
+        return 1
+
+    async def play(kit: GraphsUnderTest) -> None:
+        event = Event(UUID(int=1))
+        await graph.push(n, event)
+        await kit.restart()
+        await graph.push(n, event)
+        await kit.settled()
+        assert graph.number == 1
+
+    run_graph(graph, play)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 10])
+def test_a_repeat_is_not_written_to_a_state_nor_after_a_restart(keep: int) -> None:
+    n = Source("n", int, keep=keep, dedupe=lambda value: value)
+    tick = Source("tick", int)
+    graph = Graph("g", when=tick, uses=[n], checkpoint=True)
+
+    if keep:
+
+        @graph.node
+        def it(tick: int, n: list[int] | None) -> int:
+            return tick
+
+    else:
+
+        @graph.node(name="it")
+        def without(tick: int) -> int:
+            return tick
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for _ in range(2):
+            for value in (1, 2, 1):
+                await graph.push(n, value)
+            kept = kit.state(graph).windows["n"]
+            assert kept == [1, 2][2 - min(keep, 2) :]
+            assert graph.running.checkpoint.kept("n").written == 2
+            await kit.restart()
+            assert kit.state(graph).windows["n"] == kept
+
+    run_graph(graph, play)
+
+
+# Refusals
+
+
+def test_a_refused_push_drops_nothing_and_a_dropped_one_is_no_repeat() -> None:
+    def positive(event: int) -> int:
+        if event < 0:
+            raise ValueError(event)
+        return event
+
+    n = Source("n", int, through=positive, dedupe=lambda v: v, capacity=1, on_full="drop_oldest")
+    graph = same(n)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.pause()
+        graph.push_nowait(n, 1)
+        with pytest.raises(InvalidRequest):
+            graph.push_nowait(n, -1)
+        graph.push_nowait(n, 1)  # a repeat needs no room
+        assert kit.state(graph).depths == {"n": 1}
+        graph.push_nowait(n, 2)  # 1 is dropped, and whoever asked is told to try again
+        await graph.resume()
+        graph.push_nowait(n, 1)
+        assert outputs(graph) == [2, 1]
+
+    run_graph(graph, play)
+
+
+def test_pushes_are_bounded_by_what_is_not_durable_yet() -> None:
+    a, b = Source("a", int), Source("b", int)
+    graph = Graph("g", when=all_(a, b), checkpoint=True)
+
+    @graph.node
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    async def play(kit: GraphsUnderTest) -> None:
+        taken = 0
+        with pytest.raises(Backpressure):  # noqa: PT012
+            while taken < 100_000:
+                graph.push_nowait(a, taken)
+                taken += 1
+        assert 1000 < taken < 10_000
+        async with asyncio.timeout(5):
+            await graph.push(a, -1)  # waits
+            found = await graph.ask(b, 1)
+        assert found is not None
+        assert found.output == 0
+
+    run_graph(graph, play)
+
+
+def test_a_value_that_no_journal_takes_is_refused_and_the_graph_lives() -> None:
+    a = Source("a", str)
+    graph = Graph("g", when=a, checkpoint=True, on_error="dead_letter")
+
+    @graph.node
+    def twice(a: str, firing: FiringContext) -> int:
+        firing.append("out", a)
+        return len(a)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        with pytest.raises(InvalidRequest, match="bytes"):
+            await graph.push(a, "x" * (40 << 20))
+        with pytest.raises(FiringFailed, match="bytes"):  # the record holds it twice
+            await graph.ask(a, "x" * (20 << 20))
+        assert (await graph.ask(a, "x")) is not None
+        assert kit.state(graph).state == "live"
+        await kit.restart()
+        assert kit.state(graph).cache["a"] == "x"
+
+    run_graph(graph, play)
+
+
+def test_a_state_too_large_for_a_snapshot_does_not_end_the_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(journals, "SNAPSHOT_RECORDS", 20)
+    monkeypatch.setattr(journals, "OPERATION_BYTES_MAX", 100_000)
+    n = Source("n", int)
+    kept = Source("kept", str, keep=-1)
+    graph = Graph("g", when=n, uses=[kept], inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def it(n: int, kept: list[str] | None, firing: FiringContext) -> int:
+        firing.put("kept", "x" * 1000)
+        return len(kept or ())
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for value in range(150):
+            await graph.push(n, value)
+        await kit.settled()
+        await kit.restart()
+        assert graph.number == 150
+        assert len(kit.state(graph).windows["kept"]) == 150
+
+    run_graph(graph, play)
+
+
+def test_pushes_that_were_overtaken_are_not_kept() -> None:
+    a, b = Source("a", int), Source("b", int)
+    graph = Graph("g", when=all_(a, b), checkpoint=True)
+
+    @graph.node
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for value in range(300):
+            if value % 3:
+                await graph.push(a, value)
+            else:
+                graph.push_nowait(a, value)
+        assert len(graph.running.checkpoint.kept("a").pushes) == 1
+        assert len(graph.running.reactor.inputs.tokens()) < 3
+        asking = asyncio.ensure_future(graph.ask(a, 1000))
+        await asyncio.sleep(0.1)
+        await graph.push(a, 299)
+        assert len(graph.running.reactor.inputs.tokens()) < 3
+        await graph.push(b, 1)
+        firing = await asking
+        assert firing is not None
+        assert firing.output == 300
+        await graph.push(a, 1)
+        await graph.push(a, 2)
+        await kit.restart()
+        await graph.push(b, 5)
+        await kit.settled()
+        assert outputs(graph)[-1] == 7
+
+    run_graph(graph, play)
+
+
+# Effects
+
+
+def test_one_effect_that_nobody_takes_takes_no_others_with_it() -> None:
+    n = Source("n", int)
+    graph = Graph("g", when=n, inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def it(n: int, firing: FiringContext) -> int:
+        firing.append("out", "x" * (2 << 20) if n == 2 else n)
+        return n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for value in range(5):
+            graph.push_nowait(n, value)
+        await kit.settled()
+        page = await kit.app.topic("out", Any).read(limit=100)
+        assert [record.data for record in page.records] == [0, 1, 3, 4]
+        assert graph.running.outbox.dropped == 1
+
+    run_graph(graph, play)
+
+
+def test_effects_go_out_in_parts_that_their_destination_takes() -> None:
+    n = Source("n", int)
+    graph = Graph("g", when=n, inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def it(n: int, firing: FiringContext) -> int:
+        for _ in range(10):
+            firing.append("out", "x" * 1_000_000)
+        return n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        outbox = graph.running.outbox
+        sizes: list[int] = []
+        pushed = asyncio.Event()
+        send = outbox._destinations.send  # type: ignore[union-attr]
+
+        async def counted(topic: str, effects: Any, position: Any) -> None:
+            await pushed.wait()
+            sizes.append(sum(len(each.data) for each in effects))
+            await send(topic, effects, position)
+
+        outbox._destinations.send = counted  # type: ignore[method-assign, union-attr]
+        for value in range(8):
+            await graph.push(n, value)
+        pushed.set()
+        await kit.settled()
+        assert sum(sizes) > 80_000_000
+        assert max(sizes) < 16 << 20
+        assert not outbox.dropped
+
+    run_graph(graph, play)
+
+
+# Replays, and what is told
+
+
+def test_a_firing_with_a_given_cache_is_replayed_as_it_was() -> None:
+    n = Source("n", int)
+    graph = Graph("g", when=n, checkpoint=True, record=100)
+
+    @graph.node
+    def it(n: int, firing: FiringContext) -> list[str]:
+        return list(firing.fresh)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.push(n, 1)
+        await graph.fire({"n": 5})
+        await graph.fire()
+        managed = kit.app.graphs.get("g")
+        assert managed.partition is not None
+        log = kit.app.graphs._log
+        assert log is not None
+        replayed = [each async for each in over_journal(graph, history(log, managed.partition))]
+        assert [each.same for each in replayed] == [True, True, True]
+
+    run_graph(graph, play)
+
+
+def test_who_waits_when_a_graph_is_unloaded_is_told_that() -> None:
+    async def main() -> None:
+        app = Fairway(MemoryWal(), jobs="memory:", worker=None)
+        graph = app.graph("g", when=all_(app.source("a", int), app.source("b", int)))
+
+        @graph.node
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        async with app:
+            asking = asyncio.ensure_future(graph.ask("a", 1))
+            await asyncio.sleep(0.1)
+            await app.graphs.unload("g")
+            with pytest.raises(Closing, match="stopped"):
+                await asking
+
+    run(main)
+
+
+def test_a_feed_that_was_lost_is_told_later_what_was_consumed() -> None:
+    feed = TestFeed()
+    n = Source("n", int, feed=feed)
+    graph = same(n)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        feed.push(1)
+        await asyncio.sleep(0.01)
+        connection = next(iter(feed._connections))
+
+        async def lost(marks: Any) -> None:
+            raise FeedLost("just now")
+
+        connection.commit = lost  # type: ignore[method-assign]
+        await asyncio.sleep(5)
+        assert feed.committed == {"feed": 1}
+
+    run_graph(graph, play)
+
+
+def test_a_batch_after_a_firing_is_given_once() -> None:
+    n = Source("n", int, batch=Batch(size=3, after_firing=True))
+    graph = same(n, checkpoint=True)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for value in range(8):
+            graph.push_nowait(n, value)
+        await kit.settled()
+        assert [value for output in outputs(graph) for value in output] == list(range(8))
+        await kit.restart()
+        assert graph.number == len({tuple(f.output) for f in kit.firings(graph)})
+
+    run_graph(graph, play)
