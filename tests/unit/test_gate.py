@@ -134,3 +134,37 @@ def test_one_that_cannot_begin_jams_nobody(caplog: pytest.LogCaptureFixture) -> 
 
     on_line(body)
     assert "could not begin" in caplog.text
+
+
+def test_whoever_is_alone_in_line_has_the_whole_turn_and_shares_it_with_a_second() -> None:
+    async def body(line: Line) -> None:
+        for _ in range(2 * PER_TURN):
+            line.ask("a")
+        await line.turns(1)
+        assert [key for _, key in line.begun] == ["a"] * 2 * PER_TURN
+        await line.turns(2)
+        line.begun.clear()
+        for _ in range(3 * PER_TURN):
+            line.ask("a")
+        for _ in range(PER_TURN):
+            line.ask("b")
+        line.begun.clear()  # those who found the gate open
+        await line.turns(1)
+        assert [key for _, key in line.begun] == ["a", "b"] * (PER_TURN // 2)
+
+    on_line(body)
+
+
+def test_a_topic_whose_priority_rises_while_it_waits_is_served_in_its_new_band() -> None:
+    async def body(line: Line) -> None:
+        for _ in range(PER_TURN):
+            line.ask("first")
+        for _ in range(4 * PER_TURN):
+            line.ask("crowd", Band.B3)
+        line.ask("risen", Band.B0)
+        line.ask("risen", Band.B3)
+        line.begun.clear()
+        await line.turns(1)
+        assert [key for _, key in line.begun].count("risen") == 2
+
+    on_line(body)

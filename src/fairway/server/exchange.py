@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
 
@@ -10,7 +11,7 @@ import msgspec
 from fairway.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, MutableMapping
+    from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 
     from fairway.server.auth import Identity
     from fairway.server.connection import Connection
@@ -24,6 +25,7 @@ T = TypeVar("T")
 
 JSON: Final = (b"content-type", b"application/json")
 TRUE: Final = ("true", "True", "TRUE", "1", "")
+QUERY_REMEMBERED: Final = 64
 FALSE: Final = ("false", "False", "FALSE", "0")
 _encode = msgspec.json.Encoder().encode
 
@@ -58,7 +60,7 @@ class Request:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.identity: Identity
         self._receive = receive
-        self._query: dict[str, str] | None = None
+        self._query: Mapping[str, str] | None = None
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -104,7 +106,7 @@ class Request:
                 code="unsupported_media_type",
             )
 
-    def query(self, known: Collection[str] = ()) -> dict[str, str]:
+    def query(self, known: Collection[str] = ()) -> Mapping[str, str]:
         """The query's parameters; `InvalidRequest` for one that is unknown or given twice."""
         query = self.parameters
         for name in query:
@@ -116,18 +118,29 @@ class Request:
         return query
 
     @property
-    def parameters(self) -> dict[str, str]:
+    def parameters(self) -> Mapping[str, str]:
         """The query's parameters, known or not."""
         if self._query is None:
-            raw = self.scope["query_string"].decode("latin-1")
-            try:
-                pairs = parse_qsl(raw, keep_blank_values=True, max_num_fields=100, errors="strict")
-            except ValueError as error:
-                raise InvalidRequest(f"the query cannot be read: {error}") from None
-            if len(dict(pairs)) != len(pairs):
-                raise InvalidRequest("a query parameter is given twice")
-            self._query = dict(pairs)
+            raw: bytes = self.scope["query_string"]
+            # No secret is kept, however it is spelled.
+            plain = len(raw) <= QUERY_REMEMBERED and b"ticket" not in raw and b"%" not in raw
+            self._query = _remembered_query(raw) if plain else _parse_query(raw)
         return self._query
+
+
+def _parse_query(raw: bytes) -> dict[str, str]:
+    try:
+        pairs = parse_qsl(
+            raw.decode("latin-1"), keep_blank_values=True, max_num_fields=100, errors="strict"
+        )
+    except ValueError as error:
+        raise InvalidRequest(f"the query cannot be read: {error}") from None
+    if len(dict(pairs)) != len(pairs):
+        raise InvalidRequest("a query parameter is given twice")
+    return dict(pairs)
+
+
+_remembered_query = lru_cache(maxsize=256)(_parse_query)  # clients repeat themselves
 
 
 def parse(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

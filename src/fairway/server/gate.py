@@ -73,24 +73,27 @@ class Gate:
                 limit="waiting_requests",
                 maximum=WAITING_MAX,
             )
-        self._bands[key] = band
-        self._ready.mark(key, band, now_ns)
+        if self._bands.get(key) is not band:  # else it is in line already
+            self._bands[key] = band
+            self._ready.mark(key, band, now_ns)
 
     def _turn(self) -> None:
         """A new turn of the loop: let the next few in."""
         self._begun = self._urgent = 0
         now_ns = self._clock.now_ns()
         while self._begun < PER_TURN and (key := self._ready.take()) is not None:
-            drained = self._lanes.drain(key, items=1, size=1)
-            if self._lanes.settle(key, 1, 1, now_ns):
+            count = 1 if len(self._ready) else PER_TURN - self._begun  # alone, it has all turns
+            begins = self._lanes.drain(key, items=count, size=count).items
+            if self._lanes.settle(key, len(begins), len(begins), now_ns):
                 self._ready.mark(key, self._bands[key], now_ns)
             else:
                 del self._bands[key]
             self._ready.release(key, now_ns)
-            self._begun += 1
-            try:
-                drained.items[0]()
-            except Exception:  # or nobody behind it would ever begin
-                logger.exception("a request could not begin")
+            self._begun += len(begins)
+            for begin in begins:
+                try:
+                    begin()
+                except Exception:  # or nobody behind it would ever begin
+                    logger.exception("a request could not begin")
         if self._begun:
             self._loop.call_soon(self._turn)

@@ -44,6 +44,8 @@ from fairway.wire.jobs import (
 from fairway.wire.topics import INT_MAX, WAIT_MS_MAX, check_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fairway.jobs.job import Job, QueueState
     from fairway.jobs.kinds import Kind
     from fairway.server.host import Host
@@ -173,7 +175,7 @@ async def list_jobs(host: Host, request: Request) -> Reply:
     )
 
 
-def _filter_of(query: dict[str, str], limit: int) -> Filter:
+def _filter_of(query: Mapping[str, str], limit: int) -> Filter:
     for name in ("queue", "kind", "tenant"):
         _check_text(name, query.get(name))
     status = query.get("status")

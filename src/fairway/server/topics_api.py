@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from fairway.topics.engine import Diff
     from fairway.topics.outcome import Appended
     from fairway.topics.topic import Topic
+    from fairway.wire.topics import NewRecord
 
 _APPEND = msgspec.json.Decoder(AppendRequest)
 _DIFF = msgspec.json.Decoder(DiffRequest)
@@ -60,19 +61,24 @@ _PATCH = msgspec.json.Decoder(TopicPatch)
 _ROUTER = msgspec.json.Decoder(RouterConfig)
 _encode = msgspec.json.Encoder().encode
 MAX_TRACE: Final = 256
+_PLAIN: Final = AppendRequest(records=msgspec.Raw(b"[]"))
+_PLAIN_BEGINS, _PLAIN_ENDS = b'{"records":[', b"]}"
 
 
 # Records
 
 
 async def append(host: Host, request: Request, topic: str) -> Reply:
-    message, new = _read_append(host, request, await request.body(), topic)
+    return_seqs = _return_seqs(request)  # what is wrong is said before anything is written
+    body = await request.body()
+    check_name(topic)
+    message, new = _read_append(host, request, body, topic)
     found, appended, created = await host.topics.append(
         topic, new, create=message.create, config=message.config, owner=request.identity.name
     )
     if created:
         host.owns(request.identity, found)
-    return _append_reply(found, _return_seqs(request), created, appended)
+    return _append_reply(found, return_seqs, created, appended)
 
 
 def append_express(
@@ -82,8 +88,9 @@ def append_express(
     found = host.topics.find(topic)
     if found is None:
         return False
+    return_seqs = _return_seqs(request)
     _, new = _read_append(host, request, body, topic)
-    reply.finish = partial(_append_reply, found, _return_seqs(request), False)
+    reply.finish = partial(_append_reply, found, return_seqs, False)
     return host.topics.append_now(reply, found, new)
 
 
@@ -97,17 +104,16 @@ def _return_seqs(request: Request) -> bool:
 def _read_append(
     host: Host, request: Request, body: bytes, topic: str
 ) -> tuple[AppendRequest, NewBatch]:
-    _return_seqs(request)  # what is wrong is said before anything is written
     headers = request.headers
     if headers.get(b"content-type") != JSON[1]:
         request.require_json()
-    message = parse(_APPEND, body)
-    check_name(topic)
+    parsed = _parse_plain(body)
+    message = parse(_APPEND, body) if parsed is None else _PLAIN
     identity = request.identity
     identity.require("write", topic)
     if message.config is not None:
         identity.require("admin", topic)  # as for PUT: a writer does not set its own priority
-    raw, records = parse_records(bytes(message.records))
+    raw, records = parsed if parsed is not None else parse_records(bytes(message.records))
     node, key = message.node, message.idempotency_key
     if key is None and b"idempotency-key" in headers:
         key = request.header(b"idempotency-key")
@@ -124,6 +130,20 @@ def _read_append(
         trace=trace if trace is not None and len(trace) <= MAX_TRACE else None,
         patient=message.disable_backpressure,
     )
+
+
+def _parse_plain(body: bytes) -> tuple[bytes, list[NewRecord]] | None:
+    """The records of a body that has nothing else in it, which most have; None for any other.
+
+    What is left between these ends is a JSON array if and only if the body is such an object, so
+    it need not be gone through twice.
+    """
+    if not (body.startswith(_PLAIN_BEGINS) and body.endswith(_PLAIN_ENDS)):
+        return None
+    try:
+        return parse_records(body[len(_PLAIN_BEGINS) - 1 : 1 - len(_PLAIN_ENDS)])
+    except InvalidRequest:
+        return None  # the long way finds the same, or what it really is
 
 
 def _append_reply(topic: Topic, return_seqs: bool, created: bool, appended: Appended) -> Reply:

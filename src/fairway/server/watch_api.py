@@ -39,6 +39,8 @@ from fairway.wire.topics import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fairway.server.host import Host
     from fairway.topics.topic import Topic
 
@@ -109,7 +111,7 @@ async def watch_topic(host: Host, request: Request, topic: str) -> Reply | None:
     return None
 
 
-def _start(request: Request, query: dict[str, str], topic: Topic) -> tuple[int | None, int]:
+def _start(request: Request, query: Mapping[str, str], topic: Topic) -> tuple[int | None, int]:
     """(epoch, seq) to begin after. What the browser remembers wins over what the page says."""
     epoch = number(query["epoch"], "epoch", default=0) if "epoch" in query else None
     from_seq = number(query.get("from_seq"), "from_seq", default=0, most=INT_MAX)

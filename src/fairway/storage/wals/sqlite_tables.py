@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 APPLICATION_ID = 0x46574C47  # "FWLG"
+HELD_BYTES = 5 * 1024  # up to so many, zlib keeps the interpreter lock
+LET_GO_BYTES = 64 * 1024  # from here on others gain more by having it than we lose
 MARK = -1  # the reserved partition whose only row holds the number of the last group
 
 SCHEMA = f"""
@@ -117,6 +119,17 @@ def has_hard_state(group: Group) -> bool:
     return any(o.hard_state is not None for operations in group.values() for o in operations)
 
 
+def _crc32_in_parts(payload: bytes, check: int) -> int:
+    """The same as in one call, which would give the interpreter lock away and wait for it again:
+    for a busy loop's turn, to save two microseconds of it."""
+    if len(payload) > LET_GO_BYTES:
+        return crc32(payload, check)
+    with memoryview(payload) as view:
+        for at in range(0, len(payload), HELD_BYTES):
+            check = crc32(view[at : at + HELD_BYTES], check)
+    return check
+
+
 def plain_rows(group: Group, number: int) -> tuple[bytes, ...] | None:
     """The rows of group `number` if all it does is append; None if it does more.
 
@@ -134,7 +147,11 @@ def plain_rows(group: Group, number: int) -> tuple[bytes, ...] | None:
             if truncate_after is not None or compact_before is not None:
                 return None
             for key, payload, term in entries:
-                check = crc32(payload, (salt ^ key * KEY_FACTOR ^ term * TERM_FACTOR) & 0xFFFFFFFF)
+                check = (salt ^ key * KEY_FACTOR ^ term * TERM_FACTOR) & 0xFFFFFFFF
+                if len(payload) <= HELD_BYTES:
+                    check = crc32(payload, check)
+                else:
+                    check = _crc32_in_parts(payload, check)
                 add(prefix + b"%019d%019d%010d" % (key, term, check) + payload)
     return tuple(rows)
 
