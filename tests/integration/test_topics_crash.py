@@ -1,6 +1,6 @@
 """kill -9 of a real process that appends to topics of every class: what was acknowledged is there.
 
-One directory goes through all rounds. Checked after each kill: acknowledged records of the synced
+One log goes through all rounds. Checked after each kill: acknowledged records of the synced
 and the written class are there, those of the weaker ones are there or told to be lost; no seq holds
 another record than before; batches are whole; a retry with its key appends nothing; what was
 deleted stays so; the copies of a router are there once and in order.
@@ -9,6 +9,7 @@ deleted stays so; the copies of a router are there once and in order.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
@@ -23,10 +24,10 @@ import pytest
 
 from fairway.errors import NotFound
 from fairway.storage.log import Log
-from fairway.storage.wals.sqlite import SqliteWal
 from fairway.topics.engine import Topics
+from tests.support.postgres import Unavailable, postgres_url
 from tests.support.topics import new, read_all
-from tests.support.topics_child import CONFIG, NAMES
+from tests.support.topics_child import CONFIG, NAMES, store_at
 
 if TYPE_CHECKING:
     import random
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from tests.conftest import Campaign
 
 ROOT = Path(__file__).parents[2]
+
+
+_SCHEMAS = itertools.count(1)
 
 
 class Broken(AssertionError):
@@ -49,8 +53,8 @@ def demand(held: bool, promise: str) -> None:
 class Child:
     """A running `topics_child`, and what it said."""
 
-    def __init__(self, directory: Path, seed: float, plant: str) -> None:
-        args = [str(directory), str(seed), *([plant] if plant else [])]
+    def __init__(self, place: str, seed: float, plant: str) -> None:
+        args = [place, str(seed), *([plant] if plant else [])]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.topics_child", *args],
             cwd=ROOT,
@@ -118,8 +122,8 @@ class Ledger:
                     if tag == word["deleted"] and seq <= word["upto"]
                 }
 
-    async def check(self, directory: Path) -> None:
-        async with Log(SqliteWal(directory)) as log, Topics(log, config=CONFIG) as topics:
+    async def check(self, place: str) -> None:
+        async with Log(store_at(place)) as log, Topics(log, config=CONFIG) as topics:
             for name in NAMES:
                 with suppress(NotFound):
                     await self._check_topic(topics, name)
@@ -190,8 +194,8 @@ class Ledger:
         self.tried.clear()
 
 
-def kill_one(directory: Path, ledger: Ledger, rng: random.Random, plant: str = "") -> None:
-    child = Child(directory, rng.random(), plant)
+def kill_one(place: str, ledger: Ledger, rng: random.Random, plant: str = "") -> None:
+    child = Child(place, rng.random(), plant)
     try:
         child.listen_until(int(10 ** rng.uniform(0.5, 3.8)))
         child.kill()
@@ -199,15 +203,28 @@ def kill_one(directory: Path, ledger: Ledger, rng: random.Random, plant: str = "
         child.close()
     ledger.tally["kills"] += 1
     ledger.note(child.said)
-    asyncio.run(ledger.check(directory))
+    asyncio.run(ledger.check(place))
+
+
+@pytest.fixture(params=["sqlite", "rocksdb", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where the topics live, in words that `store_at` knows."""
+    if request.param == "rocksdb":
+        pytest.importorskip("rocksdict")
+    if request.param != "postgres":
+        return f"{request.param}:{tmp_path / 'log'}"
+    try:
+        return f"topics_crash_{os.getpid()}_{next(_SCHEMAS)}@{postgres_url()}"
+    except Unavailable as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.mark.timeout(1800)
-def test_what_was_acknowledged_survives_kill_9(campaign: Campaign, tmp_path: Path) -> None:
+def test_what_was_acknowledged_survives_kill_9(campaign: Campaign, place: str) -> None:
     rng, ledger = campaign.random(), Ledger(campaign.tally)
     rounds = campaign.rounds(share=3, full=30)
     while campaign.tally["kills"] < rounds or not campaign.tally["written and not told"]:
-        kill_one(tmp_path / "log", ledger, rng)
+        kill_one(place, ledger, rng)
         assert campaign.tally["kills"] < rounds + 10, "it never had anything in its hands"
     for event in ("acks checked", "copies checked", "retries deduped"):
         assert campaign.tally[event], event
@@ -218,7 +235,7 @@ def test_an_early_acknowledgement_would_be_noticed(campaign: Campaign, tmp_path:
 
     def until_caught() -> None:
         for _ in range(10):
-            kill_one(tmp_path / "log", ledger, rng, "early")
+            kill_one(str(tmp_path / "log"), ledger, rng, "early")
 
     with pytest.raises(Broken, match=r"acknowledged|appended again"):
         until_caught()

@@ -1,6 +1,6 @@
 """A process that owns topics: what `test_topics_crash` starts, listens to and kills. Run with
 
-    python -m tests.support.topics_child DIRECTORY SEED [PLANT]
+    python -m tests.support.topics_child PLACE SEED [PLANT]
 
 It appends to several topics of every class until it is killed, and says over stdout what was
 acknowledged, each time after it was: one line of JSON, shorter than what a pipe writes at once.
@@ -13,14 +13,14 @@ import asyncio
 import os
 import random
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fairway.errors import FairwayError
 from fairway.storage.log import Log
-from fairway.storage.wals.sqlite import SqliteWal
+from fairway.storage.wals import wal_at
+from fairway.storage.wals.postgres import PostgresWal
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.match import TagMatch
 from fairway.topics.retention import RetentionConfig
@@ -28,9 +28,19 @@ from fairway.topics.writing import Writing
 from fairway.wire.topics import RouterConfig, TopicPatch
 from tests.support.topics import new
 
+if TYPE_CHECKING:
+    from fairway.storage.wal import Wal
+
 CLASSES = ("fsync", "disk", "memory", "ephemeral")
 NAMES = [f"{durability}-{number}" for durability in CLASSES for number in range(2)]
 CONFIG = TopicsConfig(hot_bytes=100_000, retention=RetentionConfig(chunk=20, snapshot_records=50))
+
+
+def store_at(place: str) -> Wal:
+    """Where the topics live: as for a user, or `SCHEMA@postgresql://…`, whose dead owner's lease
+    is not waited for."""
+    schema, at, url = place.partition("@")
+    return PostgresWal(url, schema=schema, takeover=True) if at else wal_at(place)
 
 
 def tell(**said: Any) -> None:
@@ -67,7 +77,7 @@ async def deleter(topics: Topics, chance: random.Random) -> None:
         tell(topic=name, deleted=tag, upto=head)
 
 
-async def main(directory: str, seed: str, plant: str = "") -> None:
+async def main(place: str, seed: str, plant: str = "") -> None:
     if plant == "early":  # PLANTED: acknowledged, and shown, before it is written
 
         def early(self: Writing, topic: Any, new: Any, enqueue: Any = Writing.enqueue) -> Any:
@@ -81,7 +91,7 @@ async def main(directory: str, seed: str, plant: str = "") -> None:
 
         Writing.enqueue = early  # type: ignore[method-assign]
     chance = random.Random(seed)
-    async with Log(SqliteWal(Path(directory))) as log, Topics(log, config=CONFIG) as topics:
+    async with Log(store_at(place)) as log, Topics(log, config=CONFIG) as topics:
         for name in NAMES:
             durability: Any = name.split("-", maxsplit=1)[0]
             await topics.put(name, TopicPatch(durability=durability))
