@@ -328,7 +328,7 @@ def _readable(port: int, after: int) -> int:
 
 def _neighbours(report: Report, server: Child, quick: bool) -> None:
     """Routers, a stalled watcher, a topic of a million records that is deleted."""
-    port, seconds, rounds = server.port, 3 if quick else 5, report.rounds(full=3)
+    port, seconds, rounds = server.port, 3 if quick else 5, report.rounds(full=5)
 
     def p99(coroutine: Coroutine[Any, Any, Any]) -> float:
         return percentile(_run(coroutine), 0.99)
@@ -340,7 +340,7 @@ def _neighbours(report: Report, server: Child, quick: bool) -> None:
     hops = [
         p99(neighbours.delays(port, seconds, write="hop0", watch="hop2")) for _ in range(rounds)
     ]
-    report.figure("two_hops_p99_ms", hops, "ms", "two routers, 100 writes/s", target="<= 5")
+    report.figure("two_hops_p99_ms", hops, "ms", "two routers, 200 writes/s", target="<= 5")
 
     growth: list[float] = []
 
@@ -358,7 +358,7 @@ def _neighbours(report: Report, server: Child, quick: bool) -> None:
         return p99(neighbours.delays_while_deleting(port, "million", seconds))
 
     samples = report.alternate(rounds, deleting=deleting, calm=calm)
-    report.figure("calm_p99_ms", samples["calm"], "ms", "10 watchers, 100 writes/s")
+    report.figure("calm_p99_ms", samples["calm"], "ms", "10 watchers, 200 writes/s")
     report.ratio("delete_million_p99_vs_calm", samples["deleting"], samples["calm"], "<= 2")
 
 

@@ -15,7 +15,7 @@ from benchmarks.load.http import paced, post, posters, watchers
 if TYPE_CHECKING:
     from benchmarks.load.child import Child
 
-RATE = 100
+RATE = 200
 RECORDS = 10_000
 BATCHES = 100
 
