@@ -6,7 +6,6 @@ import tempfile
 import msgspec
 
 from fairway import Fairway, Graph, Source
-from fairway.graphs.journal import history
 from fairway.graphs.replay import compared, events_of, over_events, over_journal
 
 
@@ -33,19 +32,17 @@ def pricing(weight: float = 0.5) -> Graph:
 async def main(directory: str) -> None:
     app, graph = Fairway(directory), pricing()
     async with app:
-        managed = await app.graphs.load(graph)
+        await app.graphs.load(graph)
         for at in range(20):
             await graph.push("quotes", Quote(at, at + 2 * (at % 4)))
         await graph.settled()
-        assert managed.partition is not None
         # --8<-- [start:journal]
-        journal = managed.partition
-        async for firing in over_journal(graph, history(app.log, journal)):
+        async for firing in over_journal(graph, app.graphs.history("pricing")):
             assert firing.same, f"firing {firing.number} came to something else"
         # --8<-- [end:journal]
         # --8<-- [start:compare]
-        before = over_journal(graph, history(app.log, journal))
-        after = over_journal(pricing(weight=0.6), history(app.log, journal))
+        before = over_journal(graph, app.graphs.history("pricing"))
+        after = over_journal(pricing(weight=0.6), app.graphs.history("pricing"))
         differences = [difference async for difference in compared(before, after)]
         for found in differences[:3]:
             print(found.number, found.inputs["quotes"], found.before, "->", found.after)

@@ -519,7 +519,7 @@ def test_unload_drains_what_was_accepted(tmp_path: Path) -> None:
             async with asyncio.TaskGroup() as group:
                 await gate.entered.wait()
                 gone = group.create_task(api.delete("/v0/graphs/slow"))
-                await until(lambda: live.reactor._settling)
+                await until(lambda: live.reactor._rest.waiters)
                 gate.open.set()
             assert gone.result().status == 200
             assert [firing.outputs for firing in fired] == [{"held": 7}]

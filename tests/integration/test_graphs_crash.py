@@ -123,14 +123,18 @@ def check(outcome: Outcome, messages: int) -> None:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("window_ms", [60_000, 1], ids=["within", "after_every_window"])
+@pytest.mark.parametrize(
+    ("store", "window_ms", "full"),
+    [("sqlite", 60_000, 30), ("sqlite", 1, 10), ("postgres", 60_000, 10)],
+    ids=["within", "after_every_window", "postgres"],
+)
 def test_no_event_is_lost_and_no_effect_happens_twice(
-    campaign: Campaign, tmp_path: Path, window_ms: int
+    campaign: Campaign, tmp_path: Path, store: str, window_ms: int, full: int
 ) -> None:
     """With windows of a millisecond every replay comes after all of them have passed."""
     from confluent_kafka import Producer
 
-    rounds = campaign.rounds(share=4, full=30 if window_ms > 1 else 10)
+    rounds = campaign.rounds(share=4, full=full)
     random = campaign.random()
     sent = 0
     with mock_process() as cluster:
@@ -138,6 +142,9 @@ def test_no_event_is_lost_and_no_effect_happens_twice(
         producer = Producer({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
         options = ("--kafka", cluster.bootstrap, "--window", str(window_ms))
         place = str(tmp_path / "data")
+        if store == "postgres":
+            place = _database()
+            options += ("--lease", str(LEASE_MS), "--jobs", place)
         for _ in range(rounds):
             with graph_process(place, *options) as process:
                 process.line("ready")

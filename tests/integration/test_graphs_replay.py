@@ -9,7 +9,6 @@ import msgspec
 
 from fairway import Batch, Fairway, FiringContext, Graph, Source, any_, debounce, where
 from fairway.graphs import journal as journal_module
-from fairway.graphs.journal import history
 from fairway.graphs.replay import Given, compared, events_of, over_events, over_journal
 
 if TYPE_CHECKING:
@@ -67,23 +66,23 @@ def test_a_recorded_journal_gives_the_same_outputs_byte_for_byte(
         app = Fairway(tmp_path)
         graph, quotes, rates = priced(checkpoint=True, record=100, inputs="sequential")
         async with app:
-            managed = await app.graphs.load(graph)
+            await app.graphs.load(graph)
             for at in range(150):
                 await graph.push(rates if at % 7 == 3 else quotes, _value(at))
             await graph.settled()
-            assert managed.partition is not None
-            found = await collected(over_journal(graph, history(app.log, managed.partition)))
+            name = graph.name
+            found = await collected(over_journal(graph, app.graphs.history(name)))
             assert found[-1].number == 150
             assert 100 <= len(found) <= 145, "what is kept begins after a snapshot"
             assert {each.same for each in found} == {True}
             assert len({each.packed for each in found}) > 90, "and they are not all alike"
             other, _, _ = priced(factor=3.0)
-            changed = await collected(over_journal(other, history(app.log, managed.partition)))
+            changed = await collected(over_journal(other, app.graphs.history(name)))
             assert not any(each.same for each in changed)
             parts = await collected(
                 compared(
-                    over_journal(graph, history(app.log, managed.partition)),
-                    over_journal(other, history(app.log, managed.partition)),
+                    over_journal(graph, app.graphs.history(name)),
+                    over_journal(other, app.graphs.history(name)),
                 )
             )
             assert [part.number for part in parts] == [each.number for each in found]

@@ -76,6 +76,7 @@ class SlowInputs:
     came: list[Came] = field(default_factory=list)
     cache: dict[str, Any] = field(default_factory=dict)
     filtered: int = 0
+    unwanted: list[Any] = field(default_factory=list)
     last_ns: int = 0
     refused: bool = False
 
@@ -156,11 +157,15 @@ class SlowInputs:
             if not self.sequential or self.wanted(taken.values):
                 return taken
             self.cache = taken.cache
+            valued = {each.source for each in taken.came if each.value is not None} & set(
+                self.fires
+            )
             for each in taken.came:
                 each.state = ASIDE
-                if each.source in self.fires:
+                if each.source in valued:
                     self.filtered += each.value is not None
-                    each.value = None
+                    self.unwanted += each.tokens
+                    each.value, each.tokens = None, ()
         return None
 
     def force(self) -> SlowTaken:

@@ -42,6 +42,7 @@ from fairway.jobs.workflow import (
     Outcome,
     Paused,
     Resumed,
+    Retried,
     RunState,
     Started,
     Step,
@@ -272,6 +273,38 @@ def test_any_order_of_endings_comes_to_what_the_twin_says(
         assert shell.finished[0].context == twin.merged([task.name for task in plan.workflow.tasks])
         assert (shell.finished[0].error is None) == (twin.fate() is Fate.DONE)
         shell.repeat(draw)
+
+
+@MANY
+@given(seed=st.integers(0, 2**32), size=st.integers(1, 12), orders=st.integers(0, 2**32))
+def test_a_retried_run_keeps_all_that_does_not_come_after_a_failure(
+    seed: int, size: int, orders: int
+) -> None:
+    plan = planned(seed, size)
+    draw = random.Random(orders)
+    shell = Shell(plan)
+    drive(shell, draw)
+    workflow, before = plan.workflow, shell.state
+    assert before.outcome is not None
+    step = advance(workflow, before, Retried())
+    check(workflow, step.state)
+    if before.outcome.status is Fate.DONE:
+        assert step == Step(before)
+        return
+    kept = {name for name, run in step.state.tasks.items() if run == before.tasks[name]}
+    for name in kept:
+        assert kept.issuperset(workflow[name].after), "whatever comes after is decided again"
+    assert step.start, "something runs again"
+    state, running = step.state, [one.task.name for one in step.start]
+    while state.outcome is None:
+        ended = TaskEnded(running.pop(draw.randrange(len(running))), DONE)
+        step = advance(workflow, state, ended)
+        check(workflow, step.state)
+        running += [one.task.name for one in step.start]
+        assert not kept.intersection(running)
+        state = step.state
+    for name, run in state.tasks.items():
+        assert (run == before.tasks[name]) if name in kept else run.state in (DONE, SKIPPED)
 
 
 @given(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -21,26 +21,21 @@ import msgspec
 
 from fairway import Batch, Fairway, FiringContext, Source, any_, retry
 from fairway.errors import Closing, Conflict, FairwayError, GraphFailed, OutcomeUnknown
+from fairway.graphs.engine import Graphs
 from fairway.graphs.health import IllegalMove
+from fairway.graphs.live import LiveGraph
 from fairway.jobs.job import Filter
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import Deadlock, Livelock, TestFeed, run
 from fairway.testing.graphs import GraphsUnderTest
 from fairway.testing.jobs import NotQuiet
+from tests.support.planted import ACCIDENTS, Drifted
+from tests.support.promises import Broken, broken_by, demand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 MOST = 10**9
-
-
-class Broken(AssertionError):
-    """A promise of graphs did not hold."""
-
-
-def demand(held: bool, promise: str) -> None:
-    if not held:
-        raise Broken(promise)
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -162,7 +157,8 @@ def simulate(
     *,
     mutate: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> None:
-    """Run one history. Raises `Broken` if a promise did not hold."""
+    """Run one history. Raises `Broken` if a promise did not hold, `Drifted` if something died of
+    code that does not fit: it would be restarted, and what comes of that proves nothing."""
     world = World(seed, random.Random(f"graphs/{seed}"), tally if tally is not None else Counter())
     illegal: list[str] = []
 
@@ -172,17 +168,42 @@ def simulate(
     with (
         mutate() if mutate is not None else nullcontext(),
         patch.object(IllegalMove, "__init__", note_it),
+        deaths_noted(),
     ):
         try:
             run(lambda: history(world), seed=seed, quiet=True, shuffle=True, limit_ns=3 * 10**12)
         except (Deadlock, Livelock, TimeoutError, NotQuiet) as stuck:
             raise Broken(f"somebody waits for ever: {stuck}") from stuck
         except BaseExceptionGroup as several:
-            broken = several.subgroup(Broken)
-            while isinstance(broken, BaseExceptionGroup):
-                broken = broken.exceptions[0]
-            raise (broken or Broken(f"something died: {several!r}")) from several
+            raise broken_by(several, "something died") from several
     demand(not illegal, f"health moved where it never may: {illegal}")
+
+
+@contextmanager
+def deaths_noted() -> Iterator[None]:
+    """Raise `Drifted` at the end if a child of a graph died of code that does not fit."""
+    died: list[BaseException] = []
+
+    def noted(real: Any) -> Any:
+        def happened(self: Any, *args: Any) -> None:
+            error = args[-1].error
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            if isinstance(error, ACCIDENTS):
+                died.append(error)
+            real(self, *args)
+
+        return happened
+
+    with (
+        patch.object(Graphs, "_happened", noted(Graphs._happened)),
+        patch.object(LiveGraph, "_happened", noted(LiveGraph._happened)),
+    ):
+        try:
+            yield
+        finally:
+            if died:
+                raise Drifted(f"a child of a graph died of {died[0]!r}") from died[0]
 
 
 async def history(world: World) -> None:

@@ -22,7 +22,9 @@ from fairway.topics.live import LivePart
 from fairway.topics.retention import Retention
 from fairway.topics.topic import Topic
 from fairway.topics.writing import Writing
-from tests.simulation.topics_sim import Broken, simulate
+from tests.simulation.topics_sim import simulate
+from tests.support.planted import expect_seen
+from tests.support.promises import Broken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -241,9 +243,4 @@ PLANTED = [
 
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_seen(bug: Callable[[], Any]) -> None:
-    for seed in range(400):
-        try:
-            simulate(seed, mutate=bug)
-        except Broken:
-            return
-    pytest.fail("400 histories did not notice")
+    print(f"{bug.__name__}: {expect_seen(simulate, bug, Broken, histories=400)}")

@@ -38,6 +38,7 @@ from fairway.topics.retention import RetentionConfig
 from fairway.topics.watching import View
 from fairway.topics.writing import NewBatch, Position
 from fairway.wire.topics import TopicPatch, parse_records
+from tests.support.promises import Broken, broken_by, demand
 from tests.support.topics import PLAIN, Forced
 
 if TYPE_CHECKING:
@@ -56,15 +57,6 @@ LADDERS = (
     Ladder(pressure=0.5, coalesce_window_ns=8_000_000, commit_window_ns=1_000_000),
     Ladder(pressure=0.9, coalesce_window_ns=17_000_000, commit_window_ns=8_000_000, defer=True),
 )
-
-
-class Broken(AssertionError):
-    """A promise of the engine did not hold."""
-
-
-def demand(held: bool, promise: str) -> None:
-    if not held:
-        raise Broken(promise)
 
 
 @dataclass
@@ -315,10 +307,7 @@ def simulate(
         except (Corrupt, asyncio.CancelledError) as failed:
             raise Broken(f"a service died: {failed!r}") from failed
         except BaseExceptionGroup as several:
-            broken = several.subgroup(Broken)
-            while isinstance(broken, BaseExceptionGroup):
-                broken = broken.exceptions[0]
-            raise (broken or Broken(f"a service died: {several!r}")) from several
+            raise broken_by(several, "a service died") from several
 
 
 async def history(world: World) -> None:

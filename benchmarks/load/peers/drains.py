@@ -11,11 +11,9 @@ database would not sync every commit.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -23,12 +21,11 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg import sql
 
-from benchmarks.harness import peer_environment
+from benchmarks.load.peers.driver import figures, missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 300
 
 POSTGRES = ("pgqueuer", "awa-pg", "procrastinate")
@@ -62,42 +59,17 @@ def drain(
     """
     if peer not in JOBS:
         raise ValueError(f"no peer {peer!r}; there are: {', '.join(JOBS)}")
-    environment = peer_environment(peer)
-    if environment.python is None:
-        return None, environment.reason
-    script = HERE / f"{peer.replace('-', '_')}_drain.py"
+    reason = missing(peer)
+    if reason is not None:  # no database is made for nobody
+        return None, reason
+    script = f"{peer.replace('-', '_')}_drain.py"
+    task = f"drain {jobs:,} jobs"
     fresh = _database(place, peer) if peer in POSTGRES else _file(place)
     try:
         with fresh as target:
-            done = subprocess.run(
-                # -P: the modules beside the script are ours, not the peer's
-                [str(environment.python), "-P", str(script), target, str(jobs)],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
-    except subprocess.TimeoutExpired:
-        return None, f"{peer} did not drain {jobs:,} jobs in {timeout:g} s"
+            return figures(peer, script, [target, str(jobs)], Drained, task=task, timeout=timeout)
     except psycopg.Error as error:
         return None, f"no database for {peer}: {error}"
-    if done.returncode != 0:
-        return None, f"{peer} failed with {done.returncode}: {_last(done.stderr)}"
-    return _parsed(peer, done.stdout)
-
-
-def _parsed(peer: str, output: str) -> tuple[Drained, None] | tuple[None, str]:
-    line = _last(output)
-    try:
-        said = json.loads(line)
-        return Drained(**{each.name: said[each.name] for each in fields(Drained)}), None
-    except (ValueError, TypeError, KeyError):
-        return None, f"{peer} printed no figures but {line!r}"
-
-
-def _last(text: str) -> str:
-    return (text.strip().splitlines() or ["nothing"])[-1]
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 import msgspec
 
+from fairway.cli import graph_views as views
 from fairway.cli.graph_replay import replay
-from fairway.cli.output import Output, moment, notice, printable
+from fairway.cli.output import Output, notice
 from fairway.cli.remote import (
     DURATION,
     Remote,
@@ -26,15 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from fairway.client.sync import Client
-    from fairway.wire.graphs import FiringSummary, FiringView, GraphSummary, NodeView, SourceView
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-GRAPHS = ("GRAPH", "TENANT", "STATE", "FIRING", "FAILURES", "SOURCES", "NODES", "WHY")
-FIRINGS = ("FIRING", "CAUSE", "AT", "TOOK", "NEWS", "OUTPUTS")
-RECOVERIES = ("AT", "WHAT", "HAPPENING", "FAILURES", "ERROR")
-DEAD = ("ID", "AT", "SOURCE", "REASON", "DATA")
-LINE_MAX = 100
 BATCH = 1_000
 """Lines of a file that are pushed together."""
 
@@ -111,16 +106,9 @@ def ls(remote: Remote, /, tenant: str | None, as_json: bool) -> None:
         for one in found:
             output.message(one)
         return
-    output.table(GRAPHS, map(_row, found))
+    output.table(views.GRAPHS, map(views.summary_row, found))
     if not found:
         notice("no graphs: declare one with app.graph, or fairway graph load module:graph")
-
-
-def _row(one: GraphSummary) -> tuple[object, ...]:
-    why = one.failed or one.halted or ""
-    state = _state(one.state, paused=one.paused, halted=one.halted)
-    counts = (one.firing, one.failures, one.sources, one.nodes)
-    return (one.graph, one.tenant, state, *counts, _line(why))
 
 
 @graph.command("show")
@@ -161,47 +149,8 @@ def show(
     if mermaid:
         click.echo(found.mermaid, nl=False)
         return
-    kept = ", checkpointed" if found.checkpoint else ""
-    whose = f" of {found.tenant}" if found.tenant else ""
-    state = _state(found.state, paused=found.paused, halted=None)
-    failures = _count(found.failures, "failure")
-    click.echo(f"{found.graph}{whose}: {state}, firing {found.firing}, {failures}")
-    click.echo(f"fires on {found.when}, with {found.inputs} inputs{kept}")
-    click.echo("\nsources")
-    for line in _aligned([_source_line(source) for source in found.sources]):
+    for line in views.shown(found):
         click.echo(line)
-    click.echo("\nnodes")
-    for line in _aligned([_node_line(node) for node in found.nodes]):
-        click.echo(line)
-
-
-def _source_line(source: SourceView) -> tuple[str, ...]:
-    counts = [] if source.kind == "state" else [_count(source.events, "event")]
-    if source.queue and source.fires:  # an input only is never waited for
-        counts.append(f"{source.queue:,} waiting")
-    for name in ("collected", "dropped", "refused", "repeated", "suppressed", "late"):
-        if value := getattr(source, name):
-            counts.append(f"{value:,} {name}")
-    if source.buried:
-        counts.append(f"{source.buried:,} undecodable")
-    state = f"{source.state} ({source.why})" if source.why else source.state
-    told = f"{source.kind}{'' if source.fires else ', input only'}"
-    return (f"  ({source.name})", told, state, ", ".join(counts))
-
-
-def _node_line(node: NodeView) -> tuple[str, ...]:
-    taken = []
-    for edge in node.takes:
-        types = f":{'|'.join(edge.types)}" if edge.types else ""
-        taken.append(f"{edge.source}{types}{'?' if edge.optional else ''}")
-    mark = f"[[{node.name}]]" if node.result else f"[{node.name}]"
-    numbers = _count(node.runs, "run")
-    if node.runs:
-        numbers += f", {node.busy_us // node.runs:,} µs each"
-    if node.failed:
-        numbers += f", {node.failed:,} failed"
-    where = "" if node.runs_in == "loop" else f"in a {node.runs_in}"
-    return (f"  {mark}", f"<- {', '.join(taken)}", numbers, where)
 
 
 @graph.command("state")
@@ -236,7 +185,7 @@ def state(
     if as_json:
         output.message(found)
     else:
-        output.facts(_facts(found))
+        output.facts(views.facts(found))
 
 
 def _follow(client: Client, output: Output, name: str, tenant: str | None, *, cache: bool) -> None:
@@ -245,7 +194,7 @@ def _follow(client: Client, output: Output, name: str, tenant: str | None, *, ca
         if output.json:
             output.message(news)
         elif isinstance(news, GraphState):
-            told = _state(news.state, paused=news.paused, halted=news.halted)
+            told = views.state(news.state, paused=news.paused, halted=news.halted)
             if told != shown:
                 shown = told
                 click.echo(f"{news.graph} is {told}")
@@ -253,48 +202,8 @@ def _follow(client: Client, output: Output, name: str, tenant: str | None, *, ca
             if news.skipped:
                 click.echo(f"... {news.skipped:,} more firings")
             for firing in news.firings:
-                click.echo(_told(firing))
+                click.echo(views.told(firing))
     notice(f"{name} was unloaded")
-
-
-def _told(firing: FiringSummary) -> str:
-    error = f": {printable(_line(firing.error))}" if firing.error else ""
-    fresh = ", ".join(firing.fresh) or "no news"
-    return f"firing {firing.firing} ({firing.cause}; {fresh}) {firing.duration_us:,} µs{error}"
-
-
-def _facts(found: GraphState) -> Iterator[tuple[str, object]]:
-    yield "graph", found.graph
-    if found.tenant:
-        yield "tenant", found.tenant
-    yield "state", _state(found.state, paused=found.paused, halted=found.halted)
-    if found.failed:
-        yield "failed", found.failed
-    if found.halted is not None:
-        yield "halted", f"{found.halted}; fairway graph resume {found.graph} tries again"
-    if found.waiting:
-        yield "waits for", ", ".join(found.waiting)
-    if found.degraded:
-        yield "old or missing", ", ".join(found.degraded)
-    yield "firing", found.firing
-    yield "fired", found.fired
-    yield "failures", found.failures
-    news = [name for name, dirty in found.dirty.items() if dirty]
-    yield "news of", ", ".join(news) or "nothing"
-    for name, value in found.cache.items():
-        yield f"cache.{name}", _line(msgspec.json.encode(value).decode())
-    for source in found.sources:
-        yield f"source.{source.name}", ", ".join(filter(None, _source_line(source)[2:]))
-    for node in found.nodes:
-        yield f"node.{node.name}", _node_line(node)[2]
-    if (kept := found.checkpoint) is not None:
-        failing = ", failing" if kept.failing else ""
-        yield (
-            "checkpoint",
-            f"epoch {kept.epoch} held by {kept.holder}, {_count(kept.records, 'record')},"
-            f" {kept.pending:,} on their way{failing}",
-        )
-    yield "effects waiting", found.outbox
 
 
 @graph.command("firings")
@@ -312,20 +221,7 @@ def firings(remote: Remote, /, name: str, tenant: str | None, limit: int, as_jso
         for one in found:
             output.message(one)
         return
-    output.table(
-        FIRINGS,
-        (
-            (
-                one.firing,
-                one.cause if one.attempt == 1 else f"{one.cause}, try {one.attempt}",
-                moment(one.at),
-                f"{one.duration_us:,} µs",
-                ", ".join(one.fresh),
-                _line(one.error or msgspec.json.encode(one.outputs).decode()),
-            )
-            for one in found
-        ),
-    )
+    output.table(views.FIRINGS, map(views.firing_row, found))
 
 
 @graph.command("dead")
@@ -343,26 +239,7 @@ def dead(remote: Remote, /, name: str, tenant: str | None, limit: int, as_json: 
         for one in found:
             output.message(one)
         return
-    output.table(
-        DEAD,
-        (
-            (
-                one.id,
-                moment(one.at),
-                one.source or "(firing)",
-                _line(one.reason),
-                _line(
-                    msgspec.json.encode(
-                        {
-                            source: data.json if data.json is not None else data.base64
-                            for source, data in one.data.items()
-                        }
-                    ).decode()
-                ),
-            )
-            for one in found
-        ),
-    )
+    output.table(views.DEAD, map(views.dead_row, found))
     if not found:
         notice("no dead letters")
 
@@ -381,10 +258,7 @@ def recoveries(remote: Remote, /, name: str, tenant: str | None, as_json: bool) 
         for one in found:
             output.message(one)
         return
-    rows = (
-        (moment(one.at), one.what, one.happening, one.failures, _line(one.error)) for one in found
-    )
-    output.table(RECOVERIES, rows)
+    output.table(views.RECOVERIES, map(views.recovery_row, found))
     if not found:
         notice("no recoveries: neither it nor a source of it ever died")
 
@@ -477,16 +351,7 @@ def fire(
     output = Output(json=as_json)
     with remote.client() as client:
         firing = client.graphs.fire(name, values, tenant=tenant)
-    output.done(_fired(firing), firing)
-
-
-def _fired(firing: FiringView) -> str:
-    lines = [f"firing {firing.firing} ({firing.cause}) took {firing.duration_us:,} µs"]
-    for node, value in firing.outputs.items():
-        lines.append(f"{node}: {printable(msgspec.json.encode(value).decode())}")
-    if not firing.outputs:
-        lines.append("no node had all that it takes: nothing was computed")
-    return "\n".join(lines)
+    output.done(views.fired(firing), firing)
 
 
 # Steering
@@ -565,27 +430,3 @@ def unload(remote: Remote, /, name: str, tenant: str | None, forget: bool, as_js
     with remote.client() as client:
         reply = client.graphs.unload(name, tenant=tenant, forget=forget)
     Output(json=as_json).done(f"{name} is unloaded{' and forgotten' if forget else ''}", reply)
-
-
-# Small things
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _state(state: str, *, paused: bool, halted: str | None) -> str:
-    more = [word for word, so in (("paused", paused), ("halted", halted is not None)) if so]
-    return f"{state} ({', '.join(more)})" if more else state
-
-
-def _line(text: str) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= LINE_MAX else f"{text[: LINE_MAX - 1]}…"
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))] if rows else []
-    for row in rows:
-        cells = [printable(cell).ljust(width) for cell, width in zip(row, widths, strict=True)]
-        yield "  ".join(cells).rstrip()

@@ -25,6 +25,12 @@ A source may be fed by several streams: the partitions of a broker, the incarnat
 
 PUSH = "~push"
 """The stream of what was pushed."""
+WHOLE = b""
+"""The data of a state that keeps everything: all that was written to it, up to its mark. Each of
+these values is in a record of its own already."""
+
+
+_Class = type
 
 
 class Boundary(NamedTuple):
@@ -51,7 +57,7 @@ class Schema:
     that of version n + 1.
     """
 
-    __slots__ = ("_json", "_pack", "type", "upgrades", "version")
+    __slots__ = ("_json", "_pack", "cls", "type", "upgrades", "version")
 
     def __init__(
         self,
@@ -63,6 +69,9 @@ class Schema:
         if version < 1:
             raise InvalidConfig("versions of a boundary count from 1")
         self.type = type
+        # Any is a class as well, and the only one that nothing is one of.
+        self.cls = type if isinstance(type, _Class) and type is not Any else None
+        """The type, if it is a class: what is one of it fits, and is not looked into."""
         self.version = version
         self.upgrades = dict(upgrades or {})
         for step in self.upgrades:
@@ -89,6 +98,15 @@ class Schema:
             return msgspec.convert(data, self.type)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"the boundary does not fit: {error}") from None
+
+    def fitting(self, value: Any) -> Any:
+        """A value as it is if it is one of this type; else from plain data, checked."""
+        if self.type is Any:
+            return value
+        cls = self.cls
+        if cls is not None and isinstance(value, cls) and type(value) is not bool:
+            return value
+        return self.of_plain(value)
 
     def store(self, value: Any) -> Stored:
         return Stored(self.version, _encode(value))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from fairway.errors import UnknownFormat
-from fairway.graphs.boundary import PUSH, Marks, Stored
+from fairway.graphs.boundary import PUSH, WHOLE, Marks, Stored
 from fairway.graphs.firing import DeadLetter
 
 if TYPE_CHECKING:
@@ -127,7 +127,16 @@ class Sent(msgspec.Struct, array_like=True, frozen=True, tag=6):
     number: int
 
 
-Record: TypeAlias = Fired | Pushed | Died | Steered | Began | Recovered | Sent
+class Dropped(msgspec.Struct, array_like=True, frozen=True, tag=7):
+    """Pushes that waited were dropped for newer ones: those after one offset, up to another."""
+
+    source: str
+    above: int
+    """What was pushed before belongs to the firing that was under way."""
+    upto: int
+
+
+Record: TypeAlias = Fired | Pushed | Died | Steered | Began | Recovered | Sent | Dropped
 
 _RECORDS: Final = msgspec.msgpack.Decoder(list[Record])
 _encode = msgspec.msgpack.Encoder().encode
@@ -168,6 +177,12 @@ class Kept(msgspec.Struct, array_like=True):
     """How many values were ever written to it."""
     keys: list[Any] = []
     """The keys of what was consumed last."""
+    shown: int = 0
+    """How many of the values ever written are in the cache, if that is `WHOLE`."""
+
+    def whole(self) -> list[Stored]:
+        """What `WHOLE` stands for."""
+        return self.window[: max(0, len(self.window) - (self.written - self.shown))]
 
 
 class Checkpoint(msgspec.Struct):
@@ -226,6 +241,10 @@ class Checkpoint(msgspec.Struct):
         elif isinstance(record, Recovered):
             self.recoveries.append(record)
             del self.recoveries[:-RECOVERIES_MAX]
+        elif isinstance(record, Dropped):
+            pushes = self.kept(record.source).pushes
+            for offset in [each for each in pushes if record.above < each <= record.upto]:
+                del pushes[offset]
         else:
             self._sent(record.number)
 
@@ -263,8 +282,11 @@ class Checkpoint(msgspec.Struct):
             for stream, offset in consumed.marks.items():
                 if offset > kept.marks.get(stream, 0):
                     kept.marks[stream] = offset
-            if consumed.stored is not None:
-                kept.value = consumed.stored
+            stored = consumed.stored
+            if stored is not None:
+                kept.value = stored
+                if stored.data == WHOLE:
+                    kept.shown = consumed.marks[STATE]
             if kept.pushes:
                 _drop_upto(kept.pushes, kept.marks.get(PUSH, 0))
             kept.pushed = max(kept.pushed, kept.marks.get(PUSH, 0))

@@ -13,6 +13,7 @@ from fairway.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from fairway.graphs.boundary import Schema
     from fairway.graphs.source import Source
 
 
@@ -34,6 +35,8 @@ class JobEnqueue(NamedTuple):
 
 
 Effect: TypeAlias = TopicAppend | JobEnqueue
+
+_NONE: Mapping[str, Schema] = {}
 
 
 class FiringContext:
@@ -64,7 +67,7 @@ class FiringContext:
         wall_ns: int,
         degraded: tuple[str, ...] = (),
         fresh: tuple[str, ...] = (),
-        states: frozenset[str] = frozenset(),
+        states: Mapping[str, Schema] = _NONE,
     ) -> None:
         self.graph = graph
         self.tenant = tenant
@@ -91,15 +94,17 @@ class FiringContext:
         self.effects.append(JobEnqueue(order))
 
     def put(self, state: Source[Any] | str, value: Any) -> None:
-        """Write to a state of this graph; it is news when the firing is over."""
+        """Write to a state of this graph; it is news when the firing is over.
+
+        Raises `InvalidRequest` if the value is not of the type of the state.
+        """
         name = state if isinstance(state, str) else state.name
         if name not in self.states:
             raise InvalidRequest(
                 f"graph {self.graph!r} keeps no state {name!r}: declare it with keep=, and name it"
                 " in when= or uses="
             )
-        self.writes.append((name, value))
-
-
-Outputs: TypeAlias = "Mapping[str, Any]"
-"""What the terminal nodes that ran returned, by name."""
+        try:
+            self.writes.append((name, self.states[name].fitting(value)))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"state {name!r}: {error}") from None

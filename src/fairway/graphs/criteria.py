@@ -92,7 +92,7 @@ def where(criterion: Any, predicate: Predicate) -> Gate:
     """Fires when the criterion holds and `predicate` is true of the inputs by name.
 
     With `latest` input that is false stays news and is asked about again when more comes; with
-    `sequential` it is passed over, and counted as filtered.
+    `sequential` it is passed over, and counted as filtered: whoever asked for its firing is told.
     """
     gate = _as_gate(criterion)
     if not callable(predicate):

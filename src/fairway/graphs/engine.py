@@ -31,7 +31,7 @@ from fairway.errors import (
 from fairway.graphs.checkpoint import RECOVERIES_MAX, Recovered
 from fairway.graphs.hands import Hands
 from fairway.graphs.health import ReactorState
-from fairway.graphs.journal import page
+from fairway.graphs.journal import history, page
 from fairway.graphs.live import SUPERVISION, Around, LiveGraph, restored
 from fairway.graphs.metrics import series_of
 from fairway.graphs.traversal import node_in
@@ -40,11 +40,12 @@ from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from types import TracebackType
     from typing import Self
 
     from fairway.core.backoff import BackoffConfig
+    from fairway.graphs.checkpoint import Checkpoint, Record
     from fairway.graphs.feed import Arrivals
     from fairway.graphs.graph import Graph
     from fairway.graphs.outbox import Destinations
@@ -229,12 +230,20 @@ class Graphs:
         self, managed: Managed, after: int, limit: int
     ) -> tuple[bytes | None, list[bytes], int | None]:
         """A part of what the journal of a graph still holds (see `journal.page`)."""
+        return await page(*self._journal_of(managed), after, limit)
+
+    def history(self, name: str, tenant: str | None = None) -> AsyncIterator[Checkpoint | Record]:
+        """What the journal of a graph still holds, to be replayed: the state that it begins with,
+        then each record."""
+        return history(*self._journal_of(self.get(name, tenant)))
+
+    def _journal_of(self, managed: Managed) -> tuple[Log, int]:
         if managed.partition is None or self._log is None:
             raise Conflict(
                 f"graph {managed.graph.name!r} keeps no journal: it is not checkpointed",
                 code="graph_not_checkpointed",
             )
-        return await page(self._log, managed.partition, after, limit)
+        return self._log, managed.partition
 
     # Coming and going
 

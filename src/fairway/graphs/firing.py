@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 LOG_MAX = 200
 """Firings that a graph remembers in memory."""
+INJECTED = "injected"
+"""The cause of a firing whose cache was replaced by command."""
 
 Then: TypeAlias = Literal["dead_letter", "halt"]
 
@@ -90,10 +92,6 @@ def retry(times: int, *, then: Then = "dead_letter", base_s: float = 0.1) -> OnE
         base_ns=round(base_s * 1e9), cap_ns=max(10_000_000_000, round(base_s * 1e9)), jitter=0.0
     )
     return OnError(retries=times, then=then, backoff=backoff)
-
-
-DEAD_LETTER = OnError(retries=0, then="dead_letter")
-HALT = OnError(retries=0, then="halt")
 
 
 def on_error_of(given: OnError | Then) -> OnError:

@@ -40,6 +40,7 @@ from fairway.wire.topics import check_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from fairway.graphs.boundary import Schema
     from fairway.graphs.firing import DeadLetter, Firing, Then
     from fairway.graphs.inputs import Strategy
     from fairway.graphs.live import LiveGraph
@@ -200,6 +201,12 @@ class Graph:
         }
         return wire(self.name, types, self.nodes, idle=idle)
 
+    @property
+    def states(self) -> dict[str, Schema]:
+        """What it keeps by itself, and the type of what is written to each."""
+        kept = {name: source for name, source in self.sources.items() if source.keep is not None}
+        return {name: source.item_schema for name, source in kept.items()}
+
     def call(self, **inputs: Any) -> Mapping[str, Any]:
         """Run the nodes once with these inputs, here and now, and return the outputs.
 
@@ -273,8 +280,9 @@ class Graph:
     async def ask(self, source: Source[Any] | str, value: Any) -> Firing | None:
         """Give a source a value, and return the firing that consumed it.
 
-        None if the source left it out (`through`, or a repeat). Raises `FiringFailed` if that
-        firing went to the dead letters.
+        None if no firing comes of it: the source left it out (`through`, or a repeat), or `where`
+        passed over it (`sequential`). Raises `FiringFailed` if that firing went to the dead
+        letters.
         """
         return await self.running.ask(source if isinstance(source, str) else source.name, value)
 

@@ -56,7 +56,7 @@ REACTOR_MOVES: Final = {
     _R.WARMING: {_R.LIVE, _R.DEGRADED, _R.STOPPED},
     _R.LIVE: {_R.DEGRADED, _R.STOPPED},
     _R.DEGRADED: {_R.LIVE, _R.STOPPED},
-    _R.STOPPED: {_R.STARTING},
+    _R.STOPPED: set(),
 }
 HEALTHY: Final = {_S.LIVE, _S.SOCKET_ONLY}
 FIRING: Final = {_R.LIVE, _R.DEGRADED}
@@ -135,10 +135,6 @@ class ReactorHealth:
             source.stale_after_ns is not None or not source.required
             for source in self.sources.values()
         )
-
-    def starting(self, now_ns: int) -> None:
-        """It begins again, after it stopped."""
-        self._move(ReactorState.STARTING, now_ns)
 
     def restored(self, now_ns: int) -> None:
         """What was kept is loaded: look at the sources from now on."""

@@ -26,6 +26,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
+from fairway.graphs.timing import Timing
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -117,6 +119,8 @@ class Inputs:
         """The newest value of each source (`latest`), or the newest that was taken."""
         self.filtered = 0
         """Boundaries that a predicate passed over (`sequential`)."""
+        self.unwanted: list[Any] = []
+        """Whoever waits for one of them, and was not told yet: no firing comes of it."""
         self._sequential = strategy == "sequential"
         self._fires = {slot.name for slot in slots if slot.fires}
         self._need = gate.need
@@ -138,8 +142,7 @@ class Inputs:
         self._count = 0
         self._numbers = 0
         self._passing = 0  # time has let pass what came up to this number
-        self._last_ns = 0
-        self._next_ns = now_ns + gate.period_ns if gate.period_ns else 0
+        self._timing = Timing(gate, now_ns)
 
     # What comes in
 
@@ -265,20 +268,9 @@ class Inputs:
 
     def deadline_ns(self) -> int | None:
         """When to ask again although nothing came, or None if only news can change the answer."""
-        gate = self.gate
         if not self._timed or self._may_pass:
             return None
-        if gate.always:
-            return self._next_ns
-        if not self._satisfied or self._refused:
-            return None
-        if not gate.quiet_ns:
-            return self._next_ns
-        quiet_ns = self._quiet_at_ns()
-        if not gate.period_ns:
-            return quiet_ns
-        looks = max(0, -(-(quiet_ns - self._next_ns) // gate.period_ns))
-        return self._next_ns + looks * gate.period_ns
+        return self._timing.deadline_ns(None if self._refused else self._since_ns)
 
     def tokens(self) -> list[Any]:
         """Everybody who waits for something that was not taken yet."""
@@ -317,46 +309,30 @@ class Inputs:
         passing = [q for q in self._queues.values() if q and q[0].number <= self._passing]
         return len(passing) >= self._need
 
+    @property
+    def _since_ns(self) -> int | None:
+        """Since when something waits, if enough does."""
+        if not self._satisfied:
+            return None
+        if not self._sequential:
+            return self._first_ns
+        return min(queue[0].at_ns for queue in self._queues.values() if queue)
+
     def _look(self, now_ns: int) -> bool:
         """Whether time lets a firing pass now. If it does, all that waits now may pass."""
-        gate = self.gate
-        look_ns = now_ns
-        if gate.period_ns:
-            if now_ns < self._next_ns:
-                return False
-            self._skip_to(now_ns)
-            look_ns = self._next_ns - gate.period_ns  # we may be late
-        if not gate.always:
-            if not self._satisfied:
-                return False
-            if gate.quiet_ns and look_ns < self._quiet_at_ns():
-                return False
+        if not self._timing.passes(now_ns, self._since_ns):
+            return False
         self._passing = self._numbers
         self._released = True
         return True
 
     def _hear(self, now_ns: int, fires: bool) -> None:
         """Something comes, and time or a predicate makes a difference."""
-        idle = not self.gate.always and (self._refused or not self._satisfied)
-        if idle and self._next_ns and now_ns >= self._next_ns:
-            self._skip_to(now_ns)  # looks at which there was nothing to see
+        if not self.gate.always and (self._refused or not self._satisfied):
+            self._timing.idled(now_ns)
         self._refused = False
         if fires:
-            self._last_ns = now_ns
-
-    def _quiet_at_ns(self) -> int:
-        quiet_ns = self._last_ns + self.gate.quiet_ns
-        if not self.gate.most_ns:
-            return quiet_ns
-        first_ns = self._first_ns
-        if self._sequential:
-            first_ns = min(queue[0].at_ns for queue in self._queues.values() if queue)
-        return min(quiet_ns, first_ns + self.gate.most_ns)
-
-    def _skip_to(self, now_ns: int) -> None:
-        """The next look is at the first multiple of the period after now."""
-        period_ns = self.gate.period_ns
-        self._next_ns += ((now_ns - self._next_ns) // period_ns + 1) * period_ns
+            self._timing.heard(now_ns)
 
     # What
 
@@ -393,7 +369,8 @@ class Inputs:
                 if news.source in self._fires and news.value is not PASSED:
                     self.filtered += 1
                     self._put_back(news.source, taken.before)
-                    news = news._replace(value=PASSED)
+                    self.unwanted += news.tokens
+                    news = news._replace(value=PASSED, tokens=())
                 self._put_aside(news)
         return None
 

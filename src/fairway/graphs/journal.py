@@ -30,6 +30,7 @@ from fairway.graphs.checkpoint import (
     encode_record,
     encode_records,
 )
+from fairway.graphs.waiting import Bell
 from fairway.storage.wal import Entry, Operation
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Journal:
         self._full = False
         self._closed = False
         self._snapshot_at = self._snapshots[-1] if self._snapshots else 0
-        self._idle: list[asyncio.Future[None]] = []
+        self._idle = Bell()
 
     @property
     def full(self) -> bool:
@@ -191,14 +192,12 @@ class Journal:
         while self.pending:
             if self._closed:
                 raise Closing("the journal was closed before all of it was written")
-            waiter = self._loop.create_future()
-            self._idle.append(waiter)
-            await waiter
+            await self._idle.wait()
 
     def close(self) -> None:
         """Write no more. What was not written is lost, as by a crash."""
         self._closed = True
-        self._wake()
+        self._idle.ring()
 
     # Writing
 
@@ -286,12 +285,12 @@ class Journal:
         if self._full and len(self._records) < PENDING_MAX // 2 and self._bytes < BYTES_MAX:
             self._full = False
             self._room()
-        self._wake()
+        self._idle.ring()
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, Fenced | Closing | InvalidOperation):
             self._closed = True
-            self._wake()
+            self._idle.ring()
             self._lost(error)
             return
         self._failures += 1
@@ -312,12 +311,6 @@ class Journal:
             self._written()
         else:
             self._failed(error)
-
-    def _wake(self) -> None:
-        idle, self._idle = self._idle, []
-        for waiter in idle:
-            if not waiter.done():
-                waiter.set_result(None)
 
     @property
     def failing(self) -> bool:

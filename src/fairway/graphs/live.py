@@ -19,6 +19,7 @@ from fairway.graphs.health import ReactorHealth, SourceHealth, SourceState
 from fairway.graphs.journal import FAILURES_MAX, Journal, load
 from fairway.graphs.outbox import Outbox
 from fairway.graphs.reactor import Reactor
+from fairway.graphs.reading import FeedReader
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Ticket
 from fairway.runtime.supervision import Happening, Supervised
@@ -135,10 +136,16 @@ class LiveGraph:
                 self.reactor,
                 self.healths[source.name],
                 clock,
-                around.random,
                 journaled=partition is not None,
             )
             for source in sources
+        }
+        self.readers = {
+            source.name: FeedReader(
+                source.feed, self.accumulators[source.name], clock, around.random
+            )
+            for source in sources
+            if source.feed is not None
         }
         if any(source.batch is not None for source in sources):
             self.reactor.listeners.append(self._after_firing)
@@ -157,8 +164,8 @@ class LiveGraph:
             group.create_task(self.reactor.run(), name=f"{self.graph.name}-reactor")
             if self.outbox.effects_possible:
                 group.create_task(self.outbox.run(), name=f"{self.graph.name}-outbox")
-            for name, source in self.graph.sources.items():
-                if source.feed is not None:
+            for name in self.graph.sources:
+                if name in self.readers:
                     self.start_source(name)
                 else:
                     self.healths[name].move(SourceState.SOCKET_ONLY)
@@ -191,7 +198,7 @@ class LiveGraph:
     def start_source(self, name: str) -> None:
         """Read the feed of a source, and begin again when it dies."""
         assert self._group is not None
-        accumulator = self.accumulators[name]
+        reader = self.readers[name]
         health = self.healths[name]
         around = Surroundings(
             graph=self.graph.name,
@@ -205,7 +212,7 @@ class LiveGraph:
         def make() -> FeedService:
             if health.state is not SourceState.STARTING:
                 health.move(SourceState.STARTING)
-            return FeedService(accumulator, around, supervised)
+            return FeedService(reader, around, supervised)
 
         supervised = Supervised(
             name,
@@ -223,7 +230,8 @@ class LiveGraph:
 
     def restart_source(self, name: str) -> None:
         """Try again with a source that was given up."""
-        if self.accumulator(name).source.feed is None:
+        self.accumulator(name)
+        if name not in self.readers:
             raise Conflict(f"source {name!r} has no feed to restart", code="source_without_feed")
         task = self._tasks.get(name)
         if task is not None and not task.done():
@@ -272,8 +280,9 @@ class LiveGraph:
     async def drain(self, timeout_s: float = 5.0) -> None:
         """Take no more, give what is collected, and wait until what was accepted has fired."""
         self._draining = True
+        for reader in self.readers.values():
+            reader.hush()
         for accumulator in self.accumulators.values():
-            accumulator.hush()
             accumulator.flush_at_end()
         try:
             async with asyncio.timeout(timeout_s):
@@ -336,7 +345,7 @@ class LiveGraph:
         await self._pushed(accumulator, value, asks=False)
 
     async def ask(self, source: str, value: Any) -> Firing | None:
-        """The firing that consumed it."""
+        """The firing that consumed it; None if it was left out, or passed over by `where`."""
         firing: Firing | None = await self._pushed(self.accumulator(source), value, asks=True)
         return firing
 
@@ -359,16 +368,12 @@ class LiveGraph:
         """Fire now; with `values`, plain data or boundaries by source, as the whole cache."""
         if values is not None:
             checked = self.graph.checked(values)
-            values = {
-                name: value
-                if _is_one(value, self.graph.sources[name].given_type)
-                else self.graph.sources[name].schema.of_plain(value)
-                for name, value in checked.items()
-            }
+            sources = self.graph.sources
+            values = {name: sources[name].schema.fitting(each) for name, each in checked.items()}
             # A state is what the graph keeps, not what it is given: it stays unless it is named.
             cache = self.reactor.inputs.cache
-            states = [n for n, s in self.graph.sources.items() if s.keep is not None and n in cache]
-            values = {**{name: cache[name] for name in states}, **values}
+            kept = {name: cache[name] for name in self.graph.states if name in cache}
+            values = {**kept, **values}
         return await self.reactor.force(values)
 
     def _check_running(self) -> None:
@@ -378,7 +383,9 @@ class LiveGraph:
             raise Closing(f"graph {self.graph.name!r} is being unloaded")
 
     def _consumed(self, source: str, marks: Marks) -> None:
-        self.accumulators[source].consumed(marks)
+        reader = self.readers.get(source)
+        if reader is not None:
+            reader.consumed(marks)
 
     def _after_firing(self, firing: Firing) -> None:
         for accumulator in self.accumulators.values():
@@ -388,16 +395,14 @@ class LiveGraph:
 class FeedService:
     """The part of a source that may die, for its supervisor."""
 
-    def __init__(
-        self, accumulator: Accumulator, around: Surroundings, supervised: Supervised
-    ) -> None:
+    def __init__(self, reader: FeedReader, around: Surroundings, supervised: Supervised) -> None:
         self.around = around
-        self._accumulator = accumulator
+        self._reader = reader
         self._supervised = supervised
 
     async def run(self) -> None:
         try:
-            await self._accumulator.run(self.around, self._supervised.healthy)
+            await self._reader.run(self.around, self._supervised.healthy)
         except ExceptionGroup as group:  # of reading and committing: what it died of is one error
             error: Exception = group
             while isinstance(error, ExceptionGroup):
@@ -425,11 +430,6 @@ def producer_of(graph: Graph) -> str:
 async def restored(log: Log, partition: int, graph: Graph) -> Loaded:
     """What was kept of a graph."""
     return await load(log, partition, limits_of(graph))
-
-
-def _is_one(value: Any, hint: Any) -> bool:
-    """Whether a value is of a class already; what is no class is checked in its parts."""
-    return isinstance(hint, type) and hint is not Any and isinstance(value, hint)
 
 
 def _nothing() -> None:

@@ -20,6 +20,7 @@ HELP: dict[str, tuple[Kind, str]] = {
     "fairway_graph_state": ("gauge", "1 for the state that the graph is in"),
     "fairway_graph_fired": ("counter", "Firings that succeeded"),
     "fairway_graph_failed": ("counter", "Tries of firings that failed"),
+    "fairway_graph_filtered": ("counter", "Boundaries that `where` passed over (`sequential`)"),
     "fairway_graph_dead_letters": ("counter", "Boundaries and firings that were kept aside"),
     "fairway_graph_journal_pending": ("gauge", "Records that are not durable yet"),
     "fairway_graph_outbox": ("gauge", "Effects that have not gone out yet"),
@@ -52,6 +53,7 @@ def _of_live(live: LiveGraph, labels: dict[str, str], now_ns: int) -> Iterator[S
     reactor = live.reactor
     yield _series("fairway_graph_fired", reactor.fired, labels)
     yield _series("fairway_graph_failed", reactor.failed, labels)
+    yield _series("fairway_graph_filtered", reactor.inputs.filtered, labels)
     yield _series("fairway_graph_dead_letters", live.checkpoint.dead_ids, labels)
     yield _series("fairway_graph_outbox", live.outbox.depth, labels)
     yield _series("fairway_graph_effects_dropped", live.outbox.dropped, labels)

@@ -1,9 +1,9 @@
 """The reactor: takes in what sources bring, and fires the graph when its gate opens.
 
-A shell around pure machines: `inputs` decides what a firing is given and when, `health` whether
-the graph may fire. A graph of plain nodes fires where the boundary arrives, to its end, without a
-turn of the loop; one that waits for anything fires in the reactor's own task. There is never more
-than one firing at a time.
+A shell around pure machines: `inputs` decides what a firing is given and when, `health` and
+`steering` whether the graph may fire. A graph of plain nodes fires where the boundary arrives, to
+its end, without a turn of the loop; one that waits for anything fires in the reactor's own task.
+There is never more than one firing at a time.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ import logging
 from collections import deque
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fairway.errors import Closing, Conflict, FairwayError, FiringFailed, OutcomeUnknown
-from fairway.graphs.checkpoint import Died, Steered
+from fairway.graphs.boundary import PUSH
+from fairway.graphs.checkpoint import Died, Dropped, Steered
 from fairway.graphs.context import FiringContext, JobEnqueue
-from fairway.graphs.firing import LOG_MAX, Firing
+from fairway.graphs.firing import INJECTED, LOG_MAX, Firing
 from fairway.graphs.health import FIRING, ReactorState
 from fairway.graphs.inputs import PASSED, Inputs, PredicateFailed, Slot
 from fairway.graphs.journal import RECORD_BYTES_MAX, encode_fitting
+from fairway.graphs.pace import RECENT, RETRY_CAP_NS, pace_ns, retry_after_ns
 from fairway.graphs.records import died_of, fired_of
+from fairway.graphs.steering import Steering, Verdict
 from fairway.graphs.traversal import NodeFailed
+from fairway.graphs.waiting import Bell, Promises, fail, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,11 +49,23 @@ logger = logging.getLogger("fairway.graphs")
 FIRINGS_PER_TURN: Final = 128
 """Firings before others on the loop get their turn."""
 
+# A third faster than calling the class, twice per firing.
+_due = _fired = tuple.__new__
+
 
 class _Manual(NamedTuple):
     values: Mapping[str, Any] | None
     """What replaces the cache, if anything does."""
     reply: asyncio.Future[Firing]
+
+
+class _Due(NamedTuple):
+    """A firing that is to be, or under way."""
+
+    taken: Taken
+    cause: str
+    reply: asyncio.Future[Firing] | None
+    """Whoever asked for it by command."""
 
 
 class Reactor:
@@ -77,9 +94,6 @@ class Reactor:
         """Tries that did not."""
         self.checkpoint = checkpoint
         self.number = checkpoint.number
-        self.paused = checkpoint.paused
-        self.halted: str | None = None
-        """Why it stopped firing by itself, if it did."""
         self.listeners: list[Callable[[Firing], None]] = []
         """Told of each firing when it is over and recorded."""
         self.changed: Callable[[], None] = _nothing
@@ -95,8 +109,7 @@ class Reactor:
         self._outbox = outbox
         self._consumed = consumed
         self._wrote = wrote
-        self._wants_context = any(node.context is not None for node in graph.nodes)
-        self._states = frozenset(n for n, s in graph.sources.items() if s.keep is not None)
+        self._states = graph.states
         slots = [
             Slot(name, source.capacity, name in graph.firing_sources)
             for name, source in graph.sources.items()
@@ -104,13 +117,12 @@ class Reactor:
         self.inputs = Inputs(slots, graph.gate, graph.inputs, clock.now_ns())
         self._stales = any(source.stale_after_ns for source in graph.sources.values())
         self._timed = graph.gate.timed or graph.warm_timeout_ns is not None or self._stales
+        self._filters = bool(graph.gate.predicates)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._attempt = 0
-        self._retry_at_ns: int | None = None
-        self._busy = False
+        self._steering = Steering(graph.on_error, paused=checkpoint.paused)
+        self._firing: _Due | None = None  # the one that is under way
         self._open = False  # whether a gate that opens may fire: kept, since it is asked so often
-        self._ready = False  # the same, and nothing fires just now
         self._degraded: tuple[str, ...] = ()
         self._continues = False
         self.stopped: FairwayError | None = None
@@ -118,23 +130,18 @@ class Reactor:
         self._death: BaseException | None = None
         self._work = asyncio.Event()
         self._manual: deque[_Manual] = deque()
-        self._rooms: dict[str, list[asyncio.Future[None]]] = {}
-        self._settling: list[asyncio.Future[None]] = []
-        self._promised: set[asyncio.Future[Any]] = set()  # told, if it is stopped first
-
-    def promise(self) -> asyncio.Future[Any]:
+        self._rooms: dict[str, Bell] = {}  # of the sources that somebody waits for
+        self._rest = Bell()
+        self._promises = Promises()
+        self.promise = self._promises.make
         """A future that is resolved by what becomes of something, or by the end of the graph."""
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._promised.add(future)
-        future.add_done_callback(self._promised.discard)
-        return future
 
     # What sources bring
 
     def arrived(self, source: str, boundary: Boundary, token: Ticket | None = None) -> None:
         """A source has news. The caller has seen to it that there is room."""
         self.inputs.arrive(source, boundary, self._now(), token)
-        if self._ready:
+        if self._open and self._firing is None:
             self._pump()
         elif self._timed:
             self._arm()
@@ -142,6 +149,14 @@ class Reactor:
     def passed(self, source: str, marks: Marks, keys: tuple[Any, ...] = ()) -> None:
         """A source went on without a value."""
         self.inputs.passed(source, marks, keys)
+
+    def dropped(self, source: str, offset: int) -> None:
+        """A push that was kept, up to this offset, was dropped for newer ones."""
+        above = 0
+        if self._firing is not None:  # what it took came before, and is not consumed yet
+            taken = [news for news in self._firing.taken.news if news.source == source]
+            above = max((news.marks.get(PUSH, 0) for news in taken), default=0)
+        self.remember(Dropped(source, above, offset), _nothing)
 
     def buried(self, source: str, reason: str, data: bytes, at: Marks) -> None:
         """A boundary cannot be used: keep it aside."""
@@ -155,20 +170,19 @@ class Reactor:
         while self.clogged or self.inputs.room(source) <= 0:
             if self.stopped is not None:
                 raise self.stopped
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            waiting = self._rooms.setdefault(source, [])
-            waiting.append(waiter)
-            try:
-                await waiter
-            except asyncio.CancelledError:
-                if waiter in waiting:
-                    waiting.remove(waiter)
-                raise
+            await self._rooms.setdefault(source, Bell()).wait()
 
     @property
     def clogged(self) -> bool:
         """Whether so much waits to be written that no source has room."""
         return self._journal is not None and self._journal.full
+
+    def retry_after_ns(self, depth: int) -> int:
+        """When a source of which so many wait may have room again."""
+        if self.paused or self.halted is not None:
+            return RETRY_CAP_NS
+        recent = [firing.duration_ns for firing in islice(reversed(self.log), RECENT)]
+        return retry_after_ns(pace_ns(reversed(recent)), depth)
 
     @property
     def unwritten(self) -> int:
@@ -195,7 +209,7 @@ class Reactor:
             if self._inline:
                 continue
             while (due := self._due()) is not None:
-                await self._fire(*due)
+                await self._fire(due)
             self.moved()
 
     def stop(self, why: FairwayError) -> None:
@@ -203,18 +217,17 @@ class Reactor:
         if self.stopped is not None:
             return
         self.stopped = why
-        self._open = self._ready = False
+        self._open = False
         if self._timer is not None:
             self._timer.cancel()
         self.health.stopped(self._now())
         for manual in self._manual:
-            _fail(manual.reply, why)
+            fail(manual.reply, why)
         self._manual.clear()
         self._wake_rooms()
-        for future in list(self._promised):
-            # What was accepted may be in the journal already, and fire when the graph is back.
-            _fail(future, why if self._journal is None else OutcomeUnknown(str(why)))
-        self._wake(self._settling)
+        # What was accepted may be in the journal already, and fire when the graph is back.
+        self._promises.fail_all(why if self._journal is None else OutcomeUnknown(str(why)))
+        self._rest.ring()
         self.changed()
 
     def look(self) -> None:
@@ -257,53 +270,51 @@ class Reactor:
         self._check_running()
         manual = _Manual(values, self.promise())
         self._manual.append(manual)
-        self._kick()
+        self._pump()
         return await manual.reply
 
     def pause(self, who: str = "") -> asyncio.Future[None]:
         """Stop evaluating the gate; sources go on. The future: that it is recorded."""
-        return self._steer(True, who)
+        self._check_running()
+        self._steering.pause()
+        return self._steered(who)
 
     def resume(self, who: str = "") -> asyncio.Future[None]:
         """Evaluate the gate again, at once; it also ends a halt."""
-        self.halted = None
-        self._attempt = 0
-        self._retry_at_ns = None
-        return self._steer(False, who)
-
-    def _steer(self, paused: bool, who: str) -> asyncio.Future[None]:
         self._check_running()
+        self._steering.resume()
+        return self._steered(who)
+
+    def _steered(self, who: str) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self.promise()
-        self.paused = paused
-        self.remember(Steered(paused, self._clock.wall_ns(), who), partial(_resolve, done))
+        self.remember(Steered(self.paused, self._clock.wall_ns(), who), partial(resolve, done))
         self.changed()
         self._update()
         return done
 
     async def settled(self) -> None:
         """Wait until nothing more will happen by itself."""
-        while self.stopped is None and not self._at_rest:
+        while self.stopped is None and not self.at_rest:
             if self._journal is not None and self._journal.pending:
                 # Not all that is written is a firing, which would tell when it is.
                 with suppress(Closing):
                     await self._journal.wait_durable()
                     continue
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._settling.append(waiter)
-            await waiter
+            await self._rest.wait()
 
     @property
-    def _at_rest(self) -> bool:
-        if self._busy or self._manual or self._continues or self._work.is_set():
+    def at_rest(self) -> bool:
+        """Whether nothing will happen before something comes, or time brings it."""
+        if self._firing is not None or self._manual or self._continues or self._work.is_set():
             return False
-        if self._retry_at_ns is not None:
+        if self._steering.retry_at_ns is not None:
             return False
         return not (self._journal is not None and self._journal.pending) and self._outbox.idle
 
     def moved(self) -> None:
         """Something that `settled` waits for may be over."""
-        if self._settling and self._at_rest:
-            self._wake(self._settling)
+        if self._rest.waiters and self.at_rest:
+            self._rest.ring()
 
     # Firing
 
@@ -311,44 +322,37 @@ class Reactor:
         return (
             self.stopped is None
             and self._death is None
-            and not self.paused
-            and self.halted is None
-            and self._retry_at_ns is None
+            and self._steering.allows
             and self.health.state in FIRING
             and not self._outbox.full
-            and not (self._journal is not None and self._journal.full)
+            and not self.clogged
         )
 
     def _decide(self) -> None:
         """Note whether firing is allowed. Called whenever something that it depends on changes."""
         self._open = self._may_fire()
-        self._ready = self._open and not self._busy
         self._degraded = self.health.degraded(self._now())
 
     def _update(self) -> None:
         """Decide anew, and fire what is due already."""
         self._decide()
-        if self._ready or self._manual:
-            self._kick()
+        if self._manual or (self._open and self._firing is None):
+            self._pump()
         elif self._timed:
             self._arm()
 
-    def _kick(self) -> None:
-        if self._inline:
-            if not self._busy:
-                self._pump()
-        else:
-            self._work.set()
-
     def _pump(self) -> None:
-        """Fire all that is due, where we are; others on the loop get their turn now and then."""
+        """Fire all that is due, where we are; others on the loop get their turn now and then.
+
+        While a firing is under way nothing else is due.
+        """
         if not self._inline:
             self._work.set()
             return
         left = FIRINGS_PER_TURN
         try:
             while (due := self._due()) is not None:
-                self._fire_inline(*due)
+                self._fire_inline(due)
                 left -= 1
                 if not left:
                     if not self._continues:
@@ -356,7 +360,7 @@ class Reactor:
                         self._loop.call_soon(self._go_on)
                     break
         except BaseException as error:  # a defect of ours, or a gate that cannot be evaluated
-            self._busy = False
+            self._firing = None
             self._die(error)
 
     def _go_on(self) -> None:
@@ -364,29 +368,39 @@ class Reactor:
         self._update()
         self.moved()
 
-    def _due(self) -> tuple[Taken, str, asyncio.Future[Firing] | None, bool] | None:
+    def _due(self) -> _Due | None:
         """The next firing, if one may and should be; commands come first."""
-        if self._busy or self.stopped is not None or self._death is not None:
+        if self._firing is not None or self.stopped is not None or self._death is not None:
             return None
         if self._manual:
             values, reply = self._manual.popleft()
             if values is None:
-                return self.inputs.force(), "forced", reply, False
-            return self.inputs.force_with(values), "injected", reply, True
+                return _Due(self.inputs.force(), "forced", reply)
+            return _Due(self.inputs.force_with(values), INJECTED, reply)
         while self._open:
             try:
                 taken = self.inputs.take(self._now())
             except PredicateFailed as failure:
-                self._missed(failure.taken, "news", failure.error, None, self._now(), {})
+                self._pass_over()
+                due = _Due(failure.taken, "news", None)
+                self._missed(due, failure.error, self._now(), {})
                 continue  # with what comes after it, unless this one is tried again
+            if self._filters:
+                self._pass_over()
             if taken is None:
                 if self._rooms:
                     self._wake_rooms()  # a predicate may have passed over some
                 if self._timed:
                     self._arm()
                 return None
-            return taken, "news", None, False
+            return _due(_Due, (taken, "news", None))
         return None
+
+    def _pass_over(self) -> None:
+        """A predicate wanted no firing: whoever waits for one is told that."""
+        tokens, self.inputs.unwanted = self.inputs.unwanted, []
+        for token in tokens:
+            token.passed()
 
     def _begin(self, taken: Taken, cause: str) -> FiringContext:
         if self._stales:
@@ -402,57 +416,43 @@ class Reactor:
             self._states,
         )
 
-    def _fire_inline(
-        self, taken: Taken, cause: str, reply: asyncio.Future[Firing] | None, replaced: bool
-    ) -> None:
-        self._busy = True
-        self._ready = False
+    def _fire_inline(self, due: _Due) -> None:
+        self._firing = due
+        taken, cause, _ = due
         begin_ns = self._now()
         ctx = self._begin(taken, cause)
         outputs: dict[str, Any] = {}
         try:
             self._traversal.run(taken.values, ctx, outputs)
         except NodeFailed as failure:
-            self._busy = False
-            self._missed(taken, cause, failure, reply, begin_ns, outputs)
+            self._missed(due, failure, begin_ns, outputs)
         else:
-            self._busy = False
-            self._hit(taken, ctx, reply, replaced, begin_ns, outputs)
+            self._hit(due, ctx, begin_ns, outputs)
 
-    async def _fire(
-        self, taken: Taken, cause: str, reply: asyncio.Future[Firing] | None, replaced: bool
-    ) -> None:
-        self._busy = True
-        self._ready = False
+    async def _fire(self, due: _Due) -> None:
+        self._firing = due
+        taken, cause, reply = due
         begin_ns = self._now()
         ctx = self._begin(taken, cause)
         outputs: dict[str, Any] = {}
         try:
             await self._traversal.arun(taken.values, ctx, outputs, self._hands)
         except NodeFailed as failure:
-            self._busy = False
-            self._missed(taken, cause, failure, reply, begin_ns, outputs)
+            self._missed(due, failure, begin_ns, outputs)
         except BaseException:
-            self._busy = False
+            self._firing = None
             self.inputs.restore(taken)
             if reply is not None:
-                _fail(reply, Closing("the graph was stopped during this firing"))
+                fail(reply, Closing("the graph was stopped during this firing"))
             raise
         else:
-            self._busy = False
-            self._hit(taken, ctx, reply, replaced, begin_ns, outputs)
+            self._hit(due, ctx, begin_ns, outputs)
 
-    def _hit(
-        self,
-        taken: Taken,
-        ctx: FiringContext,
-        reply: asyncio.Future[Firing] | None,
-        replaced: bool,
-        begin_ns: int,
-        outputs: dict[str, Any],
-    ) -> None:
+    def _hit(self, due: _Due, ctx: FiringContext, begin_ns: int, outputs: dict[str, Any]) -> None:
         """It succeeded: record it, and let its effects go once it is recorded."""
+        taken = due.taken
         if self.stopped is not None:  # stopped under way: nothing of it happened
+            self._firing = None
             self.inputs.restore(taken)
             return
         effects: tuple[Any, ...] = ()
@@ -463,34 +463,37 @@ class Reactor:
             if ctx.effects:
                 effects = self._outbox.encoded(ctx.effects)
             if self._journal is not None:
-                record = fired_of(
-                    self._graph, taken, ctx, effects, outputs, self._outbox, replaced=replaced
-                )
+                record = fired_of(self._graph, taken, ctx, effects, outputs, self._outbox)
                 encoded = encode_fitting(record)
         except Exception as error:  # what cannot be recorded did not happen
-            self._missed(taken, ctx.cause, error, reply, begin_ns, outputs)
+            self._missed(due, error, begin_ns, outputs)
             return
         self.number = ctx.number
         self.fired += 1
-        self._attempt = 0
-        firing = Firing(
-            ctx.number,
-            ctx.cause,
-            ctx.wall_ns,
-            self._now() - begin_ns,
-            taken.values,
-            ctx.fresh,
-            outputs,
-            None,
-            ctx.degraded,
+        if self._steering.failures:
+            self._steering.succeeded()
+        firing = _fired(
+            Firing,
+            (
+                ctx.number,
+                ctx.cause,
+                ctx.wall_ns,
+                self._now() - begin_ns,
+                taken.values,
+                ctx.fresh,
+                outputs,
+                None,
+                ctx.degraded,
+                1,
+            ),
         )
         if self._journal is None:
-            self._release(taken, firing, effects, reply)
+            self._release(due, firing, effects)
         else:
             for news in taken.news:
                 for token in news.tokens:
                     token.recorded = True
-            told = partial(self._release, taken, firing, effects, reply)
+            told = partial(self._release, due, firing, effects)
             self._journal.append(record, told, encoded)
             if self._journal.full:
                 self._open = False
@@ -498,14 +501,9 @@ class Reactor:
             self._wrote(name, value)
         self._after(taken)
 
-    def _release(
-        self,
-        taken: Taken,
-        firing: Firing,
-        effects: tuple[Any, ...],
-        reply: asyncio.Future[Firing] | None,
-    ) -> None:
+    def _release(self, due: _Due, firing: Firing, effects: tuple[Any, ...]) -> None:
         """It is recorded: tell whoever waits, and let its effects go."""
+        taken, _, reply = due
         if firing.error is None:
             self.log.append(firing)
         for source, _, marks, _, tokens in taken.news:
@@ -516,27 +514,21 @@ class Reactor:
         if effects:
             self._outbox.send(firing.number, effects)
             if self._outbox.full:
-                self._open = self._ready = False
-        if reply is not None and not reply.done():
-            reply.set_result(firing)
-        for listener in self.listeners:
-            listener(firing)
-        if self._settling:
+                self._open = False
+        if reply is not None:
+            resolve(reply, firing)
+        self._tell(firing)
+        if self._rest.waiters:
             self._loop.call_soon(self.moved)
 
-    def _missed(
-        self,
-        taken: Taken,
-        cause: str,
-        error: Exception,
-        reply: asyncio.Future[Firing] | None,
-        begin_ns: int,
-        outputs: dict[str, Any],
-    ) -> None:
+    def _missed(self, due: _Due, error: Exception, begin_ns: int, outputs: dict[str, Any]) -> None:
         """It failed: nothing of it happened. What is done about it is the graph's policy."""
-        self.failed += 1
-        attempt = self._attempt + 1
+        taken, cause, reply = due
         now_ns = self._now()
+        attempt = self._steering.failures + 1
+        # Whoever asked for it is told, and decides.
+        verdict = self._steering.failed(str(error), now_ns) if reply is None else None
+        self.failed += 1
         firing = Firing(
             self.number + 1,
             cause,
@@ -550,8 +542,6 @@ class Reactor:
             attempt,
         )
         self.log.append(firing)
-        policy = self._graph.on_error
-        final = reply is not None or attempt > policy.retries
         cause_of = error.error if isinstance(error, NodeFailed) else error
         # Each try is told; where it happened, once.
         logger.warning(
@@ -559,42 +549,33 @@ class Reactor:
             self._graph.name,
             firing.number,
             error,
-            "; it is halted" if final and reply is None and policy.then == "halt" else "",
-            exc_info=cause_of if final else None,
+            "; it is halted" if verdict is Verdict.HALT else "",
+            exc_info=None if verdict is Verdict.RETRY else cause_of,
         )
-        if reply is not None:  # whoever asked for it is told, and decides
-            self.inputs.restore(taken)
-            _fail(reply, FiringFailed(firing, "nothing was consumed"))
-            self._tell(firing)
+        if verdict is Verdict.BURY:
+            self._bury(due, firing)  # whoever listens is told when it is recorded
             self._after(taken)
             return
-        if attempt <= policy.retries:
-            self.inputs.restore(taken)
-            self._attempt = attempt
-            self._retry_at_ns = now_ns + policy.backoff.ceiling_ns(attempt)
-            self._timed = True
-            self._decide()
-            self._arm()
-        elif policy.then == "halt":
-            self.inputs.restore(taken)
-            self.halted = str(error)
-            self._decide()
-            self.changed()
+        self.inputs.restore(taken)
+        if reply is not None:
+            fail(reply, FiringFailed(firing, "nothing was consumed"))
         else:
-            self._attempt = 0
-            self._bury(taken, firing)  # whoever listens is told when it is recorded
-            self._after(taken)
-            return
+            self._decide()
+            if verdict is Verdict.RETRY:
+                self._timed = True
+                self._arm()
+            else:
+                self.changed()
         self._tell(firing)
         self._after(taken)
 
-    def _bury(self, taken: Taken, firing: Firing) -> None:
+    def _bury(self, due: _Due, firing: Firing) -> None:
         self.number = firing.number
-        for news in taken.news:
+        for news in due.taken.news:
             for token in news.tokens:
                 token.recorded = True
-        died = died_of(self._graph, taken, firing)
-        self.remember(died, partial(self._release, taken, firing, (), None))
+        died = died_of(self._graph, due.taken, firing)
+        self.remember(died, partial(self._release, due, firing, ()))
 
     def remember(self, record: Record, told: Callable[[], None]) -> None:
         """Keep a record in the journal, or only in memory if there is none; then call `told`."""
@@ -609,11 +590,14 @@ class Reactor:
             listener(firing)
 
     def _after(self, taken: Taken) -> None:
+        """It is over, and the next may begin."""
+        self._firing = None
         if self._rooms:
             for news in taken.news:
-                self._wake(self._rooms.pop(news.source, ()))
-        self._ready = self._open
-        if self._settling:
+                bell = self._rooms.pop(news.source, None)
+                if bell is not None:
+                    bell.ring()
+        if self._rest.waiters:
             self._loop.call_soon(self.moved)
 
     # Time
@@ -623,8 +607,10 @@ class Reactor:
         if self.stopped is not None:
             return
         now_ns = self._now()
-        deadlines = [self._retry_at_ns, self.health.deadline_ns(now_ns)]
-        if self._open and not self._busy:  # when the firing under way is over, it is asked anyway
+        deadlines = [self._steering.retry_at_ns, self.health.deadline_ns(now_ns)]
+        if (
+            self._open and self._firing is None
+        ):  # when the firing under way is over, it is asked anyway
             deadlines.append(self.inputs.deadline_ns())
         due = [each for each in deadlines if each is not None]
         if self._timer is not None:
@@ -636,15 +622,13 @@ class Reactor:
 
     def _tick(self) -> None:
         self._timer = None
-        now_ns = self._now()
-        if self._retry_at_ns is not None and now_ns >= self._retry_at_ns:
-            self._retry_at_ns = None
+        self._steering.tick(self._now())
         self.look()
         self._arm()
         self.moved()
 
     def _die(self, error: BaseException) -> None:
-        self._open = self._ready = False
+        self._open = False
         self._death = error
         self._work.set()
 
@@ -655,28 +639,22 @@ class Reactor:
             )
 
     def _wake_rooms(self) -> None:
-        for source in list(self._rooms):
-            self._wake(self._rooms.pop(source))
+        rooms, self._rooms = self._rooms, {}
+        for bell in rooms.values():
+            bell.ring()
 
-    def _wake(self, waiters: Any) -> None:
-        for waiter in list(waiters):
-            _resolve(waiter)
-        if isinstance(waiters, list):
-            waiters.clear()
+    @property
+    def paused(self) -> bool:
+        return self._steering.paused
+
+    @property
+    def halted(self) -> str | None:
+        """Why it stopped firing by itself, if it did."""
+        return self._steering.halted
 
     @property
     def state(self) -> ReactorState:
         return self.health.state
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _fail(future: asyncio.Future[Any], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
 
 
 def _nothing() -> None:

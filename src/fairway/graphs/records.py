@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fairway.graphs.checkpoint import Consumed, Died, Fired, Write
-from fairway.graphs.firing import packed
+from fairway.graphs.firing import INJECTED, packed
 from fairway.graphs.inputs import PASSED
 from fairway.graphs.journal import RECORD_BYTES_MAX
 
@@ -39,17 +39,16 @@ def fired_of(
     effects: tuple[EffectRecord, ...],
     outputs: Mapping[str, Any],
     sender: Sender,
-    *,
-    replaced: bool,
 ) -> Fired:
     """The record of a firing that succeeded. Raises `TypeError` if a value has no stored form."""
     sources = graph.sources
+    replaced = ctx.cause == INJECTED
     news = tuple(
         [
             Consumed(
                 source,
                 marks,
-                None if value is PASSED else sources[source].schema.store(value),
+                None if value is PASSED else sources[source].recorded(value),
                 keys,
             )
             for source, value, marks, keys, _ in taken.news

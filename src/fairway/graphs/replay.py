@@ -13,19 +13,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from fairway.errors import InvalidRequest
-from fairway.graphs.boundary import Boundary
-from fairway.graphs.checkpoint import Checkpoint, Died, Fired
+from fairway.graphs.boundary import WHOLE, Boundary
+from fairway.graphs.checkpoint import STATE, Checkpoint, Died, Fired, Pushed
 from fairway.graphs.context import FiringContext
 from fairway.graphs.firing import packed
 from fairway.graphs.hands import Hands
 from fairway.graphs.inputs import Inputs, Slot
+from fairway.graphs.repeats import Repeats, hashable
+from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.traversal import NodeFailed
 from fairway.graphs.windows import collector_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
 
-    from fairway.graphs.checkpoint import Record
+    from fairway.graphs.boundary import Stored
+    from fairway.graphs.checkpoint import Consumed, Record
     from fairway.graphs.context import Effect
     from fairway.graphs.graph import Graph
     from fairway.graphs.inputs import Taken
@@ -67,31 +70,63 @@ class Replayed(NamedTuple):
 async def over_journal(
     graph: Graph, journal: AsyncIterator[Checkpoint | Record]
 ) -> AsyncIterator[Replayed]:
-    """Every firing that a journal holds (see `journal.history`), given what it was given then."""
-    cache: dict[str, Any] = {}
-    sources = graph.sources
+    """Every firing that a journal holds (see `Graphs.history`), given what it was given then."""
+    recorded = _Recorded(graph.sources)
     async with _Runner(graph) as runner:
         async for found in journal:
             if isinstance(found, Checkpoint):
-                for name, kept in found.sources.items():
-                    if kept.value is not None and name in sources:
-                        cache[name] = sources[name].schema.load(kept.value)
-                continue
-            if not isinstance(found, Fired | Died):
-                continue
-            if isinstance(found, Fired) and found.replaced:
-                cache = {}
-            for consumed in found.news:
-                source = sources.get(consumed.source)
-                if consumed.stored is not None and source is not None:
-                    cache[consumed.source] = source.schema.load(consumed.stored)
-            if isinstance(found, Fired):
+                recorded.begin(found)
+            elif isinstance(found, Pushed):
+                recorded.write(found.source, found.stored)
+            elif isinstance(found, Died):
+                recorded.consume(found.news)
+            elif isinstance(found, Fired):
+                if found.replaced:
+                    recorded.cache.clear()
+                recorded.consume(found.news)
                 brought = () if found.replaced else found.news
                 fresh = tuple(each.source for each in brought if each.stored is not None)
+                given = dict(recorded.cache)
+                for write in found.writes:
+                    recorded.write(write.source, write.stored)
                 replayed = await runner.fire(
-                    dict(cache), found.number, found.cause, found.wall_ns, found.degraded, fresh
+                    given, found.number, found.cause, found.wall_ns, found.degraded, fresh
                 )
                 yield replayed._replace(recorded=found.outputs)
+
+
+class _Recorded:
+    """What a journal says that each firing was given."""
+
+    def __init__(self, sources: Mapping[str, Source[Any]]) -> None:
+        self.cache: dict[str, Any] = {}
+        self._sources = sources
+        self._written: dict[str, list[Any]] = {}  # to states that keep everything
+        self._before: dict[str, int] = {}  # how many values are not held of each
+
+    def begin(self, checkpoint: Checkpoint) -> None:
+        for name, kept in checkpoint.sources.items():
+            for stored in kept.window:
+                self.write(name, stored)
+            if name in self._written:
+                self._before[name] = kept.written - len(kept.window)
+            if kept.value is not None and name in self._sources:
+                self.cache[name] = self._loaded(name, kept.value, kept.shown)
+
+    def write(self, name: str, stored: Stored) -> None:
+        source = self._sources.get(name)
+        if source is not None and source.keep is not None:
+            self._written.setdefault(name, []).append(source.item_schema.load(stored))
+
+    def consume(self, news: Iterable[Consumed]) -> None:
+        for name, marks, stored in ((each.source, each.marks, each.stored) for each in news):
+            if stored is not None and name in self._sources:
+                self.cache[name] = self._loaded(name, stored, marks.get(STATE, 0))
+
+    def _loaded(self, name: str, stored: Stored, written: int) -> Any:
+        if stored.data != WHOLE:
+            return self._sources[name].schema.load(stored)
+        return self._written.get(name, [])[: written - self._before.get(name, 0)]
 
 
 async def over_events(graph: Graph, events: Iterable[Given]) -> AsyncIterator[Replayed]:
@@ -180,7 +215,7 @@ class _Runner:
         self._graph = graph
         self._traversal = graph.build()
         self._hands = Hands()
-        self._states = frozenset(n for n, s in graph.sources.items() if s.keep is not None)
+        self._states = graph.states
         self._number = 0
 
     async def __aenter__(self) -> _Runner:
@@ -237,7 +272,7 @@ class _Rerun:
             if source.batch is not None
         }
         self._windows: dict[str, list[Any]] = {}
-        self._seen: dict[str, set[Any]] = {}
+        self._repeats: dict[str, Repeats] = {}
 
     def until(self, at_ns: int) -> Iterable[tuple[int, Taken]]:
         """What time alone brings about before `at_ns`."""
@@ -269,7 +304,7 @@ class _Rerun:
         value = source.event_schema.of_json(event.data)
         if source.through is not None:
             value = source.through(value)
-        if value is None or self._repeats(source, value):
+        if value is None or self._is_repeat(source, value):
             return
         if source.name in self._collectors:
             collector = self._collectors[source.name]
@@ -303,12 +338,12 @@ class _Rerun:
         if keep:
             self._inputs.arrive(name, Boundary(list(window)), now_ns)
 
-    def _repeats(self, source: Source[Any], value: Any) -> bool:
+    def _is_repeat(self, source: Source[Any], value: Any) -> bool:
         if source.dedupe is None:
             return False
-        key = source.dedupe(value)
-        seen = self._seen.setdefault(source.name, set())
-        if key in seen:
+        keys = (hashable(source.dedupe(value)),)
+        repeats = self._repeats.setdefault(source.name, Repeats(KEYS_MAX))
+        if repeats.met(keys):
             return True
-        seen.add(key)
+        repeats.remember(keys)
         return False

@@ -15,7 +15,7 @@ from keyword import iskeyword
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
 
 from fairway.errors import InvalidConfig
-from fairway.graphs.boundary import Schema
+from fairway.graphs.boundary import WHOLE, Schema, Stored
 from fairway.graphs.inputs import CAPACITY
 from fairway.graphs.node import fits, members, named, node_of
 
@@ -106,6 +106,8 @@ class Source(Generic[T]):
         if self.collects:
             each = {step: _of_each(upgrade) for step, upgrade in (upgrades or {}).items()}
             self.schema = Schema(self.given_type, version=version, upgrades=each)
+        self.recorded = self.schema.store if keep != ALL else self._whole
+        """How the record of a firing holds what this brought to it."""
 
     def __repr__(self) -> str:
         return f"Source({self.name!r})"
@@ -129,6 +131,10 @@ class Source(Generic[T]):
         if self.feed is None:
             return "passthrough"
         return str(getattr(self.feed, "kind", "stream"))
+
+    def _whole(self, values: Any) -> Stored:
+        """Of a state that keeps everything, no more than that: or each record would hold all."""
+        return Stored(self.item_schema.version, WHOLE)
 
     def _event_type(self) -> Any:
         if self.through is None:

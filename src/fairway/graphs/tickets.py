@@ -80,6 +80,10 @@ class Several:
         for ticket in self._tickets:
             ticket.fired(firing)
 
+    def passed(self) -> None:
+        for ticket in self._tickets:
+            ticket.passed()
+
     def failed(self, error: Any) -> None:
         for ticket in self._tickets:
             ticket.failed(error)

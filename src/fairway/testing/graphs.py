@@ -490,7 +490,7 @@ def _busy(managed: Managed) -> bool:
     live = managed.live
     if live is None:
         return managed.failed is None and managed.task is not None
-    return live.reactor.stopped is None and not live.reactor._at_rest
+    return live.reactor.stopped is None and not live.reactor.at_rest
 
 
 def _moves(managed: Managed) -> object:
@@ -499,7 +499,7 @@ def _moves(managed: Managed) -> object:
     if live is None:
         return managed.failed
     events = [accumulator.events for accumulator in live.accumulators.values()]
-    marks = [dict(accumulator._marks) for accumulator in live.accumulators.values()]
+    marks = [dict(accumulator.marks) for accumulator in live.accumulators.values()]
     return events, marks, live.reactor.fired, live.reactor.failed, live.reactor.number
 
 

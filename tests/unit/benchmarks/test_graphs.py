@@ -13,6 +13,7 @@ from benchmarks import graphs
 from benchmarks.harness import PeerEnvironment, Report
 from benchmarks.load import graphs_work
 from benchmarks.load.graphs_floor import pipeline
+from benchmarks.load.peers import driver
 from benchmarks.load.peers import graphs as peers
 from fairway.testing import run
 
@@ -80,7 +81,7 @@ def test_a_peer_that_cannot_run_is_null_with_the_reason(
 
 
 def test_a_peer_without_an_environment_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "peer_environment", lambda name: PeerEnvironment(None, "offline"))
+    monkeypatch.setattr(driver, "peer_environment", lambda name: PeerEnvironment(None, "offline"))
     assert peers.flow("streamz", 1) == (None, "offline")
     with pytest.raises(ValueError, match="no peer 'spark'"):
         peers.flow("spark", 1)
@@ -91,15 +92,16 @@ def test_what_a_driver_prints_is_read_from_its_last_line() -> None:
         **{"peer": "streamz", "events": 10, "seconds": 0.5, "events_per_s": 20.0},
         **{"p50_us": 9.0, "p99_us": 20.0, "version": "0.6"},
     }
-    flow, reason = peers.parsed("streamz", f"a warning\n{json.dumps(said)}\n")
+    flow, reason = driver.parsed("streamz", f"a warning\n{json.dumps(said)}\n", peers.Flow)
     assert reason is None
     assert flow == peers.Flow("streamz", 10, 0.5, 20.0, 9.0, 20.0, "0.6")
-    assert peers.parsed("streamz", "") == (None, "streamz printed no figures but 'nothing'")
+    nothing = driver.parsed("streamz", "", peers.Flow)
+    assert nothing == (None, "streamz printed no figures but 'nothing'")
 
 
 def test_every_peer_has_a_driver_and_a_lock() -> None:
     for name in peers.EVENTS:
-        assert (peers.HERE / f"{name}_graph.py").exists()
+        assert (driver.HERE / f"{name}_graph.py").exists()
         assert (graphs.ROOT / "requirements" / "peers" / f"{name}.txt").exists()
 
 
@@ -110,7 +112,7 @@ def test_the_pipeline_takes_every_event_through() -> None:
 def test_peers_compute_what_we_compute(tmp_path: Path) -> None:
     ours = (graphs.ROOT / "benchmarks" / "load" / "graphs_work.py").read_text()
     for name in peers.EVENTS:
-        theirs = (peers.HERE / f"{name}_graph.py").read_text()
+        theirs = (driver.HERE / f"{name}_graph.py").read_text()
         for line in (") / 2\n", "    return mid - 100.0\n", "    return edge > 0.0\n"):
             assert line in ours
             assert line in theirs

@@ -1,4 +1,5 @@
-"""What a review of the reactor broke: each of these was wrong once."""
+"""Graphs where something goes wrong: waiting that must end, user code that raises, values that
+cannot be kept, feeds that are lost, and what a replay makes of it all."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from fairway import (
 )
 from fairway.errors import Closing, FeedLost, InvalidRequest
 from fairway.graphs import journal as journals
-from fairway.graphs.journal import history
+from fairway.graphs.metrics import series_of
 from fairway.graphs.replay import over_journal
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import TestFeed, run, run_graph
@@ -126,7 +127,7 @@ def test_whoever_no_longer_waits_for_room_is_forgotten() -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await graph.push(n, each)
-        assert not graph.running.reactor._rooms.get("n")
+        assert not graph.running.reactor._rooms["n"].waiters
 
     run_graph(graph, play)
 
@@ -598,11 +599,7 @@ def test_a_firing_with_a_given_cache_is_replayed_as_it_was() -> None:
         await graph.push(n, 1)
         await graph.fire({"n": 5})
         await graph.fire()
-        managed = kit.app.graphs.get("g")
-        assert managed.partition is not None
-        log = kit.app.graphs._log
-        assert log is not None
-        replayed = [each async for each in over_journal(graph, history(log, managed.partition))]
+        replayed = [each async for each in over_journal(graph, kit.app.graphs.history("g"))]
         assert [each.same for each in replayed] == [True, True, True]
 
     run_graph(graph, play)
@@ -658,5 +655,152 @@ def test_a_batch_after_a_firing_is_given_once() -> None:
         assert [value for output in outputs(graph) for value in output] == list(range(8))
         await kit.restart()
         assert graph.number == len({tuple(f.output) for f in kit.firings(graph)})
+
+    run_graph(graph, play)
+
+
+# What no firing comes of
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+def test_who_asks_for_what_is_filtered_is_told_so_at_once(checkpoint: bool, waits: bool) -> None:
+    n = Source("n", int)
+    graph = Graph(
+        "g",
+        when=where(n, lambda inputs: inputs["n"] > 10),
+        inputs="sequential",
+        checkpoint=checkpoint,
+    )
+
+    def plain(n: int) -> int:
+        return n
+
+    async def slow(n: int) -> int:
+        await asyncio.sleep(0.01)
+        return n
+
+    graph.add(slow if waits else plain)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        async with asyncio.timeout(5):
+            assert await graph.ask(n, 1) is None
+            await graph.push(n, 2)
+            wanted = await graph.ask(n, 11)
+            assert wanted is not None
+            assert wanted.output == 11
+            assert await graph.ask(n, 3) is None
+        assert graph.running.reactor.inputs.filtered == 3
+        series = {each.name: each.value for each in series_of(kit.app.graphs, 0)}
+        assert series["fairway_graph_filtered"] == 3
+        await kit.restart()
+        await kit.settled()
+        assert kit.outputs(graph) == [11], "and nothing of it is kept"
+
+    run_graph(graph, play)
+
+
+def test_all_who_ask_for_a_list_that_is_filtered_are_told() -> None:
+    n = Source("n", int, batch=Batch(size=2))
+    graph = same(n)
+    graph.gate = where(n, lambda inputs: sum(inputs["n"]) > 10)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+            asked = [group.create_task(graph.ask(n, each)) for each in (1, 2)]
+        assert [await each for each in asked] == [None, None]
+        assert outputs(graph) == []
+
+    run_graph(graph, play)
+
+
+# Values of the wrong type
+
+
+class Price(msgspec.Struct, frozen=True):
+    price: float
+
+
+WRONG = [3, "text", {"price": "high"}, {"cost": 1.0}, [Price(1.0)]]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_state_takes_only_values_of_its_type(wrong: Any, checkpoint: bool) -> None:
+    n, last = Source("n", int), Source("last", Price, keep=1)
+    graph = Graph("g", when=n, uses=[last], checkpoint=checkpoint, on_error="dead_letter")
+
+    @graph.node
+    def put(n: int, last: list[Price] | None, firing: FiringContext) -> None:
+        firing.put("last", Price(1.0) if n else wrong)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.ask(n, 1)
+        with pytest.raises(FiringFailed, match="state 'last': the boundary does not fit"):
+            await graph.ask(n, 0)
+        assert kit.state(graph).windows == {"last": [Price(1.0)]}
+        assert "does not fit" in graph.dead_letters[0].reason
+
+    run_graph(graph, play)
+
+
+def test_plain_data_that_fits_a_state_becomes_a_value_of_its_type() -> None:
+    n, last = Source("n", int), Source("last", Price, keep=1)
+    graph = Graph("g", when=n, uses=[last])
+
+    @graph.node
+    def put(n: int, last: list[Price] | None, firing: FiringContext) -> None:
+        firing.put("last", {"price": n})
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.ask(n, 1)
+        assert kit.state(graph).windows == {"last": [Price(1.0)]}
+
+    run_graph(graph, play)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+def test_what_through_makes_must_be_of_the_type_of_the_source(wrong: Any) -> None:
+    def through(event: int) -> Any:
+        return Price(event) if event else wrong
+
+    feed = TestFeed()
+    prices = Source("prices", Price, through=through, feed=feed)
+    graph = Graph("g", when=prices, inputs="sequential")
+
+    @graph.node
+    def price(prices: Price) -> float:
+        return prices.price
+
+    async def play(kit: GraphsUnderTest) -> None:
+        with pytest.raises(InvalidRequest, match="source 'prices': the boundary does not fit"):
+            await graph.push(prices, 0)
+        with pytest.raises(InvalidRequest, match="does not fit"):
+            await graph.push(prices, "an event of another type")
+        assert not graph.dead_letters, "whoever pushed it was told"
+        feed.push(0, 1)
+        await kit.settled()
+        assert outputs(graph) == [1]
+        assert ["does not fit" in each.reason for each in graph.dead_letters] == [True]
+
+    run_graph(graph, play)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+def test_an_object_of_a_feed_must_be_of_the_type_of_the_source(wrong: Any) -> None:
+    feed = TestFeed()
+    graph = Graph("g", when=Source("prices", Price, feed=feed), inputs="sequential")
+
+    @graph.node
+    def price(prices: Price) -> float:
+        return prices.price
+
+    async def play(kit: GraphsUnderTest) -> None:
+        feed.push(wrong, Price(2.0), {"price": 3})
+        await kit.settled()
+        assert outputs(graph) == [2.0, 3.0]
+        (letter,) = graph.dead_letters
+        assert (letter.source, "does not fit" in letter.reason) == ("prices", True)
+        assert graph.running.accumulators["prices"].buried == 1
 
     run_graph(graph, play)

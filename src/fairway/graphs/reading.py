@@ -1,0 +1,168 @@
+"""Reads the feed of one source, and tells it what was consumed.
+
+A lost feed is reached for again, for ever. What it brings is the accumulator's, which outlives the
+task that reads: one that dies is begun again after what was received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from fairway.core.backoff import Backoff, BackoffConfig
+from fairway.errors import FairwayError, FeedLost
+from fairway.graphs.health import SourceState
+from fairway.runtime.clock import sleep_ns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from fairway.graphs.accumulator import Accumulator
+    from fairway.graphs.boundary import Marks
+    from fairway.graphs.feed import Connection, Feed, Report, Surroundings
+    from fairway.runtime.clock import Clock
+
+logger = logging.getLogger("fairway.graphs")
+
+RECONNECT: Final = BackoffConfig(
+    base_ns=500_000_000, cap_ns=30_000_000_000, jitter=0.25, reset_after_ns=1_000_000_000
+)
+COMMIT_NS: Final = 200_000_000
+"""How long a feed waits, after something was consumed, to be told of it with what comes next."""
+
+
+class FeedReader:
+    """What reads one feed while its graph runs."""
+
+    def __init__(self, feed: Feed, accumulator: Accumulator, clock: Clock, random: Random) -> None:
+        self._feed = feed
+        self._accumulator = accumulator
+        self._health = accumulator.health
+        self._clock = clock
+        self._random = random
+        self._consumed: Marks = {}  # how far it is consumed, and the feed was not told yet
+        self._commits = asyncio.Event()
+        self._reading: asyncio.Timeout | None = None  # ends what reads, and nothing else
+        self._hushed = False
+        self._lost: FeedLost | None = None
+
+    def consumed(self, marks: Marks) -> None:
+        """So far is consumed for good: the feed is told, with others."""
+        self._consumed.update(marks)
+        self._commits.set()
+
+    def hush(self) -> None:
+        """Read no more. The feed stays open, to be told what is still consumed."""
+        self._hushed = True
+        self._interrupt()
+
+    async def run(self, around: Surroundings, healthy: Callable[[bool], None]) -> None:
+        """Read until cancelled."""
+        backoff = Backoff(RECONNECT, self._random)
+        while True:
+            self._health.move(SourceState.CONNECTING)
+            report = _Report(around.report)
+            connection = self._feed.open(around._replace(report=report))
+            try:
+                for event in await connection.connect(dict(self._accumulator.marks)) or ():
+                    # Before it is live: what waits for it fires with it.
+                    self._accumulator.event(event)
+                self._health.move(SourceState.LIVE)
+                healthy(True)
+                backoff.recovered(self._clock.now_ns())
+                why = str(await self._use(connection))
+            except FeedLost as lost:
+                why = str(lost)
+                if backoff.failures(self._clock.now_ns()) == 0:  # once, until it is back
+                    logger.warning(
+                        "graph %s, source %s: lost, trying again: %s",
+                        around.graph,
+                        around.source,
+                        why,
+                    )
+            finally:
+                report.over = True
+                with suppress(FairwayError):  # it may be gone: then it is told next time
+                    await self._tell_consumed(connection)
+                await connection.aclose()
+            healthy(False)
+            self._health.move(SourceState.DISCONNECTED, why)
+            await sleep_ns(backoff.failed(self._clock.now_ns()) or 0)
+
+    async def _use(self, connection: Connection) -> FeedLost | None:
+        """Read and commit until the other side is lost; how it was.
+
+        That is not raised through the group: one that is cancelled while it ends by an error
+        raises the error only (until Python 3.13), and a source that was to stop would go on.
+        """
+        self._lost = None
+        async with asyncio.TaskGroup() as group:
+            committing = group.create_task(self._commit(connection))
+            try:
+                await self._read(connection)
+                await committing
+            except FeedLost as lost:
+                self._lost = lost
+            finally:
+                committing.cancel()
+        return self._lost
+
+    async def _read(self, connection: Connection) -> None:
+        """Take in what comes, until `hush`."""
+        accumulator = self._accumulator
+        try:
+            async with asyncio.timeout(None) as self._reading:
+                while not self._hushed:
+                    for event in await connection.receive():
+                        if not accumulator.room():
+                            # A feed can wait: nothing is refused, it is read later.
+                            await accumulator.wait_room()
+                        accumulator.event(event)
+        except TimeoutError:
+            if not self._hushed and self._lost is None:
+                raise  # the feed's own
+        finally:
+            self._reading = None
+
+    async def _commit(self, connection: Connection) -> None:
+        while True:
+            await self._commits.wait()
+            await sleep_ns(COMMIT_NS)
+            self._commits.clear()
+            try:
+                await self._tell_consumed(connection)
+            except FeedLost as lost:
+                self._lost = lost
+                self._interrupt()
+                return
+
+    async def _tell_consumed(self, connection: Connection) -> None:
+        marks = {stream: at for stream, at in self._consumed.items() if stream[:1] != "~"}
+        self._consumed = {}
+        if marks:
+            try:
+                await connection.commit(marks)
+            except BaseException:
+                self._consumed = {**marks, **self._consumed}
+                self._commits.set()
+                raise
+
+    def _interrupt(self) -> None:
+        if self._reading is not None and not self._reading.expired():
+            self._reading.reschedule(0)
+
+
+class _Report:
+    """What a connection says of itself, until it is closed: what a thread of it says later is old
+    news, and would be taken for that of the next one."""
+
+    def __init__(self, report: Report) -> None:
+        self.over = False
+        self._report = report
+
+    def __call__(self, connected: bool, why: str = "") -> None:
+        if not self.over:
+            self._report(connected, why)

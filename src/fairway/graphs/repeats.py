@@ -1,0 +1,54 @@
+"""By which keys a source tells what it had already, and how many of them it remembers. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Repeats:
+    """The keys that were met last. One that is met again counts as met now."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._keys: OrderedDict[Any, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def met(self, keys: tuple[Any, ...]) -> bool:
+        """Whether what has these keys is a repeat. What has none never is."""
+        if not keys or keys[0] not in self._keys:
+            return False
+        self._keys.move_to_end(keys[0])
+        return True
+
+    def remember(self, keys: Iterable[Any]) -> None:
+        for key in keys:
+            self._keys[key] = None
+            if len(self._keys) > self._most:
+                self._keys.popitem(last=False)
+
+    def forget(self, keys: Iterable[Any]) -> None:
+        """What had these was not used: whoever tries again brings no repeat."""
+        for key in keys:
+            self._keys.pop(key, None)
+
+
+def lasting(key: Any) -> Any:
+    """A key that is the same when it comes back from the journal."""
+    return key if type(key) in _LASTING else _encode(key)
+
+
+def hashable(key: Any) -> Any:
+    """A key of lists as one of tuples."""
+    return tuple(map(hashable, key)) if isinstance(key, list | tuple) else key
+
+
+_LASTING: Final = frozenset({str, int, bool, float, type(None)})
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode

@@ -1,0 +1,66 @@
+"""When time lets a firing pass: at looks that come regularly, once it is quiet, or both. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fairway.graphs.criteria import Gate
+
+
+class Timing:
+    """What a gate says about time, and how far it is. What waits, it is told."""
+
+    def __init__(self, gate: Gate, now_ns: int) -> None:
+        self._gate = gate
+        self._next_ns = now_ns + gate.period_ns if gate.period_ns else 0
+        self._last_ns = 0
+
+    def heard(self, now_ns: int) -> None:
+        """There is news: it is not quiet."""
+        self._last_ns = now_ns
+
+    def idled(self, now_ns: int) -> None:
+        """At the looks up to now there was nothing to see."""
+        if self._next_ns and now_ns >= self._next_ns:
+            self._skip_to(now_ns)
+
+    def passes(self, now_ns: int, since_ns: int | None) -> bool:
+        """Whether what waits since then may pass now; None if nothing does."""
+        gate = self._gate
+        look_ns = now_ns
+        if gate.period_ns:
+            if now_ns < self._next_ns:
+                return False
+            self._skip_to(now_ns)
+            look_ns = self._next_ns - gate.period_ns  # we may be late
+        if gate.always:
+            return True
+        if since_ns is None:
+            return False
+        return not gate.quiet_ns or look_ns >= self._quiet_at_ns(since_ns)
+
+    def deadline_ns(self, since_ns: int | None) -> int | None:
+        """When that may pass at the earliest, or None if only news can change the answer."""
+        gate = self._gate
+        if gate.always:
+            return self._next_ns
+        if since_ns is None:
+            return None
+        if not gate.quiet_ns:
+            return self._next_ns
+        quiet_ns = self._quiet_at_ns(since_ns)
+        if not gate.period_ns:
+            return quiet_ns
+        looks = max(0, -(-(quiet_ns - self._next_ns) // gate.period_ns))
+        return self._next_ns + looks * gate.period_ns
+
+    def _quiet_at_ns(self, since_ns: int) -> int:
+        quiet_ns = self._last_ns + self._gate.quiet_ns
+        most_ns = self._gate.most_ns
+        return min(quiet_ns, since_ns + most_ns) if most_ns else quiet_ns
+
+    def _skip_to(self, now_ns: int) -> None:
+        """The next look is at the first multiple of the period after now."""
+        period_ns = self._gate.period_ns
+        self._next_ns += ((now_ns - self._next_ns) // period_ns + 1) * period_ns

@@ -1,0 +1,58 @@
+"""Those who wait for a graph: until something changes, or for what becomes of what they asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+
+class Bell:
+    """Wakes everybody who waits for it; each looks for himself whether that was meant for him."""
+
+    __slots__ = ("waiters",)
+
+    def __init__(self) -> None:
+        self.waiters: list[asyncio.Future[None]] = []
+
+    async def wait(self) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.waiters.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self.waiters:
+                self.waiters.remove(waiter)
+            raise
+
+    def ring(self) -> None:
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            resolve(waiter)
+
+
+class Promises:
+    """Futures that somebody waits for: told the end, if nothing else is told before."""
+
+    def __init__(self) -> None:
+        self._made: set[asyncio.Future[Any]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    def make(self) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._made.add(future)
+        future.add_done_callback(self._made.discard)
+        return future
+
+    def fail_all(self, error: Exception) -> None:
+        for future in list(self._made):
+            fail(future, error)
+
+
+def resolve(future: asyncio.Future[Any], result: Any = None) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
+def fail(future: asyncio.Future[Any], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,251 @@
+"""What the records of a graph add up to: what was dropped stays dropped, and a state that keeps
+everything is written once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairway import Batch, FiringContext, Graph, Source
+from fairway.graphs import journal as journals
+from fairway.graphs.boundary import PUSH, WHOLE, Stored
+from fairway.graphs.checkpoint import (
+    STATE,
+    Checkpoint,
+    Consumed,
+    Dropped,
+    Fired,
+    Kept,
+    Limits,
+    Pushed,
+    Write,
+    decode_checkpoint,
+    decode_records,
+    encode_checkpoint,
+    encode_record,
+    encode_records,
+)
+from fairway.graphs.replay import over_journal
+from fairway.graphs.source import ALL
+from fairway.testing import run_graph
+
+if TYPE_CHECKING:
+    from fairway.testing import GraphsUnderTest
+
+LIMITS = Limits({"log": ALL}, keys=10)
+
+
+def stored(value: Any) -> Stored:
+    return Stored(1, msgspec.msgpack.encode(value))
+
+
+def applied(*records: Any, to: Checkpoint | None = None) -> Checkpoint:
+    """What records add up to that were written and read again."""
+    checkpoint = to or Checkpoint()
+    for record in decode_records(encode_records([encode_record(each) for each in records])):
+        checkpoint.apply(record, LIMITS)
+    return checkpoint
+
+
+# What was dropped
+
+
+def test_pushes_that_were_dropped_are_not_kept() -> None:
+    pushes = [Pushed("n", offset, stored(offset)) for offset in range(1, 6)]
+    checkpoint = applied(*pushes, Dropped("n", 2, 4))
+    assert list(checkpoint.kept("n").pushes) == [1, 2, 5]
+    assert checkpoint.kept("n").pushed == 5, "no offset is given twice"
+
+
+def slow(source: Source[Any]) -> tuple[Graph, asyncio.Event]:
+    """A graph whose firings wait until a test lets them end."""
+    graph = Graph("slow", when=source, inputs="sequential", checkpoint=True)
+    go = asyncio.Event()
+    wanted: Any = list[int] if source.collects else int
+
+    async def it(n: wanted) -> wanted:  # type: ignore[valid-type]
+        await go.wait()
+        return n
+
+    graph.add(it, scope={"wanted": wanted})
+    return graph, go
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_what_was_dropped_does_not_fire_after_a_crash(power_loss: bool) -> None:
+    n = Source("n", int, capacity=2, on_full="drop_oldest")
+    graph, go = slow(n)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.pause()
+        for each in range(1, 6):
+            await graph.push(n, each)
+        await kit.restart(power_loss=power_loss)
+        go.set()
+        await graph.resume()
+        await kit.settled()
+        assert kit.outputs(graph) == [4, 5]
+
+    run_graph(graph, play)
+
+
+def test_what_is_under_way_is_not_dropped_with_what_came_after_it() -> None:
+    n = Source("n", int, capacity=1, on_full="drop_oldest")
+    graph, go = slow(n)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for each in range(1, 5):
+            await graph.push(n, each)  # the first is under way when the others come
+        await kit.restart()
+        go.set()
+        await kit.settled()
+        assert kit.outputs(graph) == [1, 4]
+
+    run_graph(graph, play)
+
+
+def test_lists_that_were_dropped_do_not_fire_after_a_crash() -> None:
+    n = Source("n", int, batch=Batch(size=2), capacity=1, on_full="drop_oldest")
+    graph, go = slow(n)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.pause()
+        for each in range(1, 7):
+            await graph.push(n, each)
+        await kit.restart()
+        go.set()
+        await graph.resume()
+        await kit.settled()
+        for each in (7, 8):
+            await graph.push(n, each)
+        await kit.settled()
+        assert kit.outputs(graph) == [[5, 6], [7, 8]]
+
+    run_graph(graph, play)
+
+
+# A state that keeps everything
+
+
+def test_a_snapshot_that_says_nothing_of_what_was_shown_is_read() -> None:
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode([{}, None, {}, 0, [], 0, []]), type=Kept)
+    assert kept == Kept()
+
+
+def fired(number: int, shown: int | None, *writes: int) -> Fired:
+    news = [Consumed("n", {PUSH: number}, stored(number))]
+    if shown is not None:
+        news.append(Consumed("log", {STATE: shown}, Stored(1, WHOLE)))
+    return Fired(number, 1, 0, "news", tuple(news), tuple(Write("log", stored(w)) for w in writes))
+
+
+def test_what_was_given_of_a_state_is_told_by_its_mark() -> None:
+    checkpoint = applied(fired(1, None, 10, 11), fired(2, 1, 12))
+    kept = checkpoint.kept("log")
+    assert (kept.whole(), kept.written) == ([stored(10)], 3)
+    checkpoint = decode_checkpoint(encode_checkpoint(checkpoint))
+    applied(fired(3, 3), to=checkpoint)
+    assert checkpoint.kept("log").whole() == [stored(10), stored(11), stored(12)]
+
+
+@given(
+    writes=st.lists(st.integers(0, 3), max_size=12),
+    behind=st.integers(0, 3),
+    snapshot=st.integers(0, 12),
+)
+def test_a_snapshot_anywhere_tells_the_same(writes: list[int], behind: int, snapshot: int) -> None:
+    plain = Checkpoint()
+    summed = Checkpoint()
+    written = 0
+    for number, count in enumerate(writes, 1):
+        record = fired(number, max(0, written - behind), *range(written, written + count))
+        applied(record, to=plain)
+        applied(record, to=summed)
+        if number == snapshot:
+            summed = decode_checkpoint(encode_checkpoint(summed))
+        assert summed.kept("log").whole() == [stored(n) for n in range(max(0, written - behind))]
+        written += count
+    assert summed == plain
+
+
+def remembering() -> Graph:
+    """A graph that is given all that it was ever given."""
+    n, log = Source("n", int), Source("log", int, keep=ALL)
+    graph = Graph("g", when=n, uses=[log], inputs="sequential", checkpoint=True, record=10_000)
+
+    @graph.node
+    def note(n: int, log: list[int] | None, firing: FiringContext) -> int:
+        firing.put("log", n)
+        return sum(log or ())
+
+    return graph
+
+
+async def sizes(kit: GraphsUnderTest) -> list[int]:
+    records = [each async for each in kit.app.graphs.history("g")]
+    return [len(encode_record(each)) for each in records if isinstance(each, Fired)]
+
+
+def test_a_record_holds_what_was_added_to_a_state_and_not_all_of_it() -> None:
+    graph = remembering()
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for n in range(100):
+            await graph.push("n", n)
+        await kit.settled()
+        found = await sizes(kit)
+        assert len(found) == 100
+        assert max(found) < min(found) + 40
+
+    run_graph(graph, play)
+
+
+@pytest.mark.parametrize("every", [7, 10_000])
+def test_it_is_whole_after_every_restart_and_in_a_replay(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "SNAPSHOT_RECORDS", every)
+    graph = remembering()
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for n in range(40):
+            await graph.push("n", n)
+            if n % 9 == 8:
+                await kit.restart(power_loss=n % 2 == 0)
+        await kit.settled()
+        assert kit.outputs(graph) == [sum(range(n)) for n in range(40)]
+        assert kit.state(graph).windows["log"] == list(range(40))
+        before = kit.state(graph).cache["log"]
+        await kit.restart()
+        assert kit.state(graph).cache["log"] in (before, list(range(40)))
+        replayed = [each async for each in over_journal(graph, kit.app.graphs.history("g"))]
+        assert len(replayed) >= 34, "what is kept may begin after a snapshot"
+        assert {each.same for each in replayed} == {True}
+
+    run_graph(graph, play)
+
+
+def test_a_state_that_a_command_replaced_is_kept_as_it_was_given() -> None:
+    graph = remembering()
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.push("n", 1)
+        await graph.push("n", 2)
+        await graph.pause()
+        firing = await graph.fire({"n": 3, "log": [100, 200]})
+        assert firing.output == 300
+        assert kit.state(graph).windows["log"] == [1, 2, 3]
+        await kit.restart()
+        await graph.resume()
+        await graph.push("n", 4)
+        await kit.settled()
+        assert kit.outputs(graph)[-1] == 6
+        replayed = [each async for each in over_journal(graph, kit.app.graphs.history("g"))]
+        assert [each.same for each in replayed] == [True] * 4
+
+    run_graph(graph, play)
