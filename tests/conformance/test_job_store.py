@@ -9,16 +9,18 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from msgspec import json
+from msgspec import json, structs
 
 from fairway.core.priority import Band
 from fairway.errors import Invalid
 from fairway.jobs.job import (
+    ASIDE_MAX,
     ENDED,
     MAX_ATTEMPTS,
     Enqueued,
     Fate,
     Filter,
+    JobBatch,
     Lane,
     Limits,
     NewJob,
@@ -201,7 +203,8 @@ def test_a_job_is_found_as_it_was_enqueued(desk: Desk) -> None:
         trace="00-1-2-01",
     )
     before = desk.rig.wall_ns()
-    ((id, fresh),) = desk.enqueue([new])
+    (added,) = desk.enqueue([new])
+    id, fresh = added.id, added.fresh
     job = desk.job(id)
     assert fresh
     assert desk.near(job.enqueued_wall_ns, before)
@@ -230,7 +233,7 @@ def test_a_claim_brings_what_was_enqueued(desk: Desk, hand: Hand) -> None:
         partition_key="p",
         trace="00-1-2-01",
     )
-    ((id, _),) = desk.enqueue([new])
+    id = desk.enqueue([new])[0].id
     claim = hand.one(Lane("q", "t", Band.B2))
     assert (claim.id, claim.token, claim.kind, claim.version) == (id, hand.token, "mail", 3)
     assert (claim.step, claim.state) == ("first", b'{"to":"a"}')
@@ -264,6 +267,37 @@ def test_any_bytes_and_any_text_come_back(desk: Desk, hand: Hand) -> None:
 def test_ids_rise_in_the_order_of_enqueueing(desk: Desk) -> None:
     ids = desk.add(3) + desk.add(2, queue="other") + desk.add(3)
     assert ids == sorted(set(ids))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"delay_ns": HOUR},
+        {"partition_key": "p", "strict": True},
+        {"queue": "q", "tenant": "t", "priority": 300, "trace": "00-1", "max_attempts": 3},
+    ],
+    ids=["plain", "later", "keyed", "elsewhere"],
+)
+def test_a_batch_is_the_jobs_it_stands_for(desk: Desk, fields: dict[str, Any]) -> None:
+    states = [b'{"n":%d}' % n for n in range(5)]
+    batch = JobBatch(NewJob(kind="mail", **fields), states)
+    assert [job.state for job in batch] == states
+    assert list(batch[1:3]) == [batch[1], batch[2]]
+    one_by_one = [desk.enqueue([job])[0].id for job in batch]
+    together = [one.id for one in desk.enqueue(batch)]
+    assert together == sorted(together)
+    for single, other in zip(one_by_one, together, strict=True):
+        expected = structs.replace(desk.job(single), id=other)
+        assert desk.job(other) == expected
+
+
+def test_a_batch_under_one_unique_key_is_one_job(desk: Desk) -> None:
+    batch = JobBatch(NewJob(kind="mail", unique_key="u"), [b"1", b"2", b"3"])
+    first, *rest = desk.enqueue(batch)
+    assert first.fresh
+    assert rest == [Enqueued(first.id, False)] * 2
+    assert [job.state for job in desk.browse(Filter())] == [b"1"]
 
 
 def test_enqueueing_nothing_changes_nothing(desk: Desk) -> None:
@@ -506,7 +540,7 @@ def test_a_probe_tells_of_cancelled_jobs_of_this_worker(desk: Desk, hand: Hand) 
     desk.add(3)
     mine, kept, theirs = hand.one(), hand.one(), other.one()
     desk.cancel([mine.id, theirs.id])
-    assert hand.exchange(probe=["default"]).cancelling == [mine.id]
+    assert hand.exchange(probe=["default"]).cancelling == {mine.id: "cancelled"}
     assert desk.status(kept.id) is Status.RUNNING
 
 
@@ -810,7 +844,7 @@ def test_a_lease_that_ran_out_is_not_renewed(desk: Desk) -> None:
 
 def test_a_worker_that_took_its_leave_has_no_heart(desk: Desk, hand: Hand) -> None:
     desk.unregister(hand.worker)
-    assert hand.beat() == (False, (), 0)
+    assert hand.beat() == (False, {}, 0)
 
 
 def test_leases_the_worker_knows_nothing_of_are_released_after_a_grace(
@@ -843,7 +877,7 @@ def test_a_beat_leaves_the_leases_of_others(desk: Desk, hand: Hand) -> None:
     id = desk.one()
     other.one()
     desk.advance(HOUR)
-    assert hand.beat(grace_ns=MINUTE) == (True, (), 0)
+    assert hand.beat(grace_ns=MINUTE) == (True, {}, 0)
     assert desk.status(id) is Status.RUNNING
 
 
@@ -851,11 +885,11 @@ def test_a_beat_tells_which_jobs_were_cancelled(desk: Desk, hand: Hand) -> None:
     desk.add(3)
     other = desk.hand()
     first, second, theirs = hand.one(), hand.one(), other.one()
-    desk.cancel([second.id, theirs.id])
-    assert hand.beat(first, second).cancel == (second.id,)
-    assert hand.beat(first, second).cancel == (second.id,)  # until it is settled
+    desk.cancel([second.id, theirs.id], reason="not needed")
+    assert hand.beat(first, second).cancel == {second.id: "not needed"}
+    assert hand.beat(first, second).cancel == {second.id: "not needed"}  # until it is settled
     hand.settle(second, Fate.CANCELLED)
-    assert hand.beat(first).cancel == ()
+    assert hand.beat(first).cancel == {}
 
 
 # --- reaping
@@ -908,11 +942,11 @@ def test_a_job_to_be_cancelled_whose_worker_died_is_cancelled(desk: Desk) -> Non
     id = desk.one()
     lost = desk.hand(ttl_ns=MINUTE)
     lost.one()
-    desk.cancel([id])
+    desk.cancel([id], reason="not needed")
     desk.advance(HOUR)
     reaped = desk.reap(MANY)
     assert (reaped.workers, reaped.returned, reaped.dead) == (1, 0, 0)
-    assert desk.status(id) is Status.CANCELLED
+    assert (desk.status(id), desk.job(id).error) == (Status.CANCELLED, "not needed")
 
 
 def test_reaping_takes_at_most_its_limit_and_goes_on_later(desk: Desk) -> None:
@@ -1126,10 +1160,15 @@ def test_a_job_retried_by_hand_starts_with_an_empty_inbox(desk: Desk, hand: Hand
 
 
 def spawned(
-    desk: Desk, hand: Hand, *children: NewJob, names: Sequence[str] = (), delay_ns: int = 0
+    desk: Desk,
+    hand: Hand,
+    *children: NewJob,
+    names: Sequence[str] = (),
+    delay_ns: int = 0,
+    **fields: Any,
 ) -> tuple[int, list[int]]:
     """A parent that waits, and its children."""
-    id = desk.one(queue="parents")
+    id = desk.one(queue="parents", **fields)
     claim = hand.one(Lane("parents", "", Band.B1))
     hand.settle(
         claim,
@@ -1363,10 +1402,12 @@ def test_a_job_that_has_ended_is_not_cancelled(desk: Desk, hand: Hand, end: Stat
 def test_a_running_job_is_asked_to_stop(desk: Desk, hand: Hand) -> None:
     id = desk.one()
     claim = hand.one()
-    assert desk.cancel([id]) == Cancelled((), (id,))
-    assert (desk.status(id), desk.job(id).cancelling) == (Status.RUNNING, True)
-    assert hand.beat(claim).cancel == (id,)
-    assert desk.cancel([id]) == Cancelled((), (id,))
+    assert desk.cancel([id], reason="not needed") == Cancelled((), (id,))
+    job = desk.job(id)
+    assert (job.status, job.cancelling, job.error) == (Status.RUNNING, True, "not needed")
+    assert desk.cancel([id], reason="once more") == Cancelled((), (id,))
+    assert hand.beat(claim).cancel == {id: "not needed"}
+    assert hand.exchange(probe=["default"]).cancelling == {id: "not needed"}
 
 
 @pytest.mark.parametrize("fate", [Fate.NEXT, Fate.RETRY, Fate.WAIT, Fate.SPAWN, Fate.RELEASE])
@@ -1375,10 +1416,13 @@ def test_a_cancelled_run_that_would_go_on_ends_cancelled(
 ) -> None:
     id = desk.one()
     claim = hand.one()
-    desk.cancel([id])
+    desk.cancel([id], reason="not needed")
     children = (NewJob(kind="part"),) if fate is Fate.SPAWN else ()
-    out = hand.settle(claim, fate, names=("s",), delay_ns=MINUTE, children=children)
-    assert [(one.id, one.status) for one in out.ended] == [(id, Status.CANCELLED)]
+    out = hand.settle(claim, fate, names=("s",), delay_ns=MINUTE, children=children, error="no")
+    assert [(one.id, one.status, one.error) for one in out.ended] == [
+        (id, Status.CANCELLED, "not needed")
+    ]
+    assert desk.job(id).error == "not needed"
     assert (desk.status(id), desk.job(id).cancelling) == (Status.CANCELLED, False)
     assert len(desk.browse(Filter())) == 1
     desk.pass_and_promote(HOUR)
@@ -1398,9 +1442,10 @@ def test_a_run_that_ended_before_it_heard_of_the_cancel_ends_as_it_did(
 ) -> None:
     id = desk.one()
     claim = hand.one()
-    desk.cancel([id])
-    hand.settle(claim, fate)
+    desk.cancel([id], reason="not needed")
+    hand.settle(claim, fate, error="its own")
     assert (desk.status(id), desk.job(id).cancelling) == (status, False)
+    assert desk.job(id).error == "its own"
 
 
 def test_cancelling_a_parent_cancels_its_descendants(desk: Desk, hand: Hand) -> None:
@@ -1876,6 +1921,89 @@ def test_a_child_whose_parent_lives_is_not_retried(desk: Desk, hand: Hand) -> No
     assert desk.retry([first]) == []
     desk.cancel([parent])
     assert sorted(desk.retry([first, second])) == [first, second]
+
+
+def test_it_is_counted_how_often_a_job_was_retried(desk: Desk, hand: Hand) -> None:
+    id = desk.one()
+    for retries in range(3):
+        claim = hand.one()
+        assert (claim.retries, desk.job(id).retries) == (retries, retries)
+        hand.settle(claim, Fate.NEXT, step="second")
+        hand.settle(hand.one(), Fate.FAILED)
+        assert desk.job(id).retries == retries
+        assert desk.retry([id]) == [id]
+    hand.settle(hand.one(), Fate.DONE)
+    assert desk.job(id).retries == 3
+
+
+def test_a_parent_is_not_retried_while_children_that_report_to_it_live(
+    desk: Desk, hand: Hand
+) -> None:
+    """They belong to the attempt that is over; the next one would hear of them, or beside them
+    start the same again."""
+    new = NewJob(kind="part", notify="ended")
+    parent, (child,) = spawned(desk, hand, new, names=["ended"], unique_key="one")
+    running = hand.one()
+    assert desk.cancel([parent]) == Cancelled((parent,), (child,))
+    assert desk.retry([parent]) == []
+    assert desk.status(parent) is Status.CANCELLED
+    assert desk.find_by_key("one") is None
+    hand.settle(running, Fate.DONE)
+    assert desk.retry([parent]) == [parent]
+    claim = hand.one(PARENTS)
+    assert (claim.retries, claim.signals) == (1, ())
+    hand.settle(claim, Fate.WAIT, names=("ended",))
+    assert desk.status(parent) is Status.WAITING
+
+
+# --- what a worker does not know
+
+
+SKILLED = Lane("default", "", Band.B1, "mail")
+
+
+def test_a_job_that_is_set_aside_is_for_those_who_know_it(desk: Desk, hand: Hand) -> None:
+    (first, second), other = desk.add(2), desk.one(step="other")
+    out = hand.settle(hand.one(), Fate.RELEASE, skill="mail", error="waits for one who knows it")
+    assert set(out.woken) == {SKILLED}
+    assert list(hand.exchange(probe=["default"]).lanes["default"]) == [LANE, SKILLED]
+    for id in (first, second):
+        job = desk.job(id)
+        assert (job.status, job.attempt) == (Status.READY, 0)
+        assert (job.queue, job.tenant, job.error) == ("default", "", "waits for one who knows it")
+    assert desk.job(other).error is None
+    assert hand.ids() == [other]
+    assert [job.id for job in desk.browse(Filter(tenant="", status=Status.READY))] == [2, 1]
+    (queue,) = desk.queues()
+    assert (queue.ready, queue.running) == (2, 1)
+    one, two = hand.take(lane=SKILLED)
+    assert (one.id, one.queue, one.tenant) == (first, "default", "")
+    hand.settle(one, Fate.DONE)
+    hand.settle(two, Fate.RETRY)  # it comes back where those are who know it
+    assert hand.ids(lane=SKILLED) == [second]
+    assert desk.job(first).error is None
+
+
+def test_only_the_head_of_each_lane_is_set_aside(desk: Desk, hand: Hand) -> None:
+    ids = desk.add(ASIDE_MAX + 3)
+    theirs = desk.one(tenant="t")
+    urgent = desk.one(priority=800)
+    hand.settle(hand.one(), Fate.RELEASE, skill="mail")
+    assert hand.ids() == ids[ASIDE_MAX + 1 :]
+    assert hand.ids(lane=Lane("default", "t", Band.B1)) == [theirs]
+    assert hand.ids(lane=Lane("default", "", Band.B4)) == []
+    assert hand.ids(lane=Lane("default", "", Band.B4, "mail")) == [urgent]
+
+
+def test_a_job_that_was_set_aside_ages_is_cancelled_and_retried(desk: Desk, hand: Hand) -> None:
+    first, second = desk.add(2)
+    hand.settle(hand.one(), Fate.RELEASE, skill="mail")
+    desk.advance(MINUTE)
+    assert desk.age(MANY) == 2
+    assert desk.cancel([second], reason="never") == Cancelled((second,), ())
+    assert desk.retry([second]) == [second]
+    assert hand.ids(lane=SKILLED._replace(band=Band.B4)) == [first]
+    assert hand.ids(lane=SKILLED) == [second]
 
 
 # --- progress

@@ -236,7 +236,54 @@ class PruneOrphans(MemoryStore):
         return False
 
 
+class RetriesAreNotCounted(MemoryStore):
+    """Nobody can tell the second attempt of a run from the first."""
+
+    async def retry(self, jobs: Any) -> list[int]:
+        again = await super().retry(jobs)
+        for id in again:
+            self._rows[id].retries = 0
+        return again
+
+
+class RetriedBesideItsReporters(MemoryStore):
+    """Children of the attempt that is over report to the next one."""
+
+    def _has_reporters(self, row: Any) -> bool:
+        return False
+
+
+class LastReasonStands(MemoryStore):
+    """Whoever cancels a job once more changes why it was cancelled."""
+
+    async def cancel(self, jobs: Any, *, reason: str = "cancelled") -> Cancelled:
+        cancelled = await super().cancel(jobs, reason=reason)
+        for id in cancelled.running:
+            self._rows[id].error = reason
+        return cancelled
+
+
+class SetAsideForNobody(MemoryStore):
+    """A job that a worker does not know goes back where that worker finds it again."""
+
+    def _make_ready(self, row: Any) -> None:
+        row.lane = row.lane._replace(skill="")
+        super()._make_ready(row)
+
+
+class SetsAsideOneByOne(MemoryStore):
+    """Others like it stay at the head of the lane."""
+
+    def _set_aside(self, settlement: Settlement) -> None:
+        pass
+
+
 PLANTED = [
+    RetriesAreNotCounted,
+    RetriedBesideItsReporters,
+    LastReasonStands,
+    SetAsideForNobody,
+    SetsAsideOneByOne,
     FencedByWorkerAlone,
     DeadWorkersCommit,
     ReleaseCosts,

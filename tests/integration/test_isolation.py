@@ -14,9 +14,22 @@ import pytest
 from fairway import Fairway
 from fairway.errors import InvalidConfig, JobFailed
 from fairway.jobs.feeder import FeederConfig
+from fairway.jobs.job import Status
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.worker import WorkerConfig
-from tests.support.isolated_app import Counter, app, dies, forever, raises, too_long, whoami
+from tests.support.isolated_app import (
+    Counter,
+    app,
+    dies,
+    etl,
+    forever,
+    in_a_second,
+    raises,
+    stuck,
+    too_long,
+    whoami,
+    works,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -26,7 +39,7 @@ FEEDER = FeederConfig(poll_interval_ns=50_000_000, max_poll_interval_ns=50_000_0
 
 @asynccontextmanager
 async def working(processes: int = 1) -> AsyncIterator[None]:
-    config = WorkerConfig(queues={"default": FEEDER}, processes=processes)
+    config = WorkerConfig(queues=dict.fromkeys(app.queues, FEEDER), processes=processes)
     async with asyncio.timeout(60), app.working(config, store=MemoryStore()):
         yield
 
@@ -86,6 +99,7 @@ def test_a_machine_keeps_its_state_between_processes() -> None:
 def test_a_timeout_ends_the_process_and_all_it_started(tmp_path: Path) -> None:
     async def play() -> None:
         async with working():
+            await (await whoami.enqueue()).result()  # what it needs is imported
             job = await too_long.enqueue(pids=str(tmp_path / "pids"))
             with pytest.raises(JobFailed, match="took longer than 1 s"):
                 await job.result()
@@ -111,6 +125,17 @@ def test_a_cancel_ends_the_process_and_all_it_started(tmp_path: Path) -> None:
     asyncio.run(play())
 
 
+def test_the_wait_for_a_process_is_not_the_job_s_time() -> None:
+    async def play() -> None:
+        async with working(processes=1):
+            busy = await works.enqueue(seconds=1.5)
+            hasty = await in_a_second.enqueue()
+            assert await hasty.result() != os.getpid()
+            assert (await busy.look()).status is Status.DONE, "it had to wait for that one"
+
+    asyncio.run(play())
+
+
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at /proc")
 def test_no_process_outlives_its_worker(tmp_path: Path) -> None:
     async def play() -> None:
@@ -127,3 +152,57 @@ def test_what_no_process_could_import_is_refused_when_it_is_declared() -> None:
 
         @other.job(isolation="process")
         def inner() -> None: ...
+
+
+def test_tasks_of_a_workflow_run_in_processes_and_exchange_json() -> None:
+    async def play() -> None:
+        async with working():
+            run = await etl.start({"day": "monday"})
+            done = await run.result()
+            assert done.pop("extracted_by") == done.pop("loaded_by") != os.getpid()
+            assert done.pop("published_by") == os.getpid()
+            assert done == {"day": "monday", "rows": 6, "loaded": 6, "attempt": 2}
+
+    asyncio.run(play())
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at /proc")
+def test_a_timeout_and_a_cancel_end_the_processes_of_tasks(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with working():
+            await (await whoami.enqueue()).result()  # what it needs is imported
+            first, second = tmp_path / "first", tmp_path / "second"
+            run = await stuck.start({"pids": str(first), "again": str(second)})
+            for pid in await pids_in(first):
+                await until(partial(ended, pid))
+            pids = await pids_in(second)
+            await run.cancel("the wrong day")
+            with pytest.raises(JobFailed, match="the wrong day"):
+                await run.result()
+            for pid in pids:
+                await until(partial(ended, pid))
+
+    asyncio.run(play())
+
+
+def test_a_task_that_no_process_could_find_is_refused() -> None:
+    other = Fairway(jobs="memory:")
+    flow = other.workflow("etl")
+    with pytest.raises(InvalidConfig, match=r"task 'inner' of workflow 'etl'.*can import"):
+
+        @flow.task(isolation="process")
+        def inner() -> None: ...
+
+
+def test_a_task_whose_name_is_another_s_is_refused_when_the_app_starts() -> None:
+    """Two workflows of a module may both have a task `load`; only one of them is found by it."""
+    other = Fairway(jobs="memory:")
+    flow = other.workflow("etl")
+
+    def whoami() -> None: ...
+
+    whoami.__module__ = "tests.support.isolated_app"
+    whoami.__qualname__ = "whoami"
+    flow.task(whoami, isolation="process")
+    with pytest.raises(InvalidConfig, match="'whoami' is something else in its module"):
+        assert other.queues

@@ -140,6 +140,25 @@ def test_signals_and_cancels(url: str) -> None:
     assert "error\tno\\tmore\n" in good(url, "show", waiting)
 
 
+def test_what_nobody_knows_is_listed_as_waiting_for_a_worker_that_does(url: str) -> None:
+    id = enqueue(url, "not.here.yet", "{}", "--queue", "math")
+    while as_json(url, "show", id)[0]["error"] is None:
+        pass
+    (line,) = good(url, "ls", "--kind", "not.here.yet").splitlines()
+    assert line.startswith(f"{id}\tnot.here.yet\tready\t")
+    assert line.endswith("\twaits for a worker that knows the kind 'not.here.yet', version 1")
+
+
+def test_why_a_running_job_is_cancelled_is_shown(url: str) -> None:
+    parent = enqueue(url, "Family", '{"names": ["cyd"]}')
+    while not (children := as_json(url, "ls", "--parent", parent, "--status", "running")):
+        pass
+    child = str(children[0]["id"])
+    good(url, "cancel", child, "--reason", "moved away")
+    shown = as_json(url, "show", child, "--wait", "30s")[0]
+    assert (shown["status"], shown["error"]) == ("cancelled", "moved away")
+
+
 def test_children_and_progress_are_shown(url: str) -> None:
     parent = enqueue(url, "Family", '{"names": ["ann", "bob"]}')
     while len(children := as_json(url, "ls", "--parent", parent)) < 2:

@@ -108,7 +108,7 @@ HOT = (
     *("unblock", "block", "earlier", "childless", "inbox", "children", "take_keys", "holders"),
     *("park", "wake", "tell", "deliver", "notified", "unseen", "consume", "fence", "end_jobs"),
     *("queue_again", "give_back", "cancelled", "lock_parents", "set_timer", "progress"),
-    *("find", "find_ended", "find_key"),
+    *("find", "find_ended", "find_key", "set_aside", "revive"),
 )
 TABLES = ("job", "ready", "blocked", "timer", "signal", "unique_key", "history", "lease", "lane")
 

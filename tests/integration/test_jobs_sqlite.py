@@ -576,6 +576,7 @@ def test_pruning_goes_on_where_the_chunk_before_ended(
         sqlite_moves.KEYED,
         sqlite_settle.STANDING,
         sqlite_settle.MANY_END,
+        sqlite_settle.SET_ASIDE,
         sqlite_upkeep.AGE,
         sqlite_upkeep.PRUNABLE,
     ],

@@ -10,15 +10,24 @@ import pytest
 from click.testing import CliRunner
 
 from fairway.cli.main import main
+from fairway.client import Client
+from fairway.client import workflow_calls as calls
+from fairway.errors import JobFailed
 from tests.support.workflows_served import workflows_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with workflows_process(tmp_path_factory.mktemp("workflows")) as url:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("workflows")
+
+
+@pytest.fixture(scope="module")
+def url(place: Path) -> Iterator[str]:
+    with workflows_process(place) as url:
         yield url
 
 
@@ -33,7 +42,7 @@ def cli(url: str, *args: str) -> str:
 
 
 def test_a_run_is_started_and_shown_as_a_tree(url: str) -> None:
-    (listed,) = httpx.get(f"{url}/v0/workflows").json()["workflows"]
+    listed, _ = httpx.get(f"{url}/v0/workflows").json()["workflows"]
     assert listed["tasks"] == ["extract", "load", "page"]
     started = httpx.post(f"{url}/v0/workflows/etl", json={"context": {"day": "mon"}})
     assert started.status_code == 201
@@ -63,6 +72,45 @@ def test_the_command_line_starts_waits_lists_and_steers(url: str) -> None:
     assert "paused" not in cli(url, "schedules", "--resume", "etl")
     made = json.loads(cli(url, "run", "etl", '{"day": "x"}', "--json"))
     cli(url, "cancel", str(made["id"]))
+
+
+def test_a_failed_run_is_retried_over_http_by_a_client_and_from_the_command_line(
+    url: str, place: Path
+) -> None:
+    with Client(url) as client:
+        id = client.call(calls.start("fragile", {}, None, 0)).id
+        with pytest.raises(JobFailed, match="nobody is at home"):
+            client.jobs.wait(id, 30)
+        client.call(calls.steer(id, "retry"))
+        with pytest.raises(JobFailed, match="nobody is at home"):
+            client.jobs.wait(id, 30)
+        assert "is tried again" in cli(url, "retry", str(id))
+        with pytest.raises(JobFailed, match="nobody is at home"):
+            client.jobs.wait(id, 30)
+        shown = cli(url, "show", str(id))
+        assert f"run {id} of fragile: failed, retried 2x" in shown
+        assert "✗ deliver failed: OSError: nobody is at home" in shown
+        (place / "mended").touch()
+        reply = httpx.post(f"{url}/v0/runs/{id}", json={"action": "retry"})
+        assert (reply.status_code, reply.json()) == (200, {"id": id, "action": "retry"})
+        assert client.jobs.wait(id, 30) == {"prepared": True, "reported": True}
+        run = client.call(calls.run(id))
+        assert (run.retries, [task.state for task in run.tasks]) == (3, ["done"] * 3)
+        deliveries = sorted(job.id for job in client.jobs.list(kind="fragile.deliver"))
+        assert (len(deliveries), run.tasks[1].job) == (4, deliveries[-1])
+    assert (place / "prepared").read_text() == "x", "what succeeded was not repeated"
+    again = httpx.post(f"{url}/v0/runs/{id}", json={"action": "retry"})
+    assert (again.status_code, again.json()["error"]["code"]) == (409, "job_not_retryable")
+    assert again.json()["error"]["detail"] == {"status": "done"}
+
+
+def test_a_run_tells_why_it_was_cancelled(url: str) -> None:
+    body = {"context": {"day": "x"}, "delay_ms": 60_000}
+    id = httpx.post(f"{url}/v0/workflows/etl", json=body).json()["id"]
+    cli(url, "cancel", str(id), "--reason", "the wrong day")
+    assert httpx.get(f"{url}/v0/runs/{id}").json()["error"] == "the wrong day"
+    odd = {"action": "cancel", "reason": "nul \0"}
+    assert httpx.post(f"{url}/v0/runs/{id}", json=odd).status_code == 200
 
 
 def test_a_key_starts_one_run(url: str) -> None:

@@ -12,17 +12,32 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway import Fairway
+from fairway.jobs import rules
 
 if TYPE_CHECKING:
     from fairway.jobs.context import Context
     from fairway.jobs.outcome import Outcome
 
 app = Fairway(jobs="memory:")
+etl = app.workflow("etl")
+stuck = app.workflow("stuck")
 WAIT_S = 600
 
 
 @app.job(isolation="process")
 def whoami() -> int:
+    return os.getpid()
+
+
+@app.job(isolation="process")
+def works(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
+
+
+@app.job(isolation="process", timeout=1.0, max_attempts=1)
+def in_a_second() -> int:
     return os.getpid()
 
 
@@ -61,3 +76,37 @@ class Counter(msgspec.Struct):
         self.count += 1
         self.pids.append(os.getpid())
         return ctx.next("start") if self.count < 3 else ctx.done([self.count, len(self.pids)])
+
+
+class Rows(msgspec.Struct):
+    """What another process returns need not be known to the worker: it comes as JSON."""
+
+    rows: int
+    extracted_by: int
+
+
+@etl.task(isolation="process")
+def extract(day: str) -> Any:
+    return Rows(len(day), os.getpid())
+
+
+@etl.task(isolation="process", after=extract)
+async def load(ctx: Context[Any], rows: int) -> Any:
+    if ctx.attempt == 1:
+        raise ValueError("the first attempt is for nothing")
+    return {"loaded": rows, "loaded_by": os.getpid(), "attempt": ctx.attempt}
+
+
+@etl.task(after="load")
+def publish(context: dict[str, Any]) -> dict[str, Any]:
+    return {"published_by": os.getpid()}
+
+
+@stuck.task(isolation="process", timeout=1.0, max_attempts=1)
+def late(pids: str) -> None:
+    forever(pids)
+
+
+@stuck.task(isolation="process", after="late", rule=rules.failed("late"))
+def later(again: str) -> None:
+    forever(again)

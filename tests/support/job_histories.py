@@ -295,6 +295,9 @@ class Draw:
         if fate is Fate.RETRY:
             fields["delay_ns"] = rng.choice([0, 1, 2]) * UNIT_NS
             fields["counts"] = rng.random() < 0.7
+        if fate is Fate.RELEASE and rng.random() < 0.4:
+            fields["skill"] = rng.choice(["mail", "sum"])
+            fields["error"] = "waits for somebody who knows it"
         if fate is Fate.WAIT:
             fields["names"] = tuple(rng.sample((*NAMES, ENDING), rng.choice([1, 2, 2])))
             fields["delay_ns"] = rng.choice([0, 1, 3]) * UNIT_NS
@@ -349,7 +352,10 @@ class Draw:
         # How many of those that wait for a key try for it when several go at once is open.
         keyed = [label for label in chosen if book.jobs[label]["partition_key"] is not None]
         chosen = [label for label in chosen if label not in keyed[1:]]
-        return {"labels": tuple(dict.fromkeys(chosen))} if chosen else None
+        if not chosen:
+            return None
+        reason = self.rng.choice(["cancelled", "not needed"])
+        return {"labels": tuple(dict.fromkeys(chosen)), "reason": reason}
 
     def _retry(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any] | None:
         label = self._some(book, Status.FAILED, Status.DEAD, Status.CANCELLED)
@@ -478,7 +484,7 @@ class Side:
         out = self._heart.beat(self.workers[worker], known, ttl_ns, grace_ns)
         return {
             "alive": out.alive,
-            "cancel": self._named(out.cancel),
+            "cancel": self._reasons(out.cancel),
             "released": out.released,
         }
 
@@ -498,8 +504,8 @@ class Side:
         out = await self.store.signal(key or self.ids[target], name, payload, dedup=dedup)
         return self._name(out.job), out.fresh, out.woken
 
-    async def cancel(self, labels: Sequence[str]) -> Any:
-        out = await self.store.cancel([self.ids[label] for label in labels])
+    async def cancel(self, labels: Sequence[str], reason: str) -> Any:
+        out = await self.store.cancel([self.ids[label] for label in labels], reason=reason)
         return self._named(out.ended), self._named(out.running)
 
     async def retry(self, labels: Sequence[str]) -> Any:
@@ -553,6 +559,9 @@ class Side:
     def _named(self, ids: Iterable[int]) -> list[str]:
         return sorted(self.labels[id] for id in ids)
 
+    def _reasons(self, cancelled: Mapping[int, str]) -> dict[str, str]:
+        return {self.labels[id]: reason for id, reason in cancelled.items()}
+
     def _at(self, ns: int | None) -> At | None:
         return None if ns is None else At(ns, self._slack_ns)
 
@@ -573,7 +582,7 @@ class Side:
                 (self.labels[id], status.word, result, _told(status, error))
                 for id, status, result, error in out.ended
             ),
-            "cancelling": self._named(out.cancelling),
+            "cancelling": self._reasons(out.cancelling),
         }
 
     def _claim(self, claim: Claim) -> dict[str, Any]:

@@ -27,6 +27,23 @@ def shop(place: Path) -> Fairway:
     async def extract(day: str) -> dict[str, Any]:
         return {"rows": len(day)}
 
+    fragile = app.workflow("fragile")
+
+    @fragile.task
+    async def prepare() -> dict[str, Any]:
+        with (place / "prepared").open("a") as file:
+            file.write("x")
+        return {"prepared": True}
+
+    @fragile.task(after=prepare, max_attempts=1)
+    async def deliver() -> None:
+        if not (place / "mended").exists():
+            raise OSError("nobody is at home")
+
+    @fragile.task(after=deliver)
+    async def report() -> dict[str, Any]:
+        return {"reported": True}
+
     @flow.task(after=extract, max_attempts=1)
     async def load(rows: int) -> None:
         if rows > 5:

@@ -13,24 +13,28 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from fairway.core.backoff import BackoffConfig
 from fairway.core.lease import LeaseConfig
-from fairway.errors import InvalidConfig, OutcomeUnknown, Unavailable
+from fairway.core.priority import Band
+from fairway.errors import Cancelled, InvalidConfig, OutcomeUnknown, Unavailable
 from fairway.jobs import verdict
 from fairway.jobs.context import Context  # noqa: TC001  annotations of jobs are read
 from fairway.jobs.engine import Jobs as Engine
 from fairway.jobs.engine import Kinds
 from fairway.jobs.feeder import FeederConfig
-from fairway.jobs.job import Beat, Claim, Filter, Limits, NewJob, Status
-from fairway.jobs.kinds import Options, function_kind
+from fairway.jobs.job import ASIDE_MAX, Beat, Claim, Filter, Lane, Limits, NewJob, Status
+from fairway.jobs.kinds import Options, function_kind, machine_kind
 from fairway.jobs.liveness import Liveness
-from fairway.jobs.outcome import Retry
+from fairway.jobs.outcome import Outcome, Retry
+from fairway.jobs.store import Want
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.stores.sqlite import SqliteStore
 from fairway.jobs.worker import Worker, WorkerConfig
 from fairway.runtime.clock import clock_of
+from fairway.runtime.telemetry import Distribution
 from fairway.testing import VirtualLoop, run
 
 if TYPE_CHECKING:
@@ -38,7 +42,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fairway.jobs.job import Settlement
-    from fairway.jobs.store import Exchanged, JobStore, Want
+    from fairway.jobs.store import Exchanged, JobStore
+    from fairway.runtime.spans import Span
     from tests.conftest import Campaign
 
 SECOND_NS = 1_000_000_000
@@ -331,16 +336,75 @@ def test_an_unknown_kind_waits_and_is_seen_until_a_worker_knows_it() -> None:
             id = await jobs.add(part, "later", version=2)
             await asyncio.sleep(25)
             job = await jobs.store.find(id)
-            assert job.status is Status.SCHEDULED
-            assert "'later', version 2" in job.error
+            assert job.status is Status.READY
+            assert job.error == "waits for a worker that knows the kind 'later', version 2"
             assert (job.attempt, job.crashes) == (0, 0)
+            assert [claim.id for claim in jobs.store.claims] == [id], "it was looked at once"
         newer = Kinds()
         newer.add(function_kind(named("later"), "later", 2, Options()))
         async with jobs.working(newer):
-            await asyncio.sleep(10)
+            await settled()
             assert await jobs.status(id) is Status.DONE
         job = await jobs.store.find(id)
         assert (job.attempt, job.error) == (0, None)
+
+    play(scene)
+
+
+def test_an_unknown_step_waits_for_a_worker_that_has_it() -> None:
+    class Old(msgspec.Struct):
+        async def start(self, ctx: Context[Any]) -> Outcome:
+            return ctx.next("pay")
+
+    class New(msgspec.Struct):
+        async def start(self, ctx: Context[Any]) -> Outcome:
+            return ctx.next("pay")
+
+        async def pay(self, ctx: Context[Any]) -> Outcome:
+            return ctx.done("paid")
+
+    async def scene() -> None:
+        jobs = Jobs()
+        jobs.kinds.add(machine_kind(Old, "order", 1, Options(), None))
+        newer = Kinds()
+        newer.add(machine_kind(New, "order", 1, Options(), None))
+        async with jobs.working() as part:
+            id = await jobs.add(part, "order", step="pay")
+            await asyncio.sleep(25)
+            job = await jobs.store.find(id)
+            assert job.error == "waits for a worker that knows step 'pay' of 'order', version 1"
+            assert len(jobs.store.claims) == 1, "it was looked at once"
+        async with jobs.working(newer) as part:
+            assert await part.engine.result(id) == "paid"
+
+    play(scene)
+
+
+def test_jobs_behind_thousands_that_nobody_here_knows_start_at_once_and_those_are_met_once() -> (
+    None
+):
+    """Each is set aside once, by the thousand; after that it costs this worker nothing."""
+
+    async def scene() -> None:
+        jobs = Jobs(poll_interval_ns=SECOND_NS, max_poll_interval_ns=SECOND_NS)
+        jobs.kind(named("known"))
+        unknown = 10_000
+        await jobs.store.open()
+        await jobs.store.enqueue([NewJob(kind="unknown")] * unknown)
+        (known,) = await jobs.store.enqueue([NewJob(kind="known")])
+        async with jobs.working() as part:
+            began = jobs.store.exchanges
+            await part.engine.result(known.id)
+            assert jobs.store.exchanges - began <= unknown // ASIDE_MAX + 5
+            met = len(jobs.store.claims)
+            assert met <= (unknown // ASIDE_MAX + 2) * jobs.config.queues["default"].concurrency
+            before = jobs.store.exchanges
+            await asyncio.sleep(60)
+            assert len(jobs.store.claims) == met, "none of them is claimed again"
+            assert jobs.store.exchanges - before <= 62, "it looks as often as an idle queue is"
+            second = await jobs.add(part, "known")
+            await part.engine.result(second, timeout_s=1)
+        assert (await jobs.store.queues())[0].ready == unknown
 
     play(scene)
 
@@ -361,10 +425,14 @@ def test_a_running_job_is_stopped(elsewhere: bool) -> None:
     async def scene() -> None:
         jobs = Jobs(concurrency=1)
         stopped = []
+        told = []
 
-        async def endless() -> None:
+        async def endless(ctx: Context[Any]) -> None:
             try:
                 await asyncio.Event().wait()
+            except asyncio.CancelledError as error:
+                told.append((str(error), ctx.cancelled, ctx.cancel_reason))
+                raise
             finally:
                 stopped.append(asyncio.get_running_loop().time())
 
@@ -375,14 +443,16 @@ def test_a_running_job_is_stopped(elsewhere: bool) -> None:
             after = await jobs.add(part, "next_one")
             await asyncio.sleep(3)
             if elsewhere:  # another process: heard of with the next look or heartbeat
-                await jobs.store.cancel([id])
+                await jobs.store.cancel([id], reason="ordered twice")
             else:
-                await part.engine.cancel(id)
+                await part.engine.cancel(id, reason="ordered twice")
             await asyncio.sleep(1.001)
-            assert await jobs.status(id) is Status.CANCELLED
+            job = await jobs.store.find(id)
+            assert (job.status, job.error) == (Status.CANCELLED, "ordered twice")
             assert await jobs.status(after) is Status.DONE, "its slot is free"
         assert len(stopped) == 1
         assert stopped[0] <= (4 if elsewhere else 3)
+        assert told == [("ordered twice", True, "ordered twice")]
 
     play(scene)
 
@@ -395,7 +465,8 @@ def test_a_job_that_is_cancelled_before_its_first_turn_frees_its_slot() -> None:
             out = await super().exchange(*args, **options)
             for claim in out.claims:
                 if claim.kind == "never":
-                    asyncio.get_running_loop().call_soon(part.worker.cancel, [claim.id])
+                    cancel = {claim.id: "not needed"}
+                    asyncio.get_running_loop().call_soon(part.worker.cancel, cancel)
             return out
 
     jobs = Jobs(Hasty(), concurrency=1)
@@ -440,10 +511,11 @@ def test_a_job_that_is_cancelled_in_the_buffer_never_starts() -> None:
             id = await jobs.add(part, "never")
             await asyncio.sleep(0.1)
             assert await jobs.status(id) is Status.RUNNING
-            await part.engine.cancel(id)
+            await part.engine.cancel(id, reason="not needed")
             gate.set()
             await until(lambda: jobs.store.commits[id])
-            assert await jobs.status(id) is Status.CANCELLED
+            job = await jobs.store.find(id)
+            assert (job.status, job.error) == (Status.CANCELLED, "not needed")
         assert not ran
 
     play(scene)
@@ -454,20 +526,26 @@ def test_a_step_in_a_thread_is_asked_to_stop() -> None:
         jobs = Jobs()
         began = threading.Event()
         never = threading.Event()
+        told = []
 
         def cooperative(ctx: Context[Any]) -> None:
             began.set()
-            while True:
-                ctx.check()
-                never.wait(0.001)
+            try:
+                while True:
+                    ctx.check()
+                    never.wait(0.001)
+            except Cancelled as error:
+                told.append(str(error))
+                raise
 
         jobs.kind(cooperative)
         async with jobs.working() as part:
             id = await jobs.add(part, "cooperative")
             await asyncio.to_thread(began.wait)
-            await part.engine.cancel(id)
-            await part.engine._wait_ended(id)
-            assert await jobs.status(id) is Status.CANCELLED
+            await part.engine.cancel(id, reason="ordered twice")
+            ended = await part.engine._wait_ended(id)
+            assert (ended.status, ended.error) == (Status.CANCELLED, "ordered twice")
+            assert told == ["ordered twice"]
 
     asyncio.run(scene())
 
@@ -1069,5 +1147,90 @@ def test_a_tenant_with_a_million_jobs_does_not_delay_another(
             assert asyncio.get_running_loop().time() - at_s < 1.1
             left = await jobs.store.browse(Filter(status=Status.READY, tenant="many", limit=1))
             assert left
+
+    play(scene)
+
+
+# --- what is counted
+
+
+def test_whatever_happens_is_counted_and_told() -> None:
+    async def scene() -> None:
+        jobs = Jobs(concurrency=2, prefetch=2)
+        gate = asyncio.Event()
+
+        async def held() -> None:
+            await gate.wait()
+
+        jobs.kind(named("plain"))
+        jobs.kind(held)
+        async with jobs.working() as part:
+            telemetry = part.worker._metrics._telemetry
+            spans: list[Span] = []
+            telemetry.spans = spans.append
+
+            def counts() -> Counter[str]:
+                found: Counter[str] = Counter()
+                for one in telemetry.snapshot():
+                    value = one.value.count if isinstance(one.value, Distribution) else one.value
+                    found[one.name.removeprefix("fairway_jobs_")] += int(value)
+                return found
+
+            def named_series(name: str) -> dict[tuple[tuple[str, str], ...], Any]:
+                return {one.labels: one.value for one in telemetry.snapshot() if one.name == name}
+
+            await settled()
+            assert set(counts().values()) <= {0, counts()["exchange_ns"]}, "nothing happened yet"
+
+            plain = await jobs.add(part, "plain")
+            await part.engine.result(plain)
+            assert (counts()["claimed"], counts()["settled"], counts()["step_ns"]) == (1, 1, 1)
+            assert named_series("fairway_jobs_settled") == {(("fate", "done"),): 1}
+
+            await jobs.add(part, "held", partition_key="k")
+            await jobs.add(part, "held", partition_key="k")
+            await asyncio.sleep(2)
+            assert (counts()["contended"], counts()["running"]) == (1, 1)
+            gate.set()
+            await asyncio.sleep(2)
+            assert counts()["running"] == 0
+
+            await jobs.add(part, "nobody knows")
+            await asyncio.sleep(2)
+            assert (counts()["set_aside"], counts()["claimed"]) == (1, 4)
+
+            await jobs.store.set_limits("default", Limits(rate_per_s=0.001, burst=1))
+            await jobs.add(part, "plain")
+            await jobs.add(part, "plain")
+            await asyncio.sleep(2)
+            assert counts()["held_back"] >= 1
+            await jobs.store.set_limits("default", Limits())
+            part.worker.look("default")
+
+            jobs.store.lose = lambda out, settlements: bool(settlements)
+            lost = await jobs.add(part, "plain")
+            await until(lambda: jobs.store.commits[lost])
+            jobs.store.lose = lambda out, settlements: False
+            await asyncio.sleep(5)
+            assert counts()["exchange_failed"] >= 1
+            assert counts()["stale"] >= 1
+
+            dead = await jobs.store.register("another", SECOND_NS)
+            for crashes in (1, 5):
+                await jobs.store.enqueue([NewJob(kind="plain", queue="q", max_crashes=crashes)])
+            await jobs.store.exchange(dead, 1, wants=[Want(Lane("q", "", Band.B1), 2)])
+            await asyncio.sleep(60)
+            assert counts()["workers_reaped"] == 1
+            assert (counts()["reaped"], counts()["dead"]) == (1, 1)
+
+            told = Counter(span.name for span in spans)
+            assert told["job plain"] == counts()["step_ns"] - 2
+            assert told["job held"] == 2
+            assert told["jobs.reap"] == 1
+            (reap,) = [span for span in spans if span.name == "jobs.reap"]
+            assert reap.attributes == {"workers": 1, "returned": 1, "dead": 1}
+            picks = [span for span in spans if span.name == "jobs.exchange"]
+            assert sum(int(span.attributes["stale"]) for span in picks) == counts()["stale"]
+            assert sum(int(span.attributes["claimed"]) for span in picks) == counts()["claimed"]
 
     play(scene)

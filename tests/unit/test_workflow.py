@@ -32,6 +32,7 @@ from fairway.jobs.workflow import (
     Event,
     Paused,
     Resumed,
+    Retried,
     RunState,
     Started,
     Step,
@@ -322,9 +323,8 @@ def test_which_failures_a_rule_handles() -> None:
 
 def test_moves_lead_from_every_state_to_an_end() -> None:
     assert set(MOVES) == set(TaskState)
-    assert {state for state, moves in MOVES.items() if not moves} == {
-        state for state in TaskState if state.ended
-    }
+    for state, moves in MOVES.items():
+        assert any(to.ended for to in moves) == (not state.ended), "only a retry leaves an end"
 
 
 def test_a_diamond() -> None:
@@ -570,6 +570,89 @@ def test_nothing_happens_after_the_end(event: Event) -> None:
     run = Run(task("a"), begin={})
     run.end("a")
     assert run(event) == Step(run.state)
+
+
+# --- retried
+
+
+def test_a_retry_runs_again_what_failed_and_what_was_skipped_for_it() -> None:
+    run = Run(task("a"), task("b", "a"), task("c", "b"), task("d", "a"), begin={"x": 1})
+    run.end("a", a=1)
+    run.end("d", d=1)
+    run.end("b", FAILED)
+    assert run.state.outcome is not None
+    assert run.states == {"a": DONE, "b": FAILED, "c": SKIPPED, "d": DONE}
+    run(Retried())
+    assert run.started == ["b"]
+    assert run.step.start[0].context == {"x": 1, "a": 1}
+    assert run.states == {"a": DONE, "b": RUNNING, "c": PENDING, "d": DONE}
+    run.end("b", b=1)
+    assert run.started == ["c"]
+    step = run.end("c")
+    assert step.finished is not None
+    assert step.finished.status is Fate.DONE
+    assert step.finished.context == {"x": 1, "a": 1, "b": 1, "d": 1}
+
+
+def test_a_retry_decides_again_about_all_that_comes_after() -> None:
+    """What cleaned up after the failure cleans up after the next attempt as well."""
+    run = Run(task("a"), task("clean", "a", rule=always()), begin={})
+    run.end("a", FAILED)
+    run.end("clean", swept=1)
+    run(Retried())
+    assert run.states == {"a": RUNNING, "clean": PENDING}
+    run.end("a")
+    assert run.started == ["clean"]
+
+
+def test_a_retry_leaves_a_failure_that_was_handled() -> None:
+    run = Run(task("a"), task("page", "a", rule=failed("a")), task("b"), begin={})
+    run.end("a", FAILED)
+    run.end("page", paged=1)
+    run.end("b", FAILED)
+    run(Retried())
+    assert run.states == {"a": FAILED, "page": DONE, "b": RUNNING}
+    step = run.end("b")
+    assert step.finished is not None
+    assert step.finished.status is Fate.DONE
+
+
+def test_a_run_may_fail_and_be_retried_again_and_again() -> None:
+    run = Run(task("a"), task("b", "a"), begin={})
+    for _ in range(3):
+        run.end("a", FAILED)
+        run(Retried())
+        assert run.started == ["a"]
+    run.end("a")
+    run.end("b", FAILED)
+    run(Retried())
+    assert run.started == ["b"]
+
+
+def test_a_retry_of_a_cancelled_run_goes_on_where_it_was() -> None:
+    run = Run(task("a"), task("b", "a"), task("c", "b"), begin={})
+    run.end("a", a=1)
+    run(Paused())
+    run(Cancelled())
+    assert run.states == {"a": DONE, "b": CANCELLED, "c": CANCELLED}
+    run(Retried())
+    assert run.started == ["b"]
+    assert run.states == {"a": DONE, "b": RUNNING, "c": PENDING}
+
+
+def test_a_retry_starts_again_what_nobody_is_at_work_on_any_more() -> None:
+    """Its job was cancelled with that of the run, which the run did not hear of."""
+    run = Run(task("a"), task("b"), begin={})
+    run.end("a", a=1)
+    run(Retried())
+    assert run.started == ["b"]
+    assert run.states == {"a": DONE, "b": RUNNING}
+
+
+def test_a_run_that_is_done_is_not_retried() -> None:
+    run = Run(task("a"), begin={})
+    run.end("a")
+    assert run(Retried()) == Step(run.state)
 
 
 def test_the_state_given_is_left_as_it_was() -> None:

@@ -238,7 +238,7 @@ def retry(remote: Remote, /, ids: tuple[int, ...], as_json: bool) -> None:
 @jobs.command("cancel")
 @click.argument("ids", type=ID, nargs=-1, required=True)
 @click.option(
-    "--reason", default="cancelled", show_default=True, help="The error of what was not running."
+    "--reason", default="cancelled", show_default=True, help="Their error; told to what runs."
 )
 @json_option
 @pass_remote
@@ -476,6 +476,7 @@ def _facts(job: JobView, children: list[JobSummary], *, tall: bool) -> Iterator[
         "tenant": job.tenant or None,
         "priority": job.priority or None,
         "crashes": job.crashes or None,
+        "retries": job.retries or None,
         "key": job.key,
         "partition_key": job.partition_key,
         "parent": None if job.parent is None else str(job.parent),

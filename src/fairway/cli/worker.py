@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -15,7 +16,8 @@ from fairway.client import AsyncClient
 from fairway.errors import FairwayError, InvalidConfig
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
-from fairway.runtime.service import StopSwitch, stop_on_signals
+from fairway.runtime.service import StopSwitch, running, stop_on_signals
+from fairway.server.worker_endpoint import WorkerEndpoint
 from fairway.settings import ClientSettings, read_client_settings, server_of
 from fairway.topics.handle import Lost, Read, Record
 from fairway.topics.outcome import Appended
@@ -49,7 +51,17 @@ MS_NS: Final = 1_000_000
 @click.option("--threads", type=int, default=10, show_default=True, help="For synchronous jobs.")
 @click.option("--processes", type=int, default=4, show_default=True, help="For isolated jobs.")
 @click.option("--server", metavar="URL", help="The server whose topics the jobs use.")
-def worker(app: str, server: str | None, **options: Any) -> None:
+@click.option(
+    "--metrics",
+    metavar="[HOST:]PORT",
+    help="Answer /metrics, /healthz and /readyz there; port 0 takes any free one. [default: off]",
+)
+@click.option(
+    "--allow-insecure", is_flag=True, help="Show metrics beyond loopback: there are no keys."
+)
+def worker(
+    app: str, server: str | None, metrics: str | None, allow_insecure: bool, **options: Any
+) -> None:
     """Work on jobs until Ctrl-C; a second Ctrl-C ends it at once.
 
     MODULE:APP is the Fairway object that declares them. Several workers may run on one machine, or
@@ -60,11 +72,14 @@ def worker(app: str, server: str | None, **options: Any) -> None:
     fairway worker shop:app                             every queue of the app
     fairway worker shop:app --queue mail=50 --queue default
     fairway worker shop:app --concurrency 500 --prefetch 500     many small jobs
+    fairway worker shop:app --metrics 9100              metrics at http://127.0.0.1:9100/metrics
     """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     try:
         made = load_app(app)
-        run(made, config_of(made, **options), read_client_settings(server_of(server)))
+        config = config_of(made, **options)
+        endpoint = endpoint_of(made, metrics, allow_insecure) if metrics is not None else None
+        run(made, config, read_client_settings(server_of(server)), endpoint)
     except FairwayError as error:
         raise click.ClickException(str(error)) from None
 
@@ -97,7 +112,21 @@ def config_of(
     )
 
 
-def run(app: Fairway, config: WorkerConfig, server: ClientSettings) -> None:
+def endpoint_of(app: Fairway, address: str, allow_insecure: bool) -> WorkerEndpoint:
+    """The endpoint at `[HOST:]PORT`."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
+    if not (port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise InvalidConfig(f"--metrics {address}: an address is [HOST:]PORT, such as 9100")
+    return WorkerEndpoint(app.telemetry, host, int(port), allow_insecure=allow_insecure)
+
+
+def run(
+    app: Fairway,
+    config: WorkerConfig,
+    server: ClientSettings,
+    endpoint: WorkerEndpoint | None = None,
+) -> None:
     """Work on the fastest loop there is."""
     factory: Callable[[], asyncio.AbstractEventLoop] | None
     try:
@@ -107,24 +136,38 @@ def run(app: Fairway, config: WorkerConfig, server: ClientSettings) -> None:
     except ImportError:
         factory = None
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_work(app, config, server))
+        runner.run(_work(app, config, server, endpoint))
 
 
-async def _work(app: Fairway, config: WorkerConfig, server: ClientSettings) -> None:
+async def _work(
+    app: Fairway, config: WorkerConfig, server: ClientSettings, endpoint: WorkerEndpoint | None
+) -> None:
     stop = StopSwitch()
     with stop_on_signals(stop):
-        async with asyncio.TaskGroup() as group:
-            at_once = group.create_task(_end_at_once(stop))
+        async with running(_EndAtOnce(stop)), AsyncExitStack() as stack:
+            if endpoint is not None:  # first in, last out: it tells of the start and of the drain
+                await stack.enter_async_context(endpoint)
             client = AsyncClient(server.url, key=server.key)
-            async with client, app.working(config, topics=ServerTopics(client)):
-                click.echo(f"Fairway works on {', '.join(config.queues)}    Ctrl-C stops.")
-                await stop.wait_pressed()
-            at_once.cancel()
+            await stack.enter_async_context(client)
+            working = app.working(config, topics=ServerTopics(client))
+            part = await stack.enter_async_context(working)
+            said = f"Fairway works on {', '.join(config.queues)}"
+            if endpoint is not None and part.worker is not None:
+                endpoint.readiness = part.worker.readiness
+                said += f"    {endpoint.url}/metrics"
+            click.echo(f"{said}    Ctrl-C stops.")
+            await stop.wait_pressed()
 
 
-async def _end_at_once(stop: StopSwitch) -> None:
-    await stop.wait_insisted()
-    os._exit(INTERRUPTED)
+class _EndAtOnce:
+    """Told twice: like a crash, which loses nothing."""
+
+    def __init__(self, stop: StopSwitch) -> None:
+        self._stop = stop
+
+    async def run(self) -> None:
+        await self._stop.wait_insisted()
+        os._exit(INTERRUPTED)
 
 
 class ServerTopics:

@@ -98,6 +98,8 @@ def show(remote: Remote, /, target: str, as_json: bool) -> None:
             return
         run = client.call(calls.run(int(target)))
     lines = [f"run {run.id} of {run.workflow}: {run.status}{' (paused)' if run.paused else ''}"]
+    if run.retries:
+        lines[0] += f", retried {run.retries}x"
     lines += [run.tree] if run.tree else [f"   {task.state:<9} {task.name}" for task in run.tasks]
     lines += [
         f"job {task.job}: {task.name}, attempt {task.attempt}" for task in run.tasks if task.job
@@ -149,7 +151,9 @@ def run_(
 def _steering(action: Any, said: str, help: str) -> None:
     @workflow.command(action, help=help)
     @click.argument("ids", type=ID, nargs=-1, required=True)
-    @click.option("--reason", default="cancelled", hidden=action != "cancel")
+    @click.option(
+        "--reason", default="cancelled", hidden=action != "cancel", help="Told to what runs."
+    )
     @json_option
     @pass_remote
     def steer(remote: Remote, /, ids: tuple[int, ...], reason: str, as_json: bool) -> None:
@@ -162,6 +166,11 @@ def _steering(action: Any, said: str, help: str) -> None:
 _steering("pause", "starts no more tasks", "Start no more tasks of runs; what runs goes on.")
 _steering("resume", "goes on", "Let paused runs go on.")
 _steering("cancel", "is cancelled", "End runs and their tasks.")
+_steering(
+    "retry",
+    "is tried again",
+    "Go on with runs that failed or were cancelled: what failed runs again, and what comes after.",
+)
 
 
 @workflow.command("schedules")

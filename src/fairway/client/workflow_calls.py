@@ -53,7 +53,7 @@ def run(id: int) -> Call[wire.RunView]:
 
 
 def steer(
-    id: int, action: Literal["pause", "resume", "cancel"], reason: str
+    id: int, action: Literal["pause", "resume", "cancel", "retry"], reason: str = "cancelled"
 ) -> Call[wire.RunActionReply]:
     return Call(
         method="POST",
@@ -61,7 +61,7 @@ def steer(
         body=_encode(wire.RunAction(action=action, reason=reason)),
         decode=reading(wire.RunActionReply),
         mutates=True,
-        repeatable=True,
+        repeatable=action != "retry",  # the second would be of a run that goes on
     )
 
 

@@ -74,6 +74,11 @@ class Context(Generic[T]):
         return self._claim.attempt + self._claim.crashes + 1
 
     @property
+    def retries(self) -> int:
+        """How often the job was retried by hand after it had ended."""
+        return self._claim.retries
+
+    @property
     def queue(self) -> str:
         return self._claim.queue
 
@@ -122,6 +127,11 @@ class Context(Generic[T]):
     def cancelled(self) -> bool:
         """Whether this run is to end. A step in a thread looks now and then; see `check`."""
         return self._stop is not None
+
+    @property
+    def cancel_reason(self) -> str | None:
+        """Why this run is to end: what whoever cancelled it said, or that it took too long."""
+        return self._stop
 
     def check(self) -> None:
         """Raise `Cancelled` if this run is to end."""

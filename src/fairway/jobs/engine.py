@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairway.errors import InvalidConfig, JobFailed, NotFound
-from fairway.jobs.job import Filter, Status, lane_of
+from fairway.errors import Conflict, InvalidConfig, JobFailed, NotFound
+from fairway.jobs.job import CANCELLED, Filter, Status, distinct, lane_of
 from fairway.jobs.store import Ended
+from fairway.jobs.verdict import ERROR_CHARS_MAX, storable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,8 +70,9 @@ class Jobs:
         """
         added = await self.store.enqueue(jobs, within=within, cursor=cursor)
         if within is None and self._worker is not None:
-            self._worker.wake({lane_of(job) for job in jobs if not job.delay_ns})
-            for delay_ns in {job.delay_ns for job in jobs if job.delay_ns}:
+            several = distinct(jobs)
+            self._worker.wake({lane_of(job) for job in several if not job.delay_ns})
+            for delay_ns in {job.delay_ns for job in several if job.delay_ns}:
                 self._worker.expect(delay_ns)
         return added
 
@@ -128,11 +130,12 @@ class Jobs:
             self._worker.wake((said.woken,))
         return said.fresh
 
-    async def cancel(self, *ids: int, reason: str = "cancelled") -> Cancelled:
-        """End jobs and their children; what runs is told to stop."""
+    async def cancel(self, *ids: int, reason: str = CANCELLED) -> Cancelled:
+        """End jobs and their children; what runs is told to stop, and why."""
+        reason = storable(reason[:ERROR_CHARS_MAX]) or CANCELLED
         cancelled = await self.store.cancel(ids, reason=reason)
         if self._worker is not None:
-            self._worker.cancel(cancelled.running, reason)
+            self._worker.cancel(dict.fromkeys(cancelled.running, reason))
         return cancelled
 
     async def retry(self, *ids: int) -> list[int]:
@@ -142,6 +145,18 @@ class Jobs:
             jobs = [await self.store.find(id) for id in again]
             self._worker.wake(lane_of(job) for job in jobs if job is not None)
         return again
+
+    async def retry_one(self, id: int) -> None:
+        """As `retry`. Raises `Conflict` if the job stays as it is, and `NotFound`."""
+        job = await self.find(id)
+        if not await self.retry(id):
+            raise Conflict(
+                f"job {id} is {job.status.word} and stays so: a job is retried once it has failed,"
+                " died or was cancelled, if its key is not another's, no parent waits for it, and"
+                " its own tasks have ended",
+                code="job_not_retryable",
+                detail={"status": job.status.word},
+            )
 
     async def discard(self, *ids: int) -> list[int]:
         """Forget failed, dead or cancelled jobs: somebody has seen to them. The ids it could."""

@@ -9,7 +9,7 @@ from fairway.jobs.feeder import Feeder
 from fairway.jobs.job import TERMINAL, Fate, lane_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fairway.jobs.feeder import FeederConfig
     from fairway.jobs.job import Claim, Lane, Settlement
@@ -32,7 +32,14 @@ class Plan(NamedTuple):
 class Feeding:
     """The feeders of a worker, one for each of its queues."""
 
-    def __init__(self, configs: Mapping[str, FeederConfig], now_ns: int) -> None:
+    def __init__(
+        self,
+        configs: Mapping[str, FeederConfig],
+        now_ns: int,
+        knows: Callable[[str], bool] = lambda skill: True,
+    ) -> None:
+        """`knows` tells whether this worker has a skill: lanes for others are left to them."""
+        self._knows = knows
         self.feeders = {queue: Feeder(queue, config, now_ns) for queue, config in configs.items()}
         self._parents: dict[int, Lane] = {}
 
@@ -48,11 +55,14 @@ class Feeding:
         """Work was made ready in these lanes; whether any of them is of ours."""
         ours = False
         for lane in lanes:
-            if (feeder := self.feeders.get(lane.queue)) is not None:
+            if (feeder := self.feeders.get(lane.queue)) is not None and self._ours(lane):
                 feeder.lanes.add(lane)
                 feeder.stir()
                 ours = True
         return ours
+
+    def _ours(self, lane: Lane) -> bool:
+        return not lane.skill or self._knows(lane.skill)
 
     def look(self, queue: str) -> bool:
         """Something may be ready in this queue; whether it is ours."""
@@ -102,6 +112,7 @@ class Feeding:
             feeder = self.feeders[queue]
             lanes = out.lanes.get(queue)
             if lanes is not None:
+                lanes = [lane for lane in lanes if self._ours(lane)]
                 feeder.lanes.replace(lanes)
             elif queue in short:
                 feeder.lanes.doubt()  # some gave less: the next look tells which have more

@@ -7,6 +7,7 @@ committed, on whichever worker comes next.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
@@ -17,10 +18,11 @@ from msgspec import Struct
 from fairway.errors import Conflict, Invalid, InvalidConfig, NotFound
 from fairway.jobs import outcome, workflow
 from fairway.jobs.context import Context
-from fairway.jobs.job import Ending, Fate, Filter, NewJob
+from fairway.jobs.job import Ending, Fate, Filter, NewJob, Status
 from fairway.jobs.kinds import Kind, Options, Order, StepCall, function_kind, options_of
 from fairway.jobs.rules import TaskState
-from fairway.jobs.workflow import RunState, Workflow, WorkflowTask
+from fairway.jobs.workflow import RunState, TaskEnded, Workflow, WorkflowTask
+from fairway.runtime.targets import is_hidden, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +37,10 @@ QUEUE: Final = "workflows"
 """Where runs wait: apart from tasks, so that long tasks never keep a run from going on."""
 PREFIX: Final = "workflow:"
 RUN_PRIORITY: Final = 800
-_TASK: Final = "task:"
+TASKS_MAX: Final = 10_000
+"""Jobs of a run that are looked at: its tasks, those of earlier attempts included."""
+DONE: Final = Status.DONE
+_TASK: Final = "task"
 _PAUSE: Final = "pause"
 _RESUME: Final = "resume"
 _CALLED: Final = "called"
@@ -50,6 +55,8 @@ class Run(Struct, omit_defaults=True):
     deadline_wall_ns: int | None = None
     calling: bool = False
     """Whether all is over but the callback."""
+    retries: int = 0
+    """How often the run was retried by hand, as far as this state knows."""
 
 
 class Flow:
@@ -109,7 +116,7 @@ class Flow:
         """Declare a task; `after` names the tasks, or is their functions, that come before it.
 
         `rule` says whether it runs then (see `fairway.jobs.rules`). Options are those of a job:
-        queue, priority, max_attempts, backoff, timeout.
+        queue, priority, max_attempts, backoff, timeout, isolation.
         """
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,12 +124,9 @@ class Flow:
             before = (after,) if isinstance(after, str) or callable(after) else tuple(after)
             names = tuple(one if isinstance(one, str) else one.__name__ for one in before)
             options.setdefault("queue", self._queue)
-            if options.get("isolation", "none") != "none":
-                raise InvalidConfig(
-                    f"task {called!r} of workflow {self.name!r}: a task runs in the worker; for a"
-                    " process of its own, let it enqueue a job with isolation='process' and wait"
-                )
-            kind = _task_kind(f"{self.name}.{called}", function, options_of(**options))
+            kind = task_kind(f"{self.name}.{called}", function, options_of(**options))
+            if kind.options.isolation == "process":
+                target_of(function, self._told(called))  # refused here if no process finds it
             if called in self._kinds:
                 raise InvalidConfig(f"workflow {self.name!r}: two tasks are called {called!r}")
             self._kinds[called] = kind
@@ -142,11 +146,20 @@ class Flow:
         return function
 
     def _callback(self, function: Callable[..., Any], name: str) -> Kind:
-        return _task_kind(f"{self.name}.{name}", function, Options(queue=self._queue))
+        return task_kind(f"{self.name}.{name}", function, Options(queue=self._queue))
+
+    def _told(self, task: str) -> str:
+        return f"task {task!r} of workflow {self.name!r}"
 
     def declare(self, kinds: Kinds) -> None:
         """Everything is declared: check the graph and make the kinds known. Idempotent."""
         if not self._declared:
+            for name, kind in self._kinds.items():
+                if kind.options.isolation == "process" and is_hidden(kind.declared):
+                    raise InvalidConfig(
+                        f"{self._told(name)}: isolation='process' finds its function by name, and"
+                        f" {kind.declared.__qualname__!r} is something else in its module"
+                    )
             self._declared = True
             for kind in (*self._kinds.values(), *self._callbacks.values(), self._run_kind()):
                 kinds.add(kind)
@@ -222,20 +235,34 @@ class Flow:
     async def resume(self, run: int) -> None:
         await self._jobs().signal(run, _RESUME)
 
+    async def retry(self, run: int) -> None:
+        """Go on with a run that failed or was cancelled: what failed, or had not ended, runs again.
+
+        So does what comes after it; all other tasks keep their outputs. Raises `Conflict` for a run
+        that did not end so, or whose tasks are still being stopped.
+        """
+        await self._jobs().retry_one(run)
+
     # The run
 
     async def _advance(self, run: Run, ctx: Context[Run]) -> outcome.Outcome:
         """One step of a run: take in what happened, and go on."""
-        if run.calling:
+        again = run.retries != ctx.retries
+        if run.calling and not again:
             return self._over(run)
         state = run.run
         start: list[workflow.Start] = []
         events: list[Event] = []
         if state is None:
-            state = RunState.of(self.graph)
             events.append(workflow.Started(run.context))
-            if self._timeout_s is not None:
-                run.deadline_wall_ns = ctx.wall_ns + round(self._timeout_s * 1e9)
+        elif again:
+            state = await self._with_late_endings(ctx.id, state)
+            events.append(workflow.Retried())
+        if (state is None or again) and self._timeout_s is not None:
+            run.deadline_wall_ns = ctx.wall_ns + round(self._timeout_s * 1e9)
+        state = state or RunState.of(self.graph)
+        run.retries = ctx.retries
+        run.calling = False
         for signal in ctx.raw_signals:
             if (event := _event_of(signal.name, signal.payload)) is not None:
                 events.append(event)
@@ -259,13 +286,13 @@ class Flow:
             child = Order(callback.job({"context": context}, notify=_CALLED))
             return outcome.Spawn((child,), _ADVANCE, (_CALLED,))
         return outcome.Spawn(
-            tuple(self._child(one) for one in start),
+            tuple(self._child(one, run.retries) for one in start),
             _ADVANCE,
             (
                 _PAUSE,
                 _RESUME,
                 *(
-                    _TASK + name
+                    _report(name, run.retries)
                     for name, task in state.tasks.items()
                     if task.state is TaskState.RUNNING
                 ),
@@ -281,13 +308,28 @@ class Flow:
             return outcome.Done(ended.context)
         return outcome.Stop(ended.error or ended.status.value)
 
-    def _child(self, start: workflow.Start) -> Order:
-        kind = self._kinds[start.task.name]
-        return Order(kind.job({"context": start.context}, notify=_TASK + start.task.name))
+    def _child(self, start: workflow.Start, retries: int) -> Order:
+        name = start.task.name
+        given = {"context": start.context}
+        return Order(self._kinds[name].job(given, notify=_report(name, retries)))
+
+    async def _with_late_endings(self, run: int, state: RunState) -> RunState:
+        """The state of a run that was cancelled, with what its tasks came to after that.
+
+        What they start now is not started: they are of an attempt that is over.
+        """
+        children = await self._jobs().browse(Filter(parent=run, limit=TASKS_MAX))
+        newest = {child.kind.removeprefix(f"{self.name}."): child for child in reversed(children)}
+        for name, task in state.tasks.items():
+            child = newest.get(name)
+            if task.state is TaskState.RUNNING and child is not None and child.status is DONE:
+                ending = Ending(child.id, DONE.word, msgspec.Raw(child.result or b"null"))
+                state = workflow.advance(self.graph, state, TaskEnded.of(name, ending)).state
+        return state
 
     async def _stop_tasks(self, run: int) -> None:
         jobs = self._jobs()
-        children = await jobs.browse(Filter(parent=run, limit=10_000))
+        children = await jobs.browse(Filter(parent=run, limit=TASKS_MAX))
         await jobs.cancel(*(job.id for job in children if not job.status.ended))
 
 
@@ -334,11 +376,19 @@ def _event_of(name: str, payload: bytes) -> Event | None:
         return workflow.Resumed()
     if name.startswith(_TASK):
         ending = msgspec.json.decode(payload, type=Ending)
-        return workflow.TaskEnded.of(name.removeprefix(_TASK), ending)
+        return TaskEnded.of(name.partition(":")[2], ending)
     return None
 
 
-def _task_kind(name: str, function: Callable[..., Any], options: Options) -> Kind:
+def _report(task: str, retries: int) -> str:
+    """The signal by which a task tells its run that it ended.
+
+    Each attempt of a run waits for signals of its own: what an earlier one started is not heard.
+    """
+    return f"{_TASK}{retries or ''}:{task}"
+
+
+def task_kind(name: str, function: Callable[..., Any], options: Options) -> Kind:
     """The kind of a task: its job is given the whole context, the function what it asks for."""
     inner = function_kind(function, name, 1, options)
     step = inner.steps[inner.initial]
@@ -371,4 +421,4 @@ def _task_kind(name: str, function: Callable[..., Any], options: Options) -> Kin
 
     assert inspect.iscoroutinefunction(run) == step.is_async
     run.__annotations__ = {"ctx": Context, "context": dict[str, Any]}
-    return function_kind(run, name, 1, options)
+    return dataclasses.replace(function_kind(run, name, 1, options), declared=function)

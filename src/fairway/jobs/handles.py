@@ -19,7 +19,7 @@ from fairway.errors import InvalidRequest
 from fairway.jobs.kinds import Kind, Order
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import datetime
 
     from fairway.jobs.context import Context
@@ -34,16 +34,13 @@ S = TypeVar("S", bound=msgspec.Struct)
 SECOND_NS = 1_000_000_000
 
 
-class JobHandle(Generic[R]):
+class JobHandle(msgspec.Struct, Generic[R], frozen=True, gc=False):
     """A job in the store."""
 
-    __slots__ = ("_jobs", "fresh", "id")
-
-    def __init__(self, jobs: Callable[[], Jobs], id: int, *, fresh: bool = True) -> None:
-        self._jobs = jobs
-        self.id = id
-        self.fresh = fresh
-        """False if its unique key stood for a job already: this is that one."""
+    _jobs: Callable[[], Jobs]
+    id: int
+    fresh: bool = True
+    """False if its unique key stood for a job already: this is that one."""
 
     def __repr__(self) -> str:
         return f"JobHandle({self.id})"
@@ -118,7 +115,7 @@ class _Declared:
         twin._within = self._within if within is None else within
         return twin
 
-    async def _enqueue(self, jobs: list[NewJob]) -> list[JobHandle[Any]]:
+    async def _enqueue(self, jobs: Sequence[NewJob]) -> list[JobHandle[Any]]:
         added = await self._jobs().enqueue(jobs, within=self._within)
         return [JobHandle(self._jobs, one.id, fresh=one.fresh) for one in added]
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fairway.jobs.context import Context
+from fairway.jobs.flows import task_kind
 from fairway.jobs.handles import JobFunction, Machine
+from fairway.jobs.kinds import Options
+from fairway.jobs.outcome import Outcome
 from fairway.runtime.clock import SYSTEM_CLOCK
 from fairway.runtime.targets import found_at
 
@@ -20,17 +24,31 @@ if TYPE_CHECKING:
 
 def run_isolated(target: Target, claim: Claim) -> tuple[Any, bytes | None]:
     """In the process: run the step of a claim; what it returned, and a machine's state after."""
-    kind = _kind(target)
+    kind = _kind(target, claim.kind)
     step = kind.steps[claim.step]
     state = kind.decoder.decode(claim.state)
     context = Context(claim, state, lambda id, value: None, SYSTEM_CLOCK)
     value = kind.call(step, state, context if step.wants_context else None)
     if asyncio.iscoroutine(value):
         value = asyncio.run(value)
-    return value, msgspec.json.encode(state) if kind.is_machine else None
+    if kind.is_machine:
+        return value, msgspec.json.encode(state)
+    return _portable(value), None
 
 
-def _kind(target: Target) -> Kind:
+def _portable(value: Any) -> Any:
+    """A result as JSON: its type may be one that the worker cannot import. An outcome is ours."""
+    if isinstance(value, Outcome):
+        return value
+    try:
+        return msgspec.Raw(msgspec.json.encode(value))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return value  # the worker tells why it cannot be saved
+
+
+@cache
+def _kind(target: Target, name: str) -> Kind:
     found = found_at(target)
-    assert isinstance(found, JobFunction | Machine), f"{target.name} is no job"
-    return found.kind
+    if isinstance(found, JobFunction | Machine):
+        return found.kind
+    return task_kind(name, found, Options())  # a task of a workflow is the function itself

@@ -6,15 +6,18 @@ its diagram from it and the stores are checked against it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, overload
 
-from msgspec import Raw, Struct, json
+from msgspec import Raw, Struct, json, structs
 
 from fairway.core.priority import band_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from fairway.core.priority import Band
 
 RUN: Final = "run"
@@ -22,6 +25,8 @@ RUN: Final = "run"
 NO_TENANT: Final = ""
 MAX_ATTEMPTS: Final = 20
 MAX_CRASHES: Final = 5
+CANCELLED: Final = "cancelled"
+"""The reason of a cancel that was given none."""
 
 
 class Status(Enum):
@@ -91,6 +96,25 @@ class Lane(NamedTuple):
     queue: str
     tenant: str
     band: Band
+    skill: str = ""
+    """What a worker must know to be given them; anybody is, where it is empty. Jobs that a worker
+    met and knew nothing of wait here, out of the way of the others."""
+
+
+class Skill(NamedTuple):
+    """What a worker must know to run a job: its kind and version, or one step of those."""
+
+    kind: str
+    version: int
+    step: str | None = None
+
+    def __str__(self) -> str:
+        return json.encode(self).decode()
+
+
+def skill_in(text: str) -> Skill:
+    """The skill that a lane names."""
+    return json.decode(text, type=Skill)
 
 
 class NewJob(Struct, frozen=True, kw_only=True):
@@ -123,12 +147,50 @@ class NewJob(Struct, frozen=True, kw_only=True):
     """The `traceparent` of who enqueued it."""
 
 
+class JobBatch(Sequence[NewJob]):
+    """Jobs that differ in their state alone; each is made when somebody looks at it, and only then.
+
+    Who can take all of them at once looks at the first and at the states.
+    """
+
+    __slots__ = ("first", "states")
+
+    def __init__(self, first: NewJob, states: Sequence[bytes]) -> None:
+        self.first = first
+        self.states = states
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[NewJob]:
+        first = self.first
+        return (structs.replace(first, state=state) for state in self.states)
+
+    @overload
+    def __getitem__(self, at: int) -> NewJob: ...
+    @overload
+    def __getitem__(self, at: slice) -> JobBatch: ...
+    def __getitem__(self, at: int | slice) -> NewJob | JobBatch:
+        if isinstance(at, slice):
+            return JobBatch(self.first, self.states[at])
+        return structs.replace(self.first, state=self.states[at])
+
+
+def distinct(jobs: Sequence[NewJob]) -> Sequence[NewJob]:
+    """Of jobs that differ in their state alone, one."""
+    return (jobs.first,) if isinstance(jobs, JobBatch) else jobs
+
+
+def states_of(jobs: Sequence[NewJob]) -> Sequence[bytes]:
+    return jobs.states if isinstance(jobs, JobBatch) else [job.state for job in jobs]
+
+
 def lane_of(job: NewJob | Claim | Job) -> Lane:
     """The lane a job becomes ready in."""
     return Lane(job.queue, job.tenant, band_of(job.priority))
 
 
-class Enqueued(NamedTuple):
+class Enqueued(Struct, frozen=True, gc=False):
     id: int
     fresh: bool
     """False if a job with the unique key was there already: `id` is that one."""
@@ -187,7 +249,10 @@ class Claim(Struct, gc=False):
     trace: str | None
     timed_out: bool
     """Whether it was woken by the end of its waiting time."""
-    cancelling: bool
+    cancelling: str | None
+    """Why it is to end, if somebody cancelled it."""
+    retries: int = 0
+    """How often it was retried by hand after it had ended."""
     signals: tuple[Signal, ...] = ()
     children: tuple[Child, ...] = ()
 
@@ -227,6 +292,12 @@ class Settlement(Struct, gc=False, kw_only=True):
     """The signals it waits for."""
     children: tuple[NewJob, ...] = ()
     progress: bytes | None = None
+    skill: str = ""
+    """With a release: only workers that know this are given it from now on; and with it others of
+    its kind, version and step at the head of its lanes, at most `ASIDE_MAX` of each lane."""
+
+
+ASIDE_MAX: Final = 1_000
 
 
 class Beat(NamedTuple):
@@ -234,8 +305,8 @@ class Beat(NamedTuple):
 
     alive: bool
     """False: the lease ran out and the worker's jobs are others' now."""
-    cancel: tuple[int, ...] = ()
-    """Jobs of this worker that somebody cancelled."""
+    cancel: Mapping[int, str] = MappingProxyType({})
+    """Jobs of this worker that somebody cancelled, and why."""
     released: int = 0
     """Leases the store had for this worker that the worker knew nothing of."""
 
@@ -296,6 +367,8 @@ class Job(Struct, frozen=True, kw_only=True):
     finished_wall_ns: int | None = None
     worker: int | None = None
     cancelling: bool = False
+    retries: int = 0
+    """How often it was retried by hand after it had ended."""
     waits_for: tuple[str, ...] = ()
     progress: bytes | None = None
     result: bytes | None = None

@@ -15,10 +15,10 @@ import msgspec
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import InvalidConfig, InvalidRequest
 from fairway.jobs.context import Context
-from fairway.jobs.job import MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, NewJob
+from fairway.jobs.job import MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, JobBatch, NewJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 SECOND_NS: Final = 1_000_000_000
 BACKOFF: Final = BackoffConfig(base_ns=SECOND_NS, cap_ns=300 * SECOND_NS, jitter=0.25)
@@ -123,15 +123,20 @@ class Kind:
         """A job with these arguments. Raises `InvalidRequest` naming the one that does not fit."""
         return self.job_with(self._checked(values), **given)
 
-    def jobs(self, many: Iterable[Mapping[str, Any]], **given: Any) -> list[NewJob]:
+    def jobs(self, many: Iterable[Mapping[str, Any]], **given: Any) -> Sequence[NewJob]:
         """A job for each of these arguments, as `job` makes them."""
-        states = [self._checked(values) for values in many]
+        states = self._all_checked(list(many))
         if not states or self._templated:
             return [self.job_with(state, **given) for state in states]
         first = self.job_with(states[0], **given)
-        encode = msgspec.json.encode
-        rest = [msgspec.structs.replace(first, state=encode(state)) for state in states[1:]]
-        return [first, *rest]
+        return JobBatch(first, list(map(msgspec.json.encode, states)))
+
+    def _all_checked(self, many: list[Mapping[str, Any]]) -> list[msgspec.Struct]:
+        try:
+            checked: list[msgspec.Struct] = msgspec.convert(many, list[self.arguments])  # type: ignore[name-defined]
+            return checked
+        except msgspec.ValidationError:
+            return [self._checked(values) for values in many]  # to tell whose, and by its name
 
     def _checked(self, values: Mapping[str, Any]) -> msgspec.Struct:
         """The arguments, or the state, of these values."""

@@ -34,6 +34,8 @@ class Lease:
     held: Mapping[int, int]
     """The jobs it has, by token: a live view of the worker's own book."""
     trusted_until_ns: int
+    renewed_at_ns: int
+    """When the last heartbeat that was answered was sent."""
     lost: bool = False
     asking_since_ns: int | None = None
     """Since when an exchange is under way: what it claims is not in the book yet."""
@@ -65,7 +67,7 @@ class Liveness:
 
     def begin(self, worker: int, held: Mapping[int, int], asked_at_ns: int) -> Lease:
         """A lease that was granted when it was asked for at `asked_at_ns`."""
-        lease = Lease(worker, held, self._config.trusted_until_ns(asked_at_ns))
+        lease = Lease(worker, held, self._config.trusted_until_ns(asked_at_ns), asked_at_ns)
         self._lease = lease
         return lease
 
@@ -100,6 +102,7 @@ class Liveness:
             self._give_up(lease, "its lease has run out")
             return self._soon_ns
         lease.trusted_until_ns = self._config.trusted_until_ns(now_ns)
+        lease.renewed_at_ns = now_ns
         self._told(lease, answer)
         return None
 

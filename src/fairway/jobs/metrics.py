@@ -51,6 +51,9 @@ class JobMetrics:
         self._released = telemetry.counter(
             "fairway_jobs_released", "Claims given back whose reply was lost"
         )
+        self._aside = telemetry.counter(
+            "fairway_jobs_set_aside", "Jobs given back because this worker does not know them"
+        )
         self._held_back = telemetry.counter(
             "fairway_jobs_held_back", "Picks that a limit made empty"
         )
@@ -93,6 +96,7 @@ class JobMetrics:
                 fate = one.fate.value
                 counter = self._settled.get(fate) or self._settled_of(fate)
                 counter.value += 1
+                self._aside.value += bool(one.skill)
         self._stale.add(len(out.stale))
         self._contended.add(out.contended)
         self._held_back.add(len(out.held_back_ns))

@@ -46,7 +46,8 @@ class Run:
         self.task: asyncio.Task[None] | None = None
         self.begun = False
         """Whether its task has had a turn: one that is cancelled before ends without a word."""
-        self.cancelled = False
+        self.cancelled: str | None = None
+        """Why it is to end, if it is."""
         self.timed_out = False
         self.withdrawn = False
         """Whether a thread that comes to it late is to leave it alone."""
@@ -58,7 +59,7 @@ class Run:
             stop_context(self.context, reason)
         stoppable = self.step.is_async or self.kind.options.isolation == "process"
         if self.begun and self.task is not None and stoppable:
-            self.task.cancel()
+            self.task.cancel(reason)
 
 
 class Steps:
@@ -86,8 +87,8 @@ class Steps:
         """Run a step to its end. Raises `CancelledError` only if the worker itself ends."""
         claim, kind, step = run.claim, run.kind, run.step
         run.begun = True
-        if run.cancelled:
-            return verdict.of_cancel(claim, "cancelled")
+        if run.cancelled is not None:
+            return verdict.of_cancel(claim, run.cancelled)
         limit: asyncio.Timeout | None = None
         limit_ns = kind.options.timeout_ns
         try:
@@ -95,8 +96,7 @@ class Steps:
             if step.wants_context:
                 run.context = Context(claim, state, self._note_progress, clock)
             if kind.options.isolation == "process":
-                async with asyncio.timeout(None if limit_ns is None else limit_ns / 1e9) as limit:
-                    value, state = await self._in_process(run)
+                value, state = await self._in_process(run)
             elif not step.is_async:
                 value = await self._in_thread(run, state)
             elif limit_ns is None:
@@ -106,7 +106,7 @@ class Steps:
                     value = await kind.call(step, state, run.context)
             return verdict.of_return(kind, claim, state, value, self._random)
         except asyncio.CancelledError as error:
-            if not run.cancelled and run.task is not None and run.task.cancelling():
+            if run.cancelled is None and run.task is not None and run.task.cancelling():
                 raise  # the worker ends: its lease brings the job back
             return self._interrupted(run, error)
         except Cancelled as error:
@@ -114,13 +114,21 @@ class Steps:
         except (KeyboardInterrupt, GeneratorExit):
             raise  # meant for the process
         except BaseException as error:  # also `sys.exit`: it ends the job's run, not the worker
-            run.timed_out = limit is not None and limit.expired()
+            run.timed_out = run.timed_out or (limit is not None and limit.expired())
             return self._interrupted(run, error)
 
     async def _in_process(self, run: Run) -> tuple[Any, Any]:
         """Run a step in a process of its own, which a timeout or a cancel ends."""
         target = target_of(run.kind.declared, f"job {run.kind.name!r}")
-        value, saved = await self._processes.run(run_isolated, target, run.claim)
+        limit_ns = run.kind.options.timeout_ns
+        limit_s = None if limit_ns is None else limit_ns / 1e9
+        try:
+            value, saved = await self._processes.run(
+                run_isolated, target, run.claim, limit_s=limit_s
+            )
+        except TimeoutError:  # what the step raises itself comes as `CallFailed`
+            run.timed_out = True
+            raise
         return value, None if saved is None else run.kind.decoder.decode(saved)
 
     async def _in_thread(self, run: Run, state: Any) -> Any:
@@ -158,8 +166,8 @@ class Steps:
         return value
 
     def _interrupted(self, run: Run, error: BaseException) -> Settlement:
-        if run.cancelled:
-            return verdict.of_cancel(run.claim, "cancelled")
+        if run.cancelled is not None:
+            return verdict.of_cancel(run.claim, run.cancelled)
         said = _said(error)
         limit_ns = run.kind.options.timeout_ns
         if run.timed_out and limit_ns is not None:

@@ -77,8 +77,8 @@ class Exchanged(Struct, kw_only=True):
     """Jobs that ended with this exchange."""
     contended: int = 0
     """Jobs that were not claimed because another of their partition key runs."""
-    cancelling: list[int] = []
-    """With a probe: jobs of this worker that somebody cancelled."""
+    cancelling: Mapping[int, str] = {}
+    """With a probe: jobs of this worker that somebody cancelled, and why."""
 
 
 class Delivered(NamedTuple):
@@ -194,14 +194,18 @@ class JobStore(Protocol):
         ...
 
     async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
-        """End jobs and the children they have, or ask the workers that run them to."""
+        """End jobs and the children they have, or ask the workers that run them to.
+
+        The reason is their error, of those that run from now on; the first of several stands.
+        """
         ...
 
     async def retry(self, jobs: Sequence[int]) -> list[int]:
         """Make failed, dead or cancelled jobs ready again, attempts forgotten; those it could.
 
         One whose unique key belongs to another job by now stays as it is, and so does a child whose
-        parent lives: the parent has counted it.
+        parent lives: the parent has counted it. And so does a parent with children that report to
+        it and have not ended: they belong to the attempt that is over.
         """
         ...
 

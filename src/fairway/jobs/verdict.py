@@ -67,7 +67,7 @@ def of_error(
 
 def of_cancel(claim: Claim, reason: str) -> Settlement:
     """The run ended because the job was cancelled."""
-    return Settlement(claim=claim, fate=Fate.CANCELLED, error=_storable(reason))
+    return Settlement(claim=claim, fate=Fate.CANCELLED, error=storable(reason))
 
 
 def release(claim: Claim) -> Settlement:
@@ -160,13 +160,13 @@ def _again(
         fate=Fate.RETRY,
         step=claim.step,
         state=state,
-        error=_storable(reason[-ERROR_CHARS_MAX:]),
+        error=storable(reason[-ERROR_CHARS_MAX:]),
         delay_ns=_delay(after_ns),
     )
 
 
 def _failed(claim: Claim, reason: str) -> Settlement:
-    return Settlement(claim=claim, fate=Fate.FAILED, error=_storable(reason[-ERROR_CHARS_MAX:]))
+    return Settlement(claim=claim, fate=Fate.FAILED, error=storable(reason[-ERROR_CHARS_MAX:]))
 
 
 def _delay(ns: int) -> int:
@@ -179,14 +179,14 @@ def _timeout(ns: int) -> int:
     return _delay(max(1, ns)) if ns else 0
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """What a job said of itself, as any store takes it: one that refused it would refuse with it
     whatever else the worker has to settle, again and again."""
     return text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode()
 
 
 def _check(text: str | None, what: str) -> None:
-    if text is not None and _storable(text) != text:
+    if text is not None and storable(text) != text:
         raise InvalidRequest(f"{what} has characters that cannot be stored: {text[:100]!r}")
 
 

@@ -22,7 +22,7 @@ from fairway.errors import FairwayError, InvalidConfig
 from fairway.jobs import verdict
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.feeding import Feeding, Plan
-from fairway.jobs.job import Fate, Settlement
+from fairway.jobs.job import Fate, Settlement, Skill, skill_in
 from fairway.jobs.liveness import Lease, Liveness
 from fairway.jobs.metrics import JobMetrics
 from fairway.jobs.steps import Run, Steps
@@ -31,6 +31,7 @@ from fairway.jobs.upkeep import Upkeep
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
 from fairway.runtime.pulse import Pulse
 from fairway.runtime.telemetry import Telemetry
+from fairway.wire.server import WorkerReadiness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,8 +47,6 @@ logger = logging.getLogger("fairway.jobs")
 SECOND_NS = 1_000_000_000
 SETTLE_MAX = 2_000
 """Settlements in one exchange."""
-UNKNOWN_KIND_NS = 10 * SECOND_NS
-"""How long a job of a kind that this worker does not know rests before somebody looks again."""
 NOTHING = Plan([], [], ())
 RECONNECT = BackoffConfig(base_ns=50_000_000, cap_ns=2 * SECOND_NS, jitter=0.5)
 
@@ -147,7 +146,7 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._clock: Clock = clock_of(loop)
-        self._feeding = Feeding(self._config.queues, self._clock.now_ns())
+        self._feeding = Feeding(self._config.queues, self._clock.now_ns(), self._knows)
         self._metrics.watch(self._feeding.feeders, self._clock)
         self._liveness = Liveness(
             self._store.heart(),
@@ -217,6 +216,27 @@ class Worker:
         """Until it can be woken."""
         await self._started.wait()
 
+    def readiness(self) -> WorkerReadiness:
+        """Whether it takes work: it is registered, and a beat of its heart came back of late."""
+        reason: str | None = None
+        lease = self._lease
+        if self._draining:
+            reason = "stopping"
+        elif lease is None:
+            reason = "not registered with the job store"
+        else:
+            silent_ns = self._clock.now_ns() - lease.renewed_at_ns
+            if silent_ns > 2 * self._config.heartbeat_interval_ns:
+                reason = f"no heartbeat for {silent_ns / SECOND_NS:.0f} s"
+        return WorkerReadiness(
+            ready=reason is None,
+            reason=reason,
+            worker=self._worker or None,
+            queues=sorted(self._config.queues),
+            running=len(self._runs),
+            buffered=sum(len(feeder.buffer) for feeder in self._feeders),
+        )
+
     def wake(self, lanes: Iterable[Lane]) -> None:
         """Work was made ready in these lanes."""
         if self._feeding.wake(lanes):
@@ -235,16 +255,21 @@ class Worker:
         if self._feeding.look(queue):
             self._stir()
 
-    def cancel(self, ids: Iterable[int], reason: str = "cancelled") -> None:
-        """Stop these jobs, if they run here."""
-        ids = set(ids)
-        for id in ids:
-            if (run := self._runs.get(id)) is not None and not run.cancelled:
-                run.cancelled = True
+    def cancel(self, reasons: Mapping[int, str]) -> None:
+        """Stop these jobs, each for its reason, if they run here."""
+        for id, reason in reasons.items():
+            if (run := self._runs.get(id)) is not None and run.cancelled is None:
+                run.cancelled = reason
                 run.interrupt(reason)
         for feeder in self._feeders:
             for claim in feeder.buffer:
-                claim.cancelling = claim.cancelling or claim.id in ids
+                if claim.cancelling is None:
+                    claim.cancelling = reasons.get(claim.id)
+
+    def _knows(self, skill: str) -> bool:
+        name, version, step = skill_in(skill)
+        kind = self._kinds.get((name, version))
+        return kind is not None and (step is None or step in kind.steps)
 
     # The exchange
 
@@ -375,10 +400,13 @@ class Worker:
         while (claim := feeder.start()) is not None:
             kind = self._kinds.get((claim.kind, claim.version))
             step = kind.steps.get(claim.step) if kind is not None else None
-            if kind is None or step is None or claim.cancelling:
+            if claim.cancelling is not None:
                 feeder.finished(claim)
-                cancel = verdict.of_cancel(claim, "cancelled")
-                self._settle(cancel if claim.cancelling else _unknown(claim, kind))
+                self._settle(verdict.of_cancel(claim, claim.cancelling))
+                continue
+            if kind is None or step is None:
+                feeder.finished(claim)
+                self._settle(_unknown(claim, kind))
                 continue
             run = Run(claim, kind, step, self._clock.now_ns())
             self._runs[claim.id] = run
@@ -452,8 +480,8 @@ class Worker:
             feeder.release()
             feeder.stir()
         for run in list(self._runs.values()):
-            run.cancelled = True
-            run.interrupt("the worker lost its lease")
+            run.cancelled = "the worker lost its lease"
+            run.interrupt(run.cancelled)
         self._quiet.set()  # nothing is held any more, should somebody wait for that
         self._stir()
 
@@ -463,9 +491,7 @@ def _unknown(claim: Claim, kind: Kind | None) -> Settlement:
     what = f"step {claim.step!r} of" if kind is not None else "the kind"
     return Settlement(
         claim=claim,
-        fate=Fate.RETRY,
-        step=claim.step,
-        delay_ns=UNKNOWN_KIND_NS,
-        counts=False,
-        error=f"no worker that looked knows {what} {claim.kind!r}, version {claim.version}",
+        fate=Fate.RELEASE,
+        error=f"waits for a worker that knows {what} {claim.kind!r}, version {claim.version}",
+        skill=str(Skill(claim.kind, claim.version, claim.step if kind is not None else None)),
     )

@@ -13,6 +13,8 @@ and starts them in one commit. Nothing here waits, retries or knows what a task 
   what another branch wrote.
 * **A failure is handled** if a task ran whose rule names it (`failed("load")`). A run with a
   failure that nothing handled fails, once all its tasks have ended. `always()` handles nothing.
+* **A run that ended badly may be retried.** What failed and was not handled, or was cancelled, runs
+  again, and whatever comes after it is decided again. All other tasks keep their outputs.
 """
 
 from __future__ import annotations
@@ -44,11 +46,12 @@ MOVES: Final = MappingProxyType(
             TaskState.DONE: "done",
             TaskState.FAILED: "failed for good",
             TaskState.CANCELLED: "task or run cancelled",
+            TaskState.PENDING: "cancelled run retried",
         },
-        TaskState.DONE: {},
-        TaskState.FAILED: {},
-        TaskState.SKIPPED: {},
-        TaskState.CANCELLED: {},
+        TaskState.DONE: {TaskState.PENDING: "run retried, after one that failed"},
+        TaskState.FAILED: {TaskState.PENDING: "run retried"},
+        TaskState.SKIPPED: {TaskState.PENDING: "run retried, after one that failed"},
+        TaskState.CANCELLED: {TaskState.PENDING: "run retried"},
     }
 )
 """From each state, where a task may go and why. Nothing else ever happens to one."""
@@ -257,7 +260,11 @@ class Cancelled(Struct, frozen=True, tag="cancelled"):
     reason: str = "cancelled"
 
 
-Event: TypeAlias = Started | TaskEnded | Paused | Resumed | Cancelled
+class Retried(Struct, frozen=True, tag="retried"):
+    """The run failed or was cancelled, none of its tasks is at work any more, and it goes on."""
+
+
+Event: TypeAlias = Started | TaskEnded | Paused | Resumed | Cancelled | Retried
 
 
 class Start(NamedTuple):
@@ -283,9 +290,12 @@ def advance(workflow: Workflow, state: RunState, event: Event) -> Step:
     """What to do about an event.
 
     An event that says nothing new (a task that has ended, a start of what has started, anything
-    after the end) gives back the same state and nothing to do, so events may be repeated.
+    but a retry after the end) gives back the same state and nothing to do, so events may be
+    repeated. A retry may not: it says that whatever ran before is over.
     """
     assert state.fits(workflow), f"a run of {state.structure}, not of {workflow.structure}"
+    if isinstance(event, Retried):
+        return _retry(workflow, state)
     if state.outcome is not None:
         return Step(state)
     match event:
@@ -381,17 +391,35 @@ def _cancel(workflow: Workflow, state: RunState, reason: str) -> Step:
     return Step(replace(state, tasks=tasks, outcome=outcome), stop=stop, finished=outcome)
 
 
-def _outcome(workflow: Workflow, state: RunState) -> Outcome:
-    context = _merged(state, _all(workflow))
+def _retry(workflow: Workflow, state: RunState) -> Step:
+    if state.context is None or (state.outcome and state.outcome.status is Fate.DONE):
+        return Step(state)
+    again = {*_unhandled(workflow, state), *(name for name in state.tasks if _runs(state, name))}
+    following = deque(again)
+    while following:
+        fresh = set(workflow.dependents(following.popleft())) - again
+        again |= fresh
+        following.extend(fresh)
+    tasks = {name: TaskRun() if name in again else run for name, run in state.tasks.items()}
+    return _settle(workflow, replace(state, tasks=tasks, paused=False, outcome=None), tasks)
+
+
+def _unhandled(workflow: Workflow, state: RunState) -> list[str]:
+    """The tasks that failed, and no task that ran, or may yet run, is there because of it."""
     handled = {
         failure
         for task in workflow.tasks
         if task.rule is not None and state.tasks[task.name].state is not TaskState.SKIPPED
         for failure in handles(task.rule)
     }
-    bad = [
+    return [
         name for name, run in state.tasks.items() if run.state in FAILURES and name not in handled
     ]
+
+
+def _outcome(workflow: Workflow, state: RunState) -> Outcome:
+    context = _merged(state, _all(workflow))
+    bad = _unhandled(workflow, state)
     if not bad:
         return Outcome(Fate.DONE, context)
     first = state.tasks[bad[0]]

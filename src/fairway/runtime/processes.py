@@ -37,8 +37,14 @@ class Processes:
         self._busy: set[_Process] = set()
         self._closed = False
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call `function(*args)` in a process. Raises `CallFailed` or `ProcessDied`."""
+    async def run(
+        self, function: Callable[..., Any], *args: Any, limit_s: float | None = None
+    ) -> Any:
+        """Call `function(*args)` in a process. Raises `CallFailed` or `ProcessDied`.
+
+        A call that takes longer than `limit_s` is ended with its process: `TimeoutError`. The wait
+        for a process, and for a new one to start, is not the call's time.
+        """
         if self._closed:
             raise Closing("the processes are closed")
         message = pickle.dumps((function, args))
@@ -46,7 +52,8 @@ class Processes:
             process = await self._take()
             self._busy.add(process)
             try:
-                answer = await process.call(message)
+                async with asyncio.timeout(limit_s):
+                    answer = await process.call(message)
             except BaseException:
                 await process.kill()
                 raise
@@ -91,19 +98,33 @@ class _Process:
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
-        return cls(child)
+        process = cls(child)
+        try:
+            await process.wait_started()
+        except BaseException:
+            await process.kill()
+            raise
+        return process
 
     @property
     def alive(self) -> bool:
         return self._child.returncode is None
 
+    async def wait_started(self) -> None:
+        """Until it takes calls."""
+        await self._answer()
+
     async def call(self, message: bytes) -> bytes:
-        stdin, stdout = self._child.stdin, self._child.stdout
-        assert stdin is not None
+        assert self._child.stdin is not None
+        with contextlib.suppress(ConnectionError):  # how it ended is told by the answer
+            self._child.stdin.write(_HEAD.pack(len(message)) + message)
+            await self._child.stdin.drain()
+        return await self._answer()
+
+    async def _answer(self) -> bytes:
+        stdout = self._child.stdout
         assert stdout is not None
         try:
-            stdin.write(_HEAD.pack(len(message)) + message)
-            await stdin.drain()
             (size,) = _HEAD.unpack(await stdout.readexactly(_HEAD.size))
             return await stdout.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError, OSError) as error:
@@ -128,6 +149,8 @@ def serve_calls() -> None:
     os.dup2(2, 1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
+    answers.write(_HEAD.pack(0))  # it takes calls from here on
+    answers.flush()
     while head := calls.read(_HEAD.size):
         (size,) = _HEAD.unpack(head)
         answer = _answer(calls.read(size))

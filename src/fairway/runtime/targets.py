@@ -54,6 +54,14 @@ def target_of(declared: Callable[..., Any] | type, told: str) -> Target:
     return Target(SCRIPT, str(Path(file).resolve()), name)
 
 
+def is_hidden(declared: Callable[..., Any]) -> bool:
+    """Whether something else has its name in its module, once that is imported."""
+    found: Any = sys.modules.get(declared.__module__)
+    for part in declared.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is not declared
+
+
 def found_at(target: Target) -> Any:
     """In the other process: what was declared."""
     found: Any = _module(target)

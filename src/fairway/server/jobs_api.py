@@ -241,6 +241,7 @@ def _facts(job: Job) -> dict[str, Any]:
         "finished_at": _ms(job.finished_wall_ns),
         "worker": job.worker,
         "cancelling": job.cancelling,
+        "retries": job.retries,
         "waits_for": list(job.waits_for),
         "progress": _raw(job.progress),
         "error": job.error,
@@ -293,13 +294,7 @@ async def cancel_job(host: Host, request: Request, id: str) -> Reply:
 
 async def retry_job(host: Host, request: Request, id: str) -> Reply:
     job = await _job(host, request, "write", id)
-    if not await host.jobs.retry(job.id):
-        raise Conflict(
-            f"job {job.id} is {job.status.word} and stays so: a job is retried once it has failed,"
-            " died or was cancelled, if its key is not another's and no parent waits for it",
-            code="job_not_retryable",
-            detail={"status": job.status.word},
-        )
+    await host.jobs.retry_one(job.id)
     return json_reply(RetryReply(id=job.id))
 
 

@@ -15,10 +15,9 @@ import sys
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-import uvicorn
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from fairway.errors import FairwayError, InvalidConfig, NotFound, Unavailable
+from fairway.errors import FairwayError, NotFound, Unavailable
 from fairway.graphs.loading import Folder
 from fairway.runtime.blocking import BlockingPool
 from fairway.server.asgi import HttpApp, identify
@@ -28,6 +27,7 @@ from fairway.server.graphs_socket import place_of, serve_graph_socket
 from fairway.server.host import Host
 from fairway.server.http_limits import HttpLimits
 from fairway.server.http_protocol import HttpProtocol
+from fairway.server.listener import Listener, listening
 from fairway.server.problems import problem
 from fairway.server.routes import ROUTES
 from fairway.server.streams.app import StreamsApp
@@ -36,6 +36,8 @@ from fairway.server.websocket import serve_socket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import uvicorn
 
     from fairway.app import Fairway
     from fairway.runtime.service import StopSwitch
@@ -55,8 +57,6 @@ TOLD_PER_TURN: Final = 8
 """Writes answered in one turn of the loop: about half a millisecond of work."""
 COLLECT_AFTER: Final = (10_000, 20, 50)
 """How often the collector looks: almost nothing of a request is in a cycle."""
-GRACE_S: Final = 2
-"""How long a stop waits for requests under way before it cuts them off."""
 EXPOSED: Final = ("fairway-gap", "retry-after", "location", "etag")
 
 
@@ -113,13 +113,13 @@ class Server:
         serving.cancel()
 
     async def _serve(self, stop: StopSwitch) -> None:
-        uvicorn_server = _Uvicorn(self._config())
+        uvicorn_server = Listener(self._config())
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(BlockingPool(1, name="server"))
             async with asyncio.TaskGroup() as group:
-                listening = group.create_task(self._listen(uvicorn_server), name="http")
+                serving = group.create_task(uvicorn_server.run_until_asked(), name="http")
                 await uvicorn_server.wait_listening()
-                if listening.done():
+                if serving.done():
                     return  # the group raises what it met
                 self.port = uvicorn_server.port
                 async with self.app:
@@ -130,21 +130,15 @@ class Server:
                         await folder.look(at_once=True)
                         services.append(group.create_task(folder.run(), name=folder.name))
                     self.ready.set()
-                    await self._until(stop, listening)
+                    await self._until(stop, serving)
                     self.app.topics.stop_admitting()
                     if self._host is not None:
                         self._host.polls.stop()
                     uvicorn_server.should_exit = True
-                    await asyncio.wait({listening})
+                    await asyncio.wait({serving})
                     for service in services:
                         service.cancel()
                     self._http.host = None
-
-    async def _listen(self, server: _Uvicorn) -> None:
-        try:
-            await server.serve()
-        finally:
-            server.listening.set()
 
     async def _until(self, stop: StopSwitch, listening: asyncio.Task[None]) -> None:
         async with asyncio.TaskGroup() as group:
@@ -181,21 +175,13 @@ class Server:
 
     def _config(self) -> uvicorn.Config:
         settings = self.settings
-        config = uvicorn.Config(
+        config = listening(
             self._asgi,
-            host=settings.host,
-            port=settings.port,
+            settings.host,
+            settings.port,
             http=HttpProtocol.limited_to(self._limits, self._http),
             ws=_SocketProtocol,
             ws_max_size=self._limits.body_bytes_max,
-            lifespan="off",
-            interface="asgi3",
-            proxy_headers=False,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            timeout_graceful_shutdown=GRACE_S,
             backlog=2048,
         )
         config.load()
@@ -260,33 +246,3 @@ class _SocketProtocol(WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.conn.debug = False
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers: whoever runs the server owns those."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: Any = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit:  # the reason is in its log
-            config = self.config
-            raise InvalidConfig(
-                f"cannot listen on {config.host}:{config.port}: it is taken, or not ours"
-            ) from None
-        self.listening.set()
-
-    async def wait_listening(self) -> None:
-        await self.listening.wait()
-
-    @property
-    def port(self) -> int:
-        port: int = self.servers[0].sockets[0].getsockname()[1]
-        return port

@@ -12,6 +12,7 @@ from fairway.server.exchange import Reply, Request, json_reply
 from fairway.wire.server import Health, Readiness, TicketReply, TicketRequest
 
 if TYPE_CHECKING:
+    from fairway.runtime.telemetry import Telemetry
     from fairway.server.host import Host
 
 _TICKET = msgspec.json.Decoder(TicketRequest)
@@ -41,7 +42,11 @@ async def readyz(host: Host | None, request: Request) -> Reply:
 
 async def render_metrics(host: Host, request: Request) -> Reply:
     request.identity.require("read")
-    body = metrics.render(host.topics.telemetry.snapshot())
+    return metrics_reply(host.topics.telemetry)
+
+
+def metrics_reply(telemetry: Telemetry) -> Reply:
+    body = metrics.render(telemetry.snapshot())
     return Reply(200, body, ((b"content-type", metrics.CONTENT_TYPE),))
 
 

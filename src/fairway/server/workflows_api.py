@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from fairway.errors import InvalidRequest, NotFound
-from fairway.jobs.flows import PREFIX, drawn, state_of
+from fairway.jobs.flows import PREFIX, TASKS_MAX, drawn, state_of
 from fairway.jobs.job import Filter, Status
 from fairway.jobs.workflow import RunState, tree
 from fairway.server.exchange import Reply, Request, json_reply, number
@@ -46,7 +46,6 @@ _SETTINGS = msgspec.json.Decoder(ScheduleSettings)
 MS_NS: Final = 1_000_000
 RUNS_DEFAULT: Final = 50
 RUNS_MAX: Final = 200
-TASKS_MAX: Final = 10_000
 FIRINGS_SHOWN: Final = 10
 
 
@@ -127,7 +126,8 @@ async def get_run(host: Host, request: Request, id: str) -> Reply:
     if state is None and name in host.flows:
         state = RunState.of(host.flows[name].graph)
     children = await host.jobs.browse(Filter(parent=job.id, limit=TASKS_MAX))
-    by_task = {child.kind.removeprefix(f"{name}."): child for child in children}
+    # Newest last, so that it counts: an earlier attempt of the run had jobs of its own.
+    by_task = {child.kind.removeprefix(f"{name}."): child for child in reversed(children)}
     tasks = []
     for task, stand in (state.tasks if state is not None else {}).items():
         child = by_task.get(task)
@@ -147,6 +147,7 @@ async def get_run(host: Host, request: Request, id: str) -> Reply:
             workflow=summary.workflow,
             status=summary.status,
             paused=state is not None and state.paused,
+            retries=job.retries,
             context=msgspec.Raw(job.result) if job.result is not None else run.context,
             tasks=tasks,
             tree=drawn(host.flows, job) if name in host.flows else "",
@@ -162,6 +163,8 @@ async def steer_run(host: Host, request: Request, id: str) -> Reply:
     job = await _run(host, request, "write", id)
     if message.action == "cancel":
         await host.jobs.cancel(job.id, reason=message.reason)
+    elif message.action == "retry":
+        await host.jobs.retry_one(job.id)
     else:
         await host.jobs.signal(job.id, message.action)
     return json_reply(RunActionReply(id=job.id, action=message.action))

@@ -107,6 +107,9 @@ class JobSummary(Struct, frozen=True, kw_only=True):
     worker: int | None
     """Who has it."""
     cancelling: bool
+    """Whether it is being stopped; `error` says why."""
+    retries: int
+    """How often it was retried by hand after it had ended."""
     """Somebody cancelled it, and its worker is told to stop."""
     waits_for: list[str]
     """The signals it waits for."""
@@ -152,7 +155,7 @@ class SignalReply(Struct, frozen=True, kw_only=True):
 
 class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     reason: Annotated[str, Meta(min_length=1, max_length=REASON_MAX)] = "cancelled"
-    """Kept as the error of a job that was not running."""
+    """Kept as the error of what it ends, and told to what runs."""
 
 
 class CancelReply(Struct, frozen=True, kw_only=True):

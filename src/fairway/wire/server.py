@@ -20,6 +20,19 @@ class Readiness(Struct, frozen=True, kw_only=True):
     pressure_cause: str | None = None
 
 
+class WorkerReadiness(Struct, frozen=True, kw_only=True):
+    """Whether a worker takes work. `reason` says why not."""
+
+    ready: bool
+    reason: str | None = None
+    worker: int | None = None
+    """Its number in the job store, while it is registered."""
+    queues: list[str] = []
+    running: int = 0
+    buffered: int = 0
+    """Claimed and not started."""
+
+
 class TicketRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: str | None = None
     """The only path the ticket is good for; any if not given."""

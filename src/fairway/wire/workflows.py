@@ -79,6 +79,8 @@ class RunView(Struct, frozen=True, kw_only=True):
     workflow: str
     status: StatusName
     paused: bool
+    retries: int
+    """How often it was retried by hand."""
     context: Any
     """What it was started with, or, once it is done, what it came to."""
     tasks: list[TaskView]
@@ -91,8 +93,10 @@ class RunView(Struct, frozen=True, kw_only=True):
 class RunAction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Steer a run."""
 
-    action: Literal["pause", "resume", "cancel"]
+    action: Literal["pause", "resume", "cancel", "retry"]
+    """A retry is of a run that failed or was cancelled."""
     reason: Annotated[str, Meta(max_length=1000)] = "cancelled"
+    """Of a cancel: the error of whatever it ends, told to what runs."""
 
 
 class RunActionReply(Struct, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ from msgspec import Struct, field, structs
 from fairway.core.priority import band_at, band_of
 from fairway.errors import Invalid
 from fairway.jobs.job import (
+    ASIDE_MAX,
+    CANCELLED,
     Beat,
     Child,
     Claim,
@@ -64,6 +66,7 @@ class _Row(Struct, kw_only=True, eq=False):
     since_ns: int
     attempt: int = 0
     crashes: int = 0
+    retries: int = 0
     due_ns: int | None = None
     worker: int | None = None
     token: int = 0
@@ -186,15 +189,15 @@ class MemoryStore:
         if not self._alive(worker):
             return Beat(alive=False)
         self._workers[worker] = max(self._workers[worker], now + ttl_ns)
-        cancel = []
+        cancel = {}
         released = 0
         for row in self._leased(worker):
             if held.get(row.id) != row.token and row.claimed_ns + grace_ns <= now:
                 self._give_back(row)
                 released += 1
             elif row.cancelling:
-                cancel.append(row.id)
-        return Beat(alive=True, cancel=tuple(cancel), released=released)
+                cancel[row.id] = row.error or CANCELLED
+        return Beat(alive=True, cancel=cancel, released=released)
 
     def _alive(self, worker: int) -> bool:
         return self._workers.get(worker, 0) > self._now()
@@ -219,6 +222,7 @@ class MemoryStore:
         out = Exchanged(claims=[], stale=[], lanes={}, woken=set(), held_back_ns={}, ended=[])
         alive = self._alive(worker)
         before = {id: row.status for id, row in self._rows.items()}
+        aside: dict[object, Settlement] = {}
         for settlement in settlements:
             row = self._rows.get(settlement.claim.id)
             if (
@@ -230,6 +234,10 @@ class MemoryStore:
                 out.stale.append(settlement.claim.id)
                 continue
             self._settle(row, settlement)
+            if settlement.skill and not row.status.ended:
+                aside.setdefault((settlement.skill, _like(row)), settlement)
+        for settlement in aside.values():
+            self._set_aside(settlement)
         for id, row in self._rows.items():
             if row.status.ended and before.get(id) is not row.status:
                 out.ended.append(Ended(id, row.status, row.result, row.error))
@@ -241,7 +249,9 @@ class MemoryStore:
             if row.status is Status.READY and before.get(id) is not Status.READY
         }
         if probe:
-            out.cancelling = [row.id for row in self._leased(worker) if row.cancelling]
+            out.cancelling = {
+                row.id: row.error or CANCELLED for row in self._leased(worker) if row.cancelling
+            }
         out.lanes = {
             queue: sorted({row.lane for row in self._ready() if row.lane.queue == queue})
             for queue in probe
@@ -253,7 +263,7 @@ class MemoryStore:
         seen = frozenset(signal.id for signal in settlement.claim.signals)
         row.worker = None
         if row.cancelling and fate not in _END:
-            self._end(row, Status.CANCELLED, None, "cancelled")
+            self._end(row, Status.CANCELLED, None, row.error)
             return
         if settlement.state is not None:
             row.state = settlement.state
@@ -264,6 +274,8 @@ class MemoryStore:
             self._end(row, _END[fate], settlement.result, settlement.error)
             return
         if fate is Fate.RELEASE:
+            if settlement.skill:
+                row.lane = row.lane._replace(skill=settlement.skill)
             self._give_back(row)
             return
         row.step = settlement.step
@@ -294,6 +306,20 @@ class MemoryStore:
             self._park(row, Status.WAITING, settlement.delay_ns or None)
         else:
             self._give_back(row)
+
+    def _set_aside(self, settlement: Settlement) -> None:
+        """Others like this one, at the heads of its lanes, wait for those who know them as well."""
+        like = _like(self._rows[settlement.claim.id])
+        seen: Counter[Lane] = Counter()
+        for row in sorted(self._rows.values(), key=lambda row: row.id):
+            lane = row.lane
+            home = (settlement.claim.queue, settlement.claim.tenant, "")
+            if row.status is not Status.READY or (lane.queue, lane.tenant, lane.skill) != home:
+                continue
+            seen[lane] += 1
+            if seen[lane] <= ASIDE_MAX and _like(row) == like:
+                row.lane = lane._replace(skill=settlement.skill)
+                row.error = settlement.error
 
     def _park(self, row: _Row, status: Status, delay_ns: int | None) -> None:
         if status is Status.SCHEDULED and not delay_ns:
@@ -431,7 +457,8 @@ class MemoryStore:
             parent=new.parent,
             trace=new.trace,
             timed_out=row.timed_out,
-            cancelling=row.cancelling,
+            cancelling=(row.error or CANCELLED) if row.cancelling else None,
+            retries=row.retries,
             signals=tuple(one for one, _ in row.inbox if one.name in row.names),
             children=tuple(
                 Child(child.id, child.new.kind, child.status, child.result, child.error)
@@ -463,7 +490,7 @@ class MemoryStore:
             row.crashes += 1
             spent = row.attempt + row.crashes >= row.new.max_attempts
             if row.cancelling:
-                self._end(row, Status.CANCELLED, None, "cancelled")
+                self._end(row, Status.CANCELLED, None, row.error)
             elif spent or row.crashes >= row.new.max_crashes:
                 dead += 1
                 self._end(row, Status.DEAD, None, f"its worker died {row.crashes} times")
@@ -520,14 +547,15 @@ class MemoryStore:
             row = self._rows.get(id)
             if row is None or row.status.ended:
                 continue
-            if row.status is Status.RUNNING:
+            if not row.cancelling:
                 row.cancelling = True
+                row.error = reason
+            if row.status is Status.RUNNING:
                 running.append(id)
             else:
                 ended.append(id)
-                row.cancelling = True
         for id in ended:
-            self._end(self._rows[id], Status.CANCELLED, None, reason)
+            self._end(self._rows[id], Status.CANCELLED, None, self._rows[id].error)
         return Cancelled(tuple(sorted(ended)), tuple(sorted(running)))
 
     async def retry(self, jobs: Sequence[int]) -> list[int]:
@@ -538,12 +566,15 @@ class MemoryStore:
                 continue
             if self._parent_lives(row):
                 continue  # its parent has counted it already
+            if self._has_reporters(row):
+                continue  # they belong to the attempt that is over
             key = row.new.unique_key
             if key is not None:
                 if self._keyed(key) not in (None, id):
                     continue  # another job stands for the key now
                 self._keys[key] = (id, self._now() + row.new.window_ns)
             row.attempt = row.crashes = 0
+            row.retries += 1
             row.timed_out = False
             row.finished_ns = row.error = row.result = None
             self._make_ready(row)
@@ -627,6 +658,13 @@ class MemoryStore:
                 del self._keys[key]
         return len(gone)
 
+    def _has_reporters(self, row: _Row) -> bool:
+        """Whether a child that reports to the job by signal has not ended."""
+        return any(
+            child.new.parent == row.id and child.new.notify is not None and not child.status.ended
+            for child in self._rows.values()
+        )
+
     def _parent_lives(self, row: _Row) -> bool:
         parent = self._rows.get(row.new.parent) if row.new.parent is not None else None
         return parent is not None and not parent.status.ended
@@ -634,6 +672,10 @@ class MemoryStore:
 
 def _adopted(child: NewJob, parent: int) -> NewJob:
     return structs.replace(child, parent=parent)
+
+
+def _like(row: _Row) -> tuple[str, str, str, int, str]:
+    return row.new.queue, row.new.tenant, row.new.kind, row.new.version, row.step
 
 
 def _job(row: _Row) -> Job:
@@ -660,6 +702,7 @@ def _job(row: _Row) -> Job:
         finished_wall_ns=row.finished_ns,
         worker=row.worker,
         cancelling=row.cancelling,
+        retries=row.retries,
         waits_for=row.names if row.status is Status.WAITING else (),
         progress=row.progress,
         result=row.result,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairway.core.priority import Band
 from fairway.errors import FairwayError, Invalid
-from fairway.jobs.job import Fate, Lane, Limits, QueueState, Reaped, Status, lane_of
+from fairway.jobs.job import Fate, Lane, Limits, QueueState, Reaped, Status, distinct, lane_of
 from fairway.jobs.store import Cancelled, Cursor, Delivered, Ended, Exchanged, Promoted
 from fairway.jobs.stores.postgres_browsing import browsing, job_of
 from fairway.jobs.stores.postgres_claiming import Claiming, by_id, put_off
@@ -21,7 +21,7 @@ from fairway.jobs.stores.postgres_history import History
 from fairway.jobs.stores.postgres_intake import Intake, alike
 from fairway.jobs.stores.postgres_lanes import LaneNumbers, LowWater
 from fairway.jobs.stores.postgres_locks import KeyLocks
-from fairway.jobs.stores.postgres_settling import Settling
+from fairway.jobs.stores.postgres_settling import Settling, aside_lanes
 from fairway.jobs.stores.postgres_timetable import PostgresTimetable
 from fairway.jobs.stores.postgres_within import unwrapped
 
@@ -77,11 +77,15 @@ class PostgresStore:
         )
 
     async def open(self) -> None:
-        await self._connections.open()
-        await self._connections.migrate()
-        await self._relaxed.open()
-        await self._history.turn_days()
-        await self._lanes.load()
+        try:
+            await self._connections.open()
+            await self._connections.migrate()
+            await self._relaxed.open()
+            await self._history.turn_days()
+            await self._lanes.load()
+        except BaseException:
+            await self.aclose()
+            raise
 
     async def aclose(self) -> None:
         if self._locks is not None:
@@ -96,14 +100,14 @@ class PostgresStore:
     ) -> list[Enqueued]:
         if not jobs and cursor is None:
             return []
-        if self._locks is not None and any(job.strict for job in jobs):
+        if self._locks is not None and any(job.strict for job in distinct(jobs)):
             raise Invalid("strict order needs partition keys in the table, not as advisory locks")
         if within is None and cursor is None and len(jobs) > 1 and alike(jobs):
             return await self._intake.add_alike(jobs)
-        await self._lanes.ensure({lane_of(job) for job in jobs})
+        await self._lanes.ensure({lane_of(job) for job in distinct(jobs)})
         if within is not None:
             return await self._intake.add(await unwrapped(within), jobs)
-        if cursor is None and all(job.unique_key is None for job in jobs):
+        if cursor is None and all(job.unique_key is None for job in distinct(jobs)):
             async with self._connections.connection() as connection:  # one statement commits itself
                 return await self._intake.add(connection, jobs)
 
@@ -147,6 +151,7 @@ class PostgresStore:
     ) -> Exchanged:
         await self._lanes.ensure(
             {lane_of(child) for one in settlements for child in one.children}
+            | {lane for one in settlements if one.skill for lane in aside_lanes(one)}
             | {want.lane for want in wants}
         )
 
@@ -268,11 +273,9 @@ class PostgresStore:
             keyed = {id: key for id, key in back.items() if key is not None}
             await self._settling.free_keys(connection, keyed, woken)
             if dead:
-                await self._settling.end(connection, dead, Status.DEAD, None, woken)
+                await self._settling.end(connection, dead, Status.DEAD, woken)
             if cancelled:
-                await self._settling.end(
-                    connection, cancelled, Status.CANCELLED, "cancelled", woken
-                )
+                await self._settling.end(connection, cancelled, Status.CANCELLED, woken)
             await connection.execute(self._sql["bury_workers"], workers)
             return len(workers), len(back), len(dead), lanes
 
@@ -284,7 +287,7 @@ class PostgresStore:
         rows = await self._connections.fetch("aged", limit)
         if not rows:
             return 0
-        ups = [Lane(row[2], row[3], Band(row[4])) for row in rows]
+        ups = [Lane(row[2], row[3], Band(row[4]), row[5]) for row in rows]
         await self._lanes.ensure(set(ups))
         async with self._connections.connection() as connection:
             moved = await connection.fetch(
@@ -319,7 +322,7 @@ class PostgresStore:
 
         async def end(connection: Connection) -> tuple[list[int], list[int]]:
             family = [row[0] for row in await connection.fetch(self._sql["family"], list(jobs))]
-            rows = await connection.fetch(self._sql["mark_cancelled"], family)
+            rows = await connection.fetch(self._sql["mark_cancelled"], family, reason)
             if not rows:
                 return [], []
             parked = [row[0] for row in rows if row[3] != b"r"]
@@ -330,7 +333,7 @@ class PostgresStore:
                 [row[2] for row in rows if row[2] is not None],
             )
             ended = sorted({*parked, *(row[0] for row in free)})
-            await self._settling.end(connection, ended, Status.CANCELLED, reason, woken)
+            await self._settling.end(connection, ended, Status.CANCELLED, woken)
             return ended, sorted({row[0] for row in rows} - set(ended))
 
         ended, running = await self._connections.transaction(end)

@@ -1,18 +1,19 @@
 -- lanes: the numbers of lanes, made on demand
 with wanted as (
-    select * from unnest($1::text[], $2::text[], $3::smallint[]) as w (queue, tenant, band)
+    select * from unnest($1::text[], $2::text[], $3::smallint[], $4::text[])
+        as w (queue, tenant, band, skill)
 ), added as (
-    insert into fw.lane (queue, tenant, band)
-    select queue, tenant, band from wanted order by queue, tenant, band
+    insert into fw.lane (queue, tenant, band, skill)
+    select queue, tenant, band, skill from wanted order by queue, tenant, band, skill
     on conflict do nothing
-    returning id, queue, tenant, band
+    returning id, queue, tenant, band, skill
 )
-select id, queue, tenant, band from added
+select id, queue, tenant, band, skill from added
 union
-select l.id, l.queue, l.tenant, l.band from fw.lane l natural join wanted w
+select l.id, l.queue, l.tenant, l.band, l.skill from fw.lane l natural join wanted w
 
 -- known_lanes: every lane there is
-select id, queue, tenant, band from fw.lane
+select id, queue, tenant, band, skill from fw.lane
 
 -- numbers: for jobs to come, in order
 select nextval('fw.job_id') from generate_series(1, $1::int)
@@ -67,7 +68,7 @@ with input as materialized (
     insert into fw.ready (lane, id, priority, strict, since)
     select $5, id, $6::smallint, false, fw.now_() from input
 )
-select id from input order by ord
+select array_agg(id order by ord) from input
 
 -- move_cursor: a reader's cursor, if it stood before the first of what comes with it
 insert into fw.cursor as c (name, epoch, seq) values ($1, $2, $3)
@@ -127,15 +128,16 @@ want as (
 
 -- claimed: those jobs; then those whose key is taken; then how far it looked
 select j.id, j.kind, j.version, j.step, j.state, j.attempt, j.crashes, j.max_attempts, j.lane,
-    j.priority, j.pkey, j.parent, j.trace, j.timed_out, j.cancelling,
-    case when j.inbox > 0 then j.names end as names, j.spawned
+    j.priority, j.pkey, j.parent, j.trace, j.timed_out,
+    case when j.cancelling then coalesce(j.error, 'cancelled') end as cancelling,
+    case when j.inbox > 0 then j.names end as names, j.spawned, j.retries
 from fw.job j where j.id = any(array(select id from won))
 union all
-select id, null, 0, null, null, 0, 0, 0, lane, 0::smallint, pkey, null, null, false, false, null, false
+select id, null, 0, null, null, 0, 0, 0, lane, 0::smallint, pkey, null, null, false, null, null, false, 0
 from picked where pkey is not null and not $6 and id not in (select id from slot)
 union all
 select max(id), null, count(*)::int, null, null, 0, 0, 0, lane, 0::smallint, null, null, null, false,
-    false, null, false
+    null, null, false, 0
 from picked group by lane
 
 -- claim: the first jobs of lanes
@@ -156,15 +158,15 @@ with {claiming}
 ), kept as (
     insert into fw.history (id, finished_at, kind, version, step, state, lane, priority, attempt,
         crashes, max_attempts, max_crashes, status, strict, ukey, window_us, trace, progress,
-        result, enqueued_at)
+        result, enqueued_at, retries)
     select g.id, fw.now_(), g.kind, g.version, g.step, g.state, g.lane, g.priority, g.attempt,
         g.crashes, g.max_attempts, g.max_crashes, 'd', g.strict, g.ukey, g.window_us, g.trace,
-        g.progress, i.result, g.enqueued_at
+        g.progress, i.result, g.enqueued_at, g.retries
     from gone g join input i on i.id = g.id
 ), {forgetting}
 {claimed}
 union all
-select id, null, 0, null, null, 0, 0, 0, 0, 0::smallint, null, null, null, false, false, null, false
+select id, null, 0, null, null, 0, 0, 0, 0, 0::smallint, null, null, null, false, null, null, false, 0
 from unnest($7::bigint[]) as u (id) where id not in (select id from gone)
 
 -- inbox: the signals jobs wait for
@@ -240,36 +242,38 @@ with input as materialized (
 ), kept as (
     insert into fw.history (id, finished_at, kind, version, step, state, lane, priority, attempt,
         crashes, max_attempts, max_crashes, status, pkey, strict, ukey, window_us, parent, notify,
-        trace, progress, result, error, enqueued_at)
+        trace, progress, result, error, enqueued_at, retries)
     select g.id, fw.now_(), g.kind, g.version, g.step, coalesce(i.state, g.state), g.lane,
         g.priority, g.attempt, g.crashes, g.max_attempts, g.max_crashes, i.status, g.pkey, g.strict,
         g.ukey, g.window_us, g.parent, g.notify, g.trace, coalesce(i.progress, g.progress),
-        i.result, i.error, g.enqueued_at
+        i.result, i.error, g.enqueued_at, g.retries
     from gone g join input i on i.id = g.id
 ), {forgetting}
 select id, pkey, parent, notify from gone
 
--- end_jobs: jobs that nobody runs, ended from outside
+-- end_jobs: jobs that nobody runs, dead or cancelled; why they were cancelled is their error
 with gone as (
-    delete from fw.job where id = any($1::bigint[]) returning *
+    delete from fw.job where id = any($1::bigint[])
+    returning *, case when $2::"char" = 'k' then 'its worker died ' || crashes || ' times'
+        else coalesce(error, 'cancelled') end as said
 ), kept as (
     insert into fw.history (id, finished_at, kind, version, step, state, lane, priority, attempt,
         crashes, max_attempts, max_crashes, status, pkey, strict, ukey, window_us, parent, notify,
-        trace, progress, result, error, enqueued_at)
+        trace, progress, result, error, enqueued_at, retries)
     select id, fw.now_(), kind, version, step, state, lane, priority, attempt, crashes,
         max_attempts, max_crashes, $2::"char", pkey, strict, ukey, window_us, parent, notify, trace,
-        progress, null, coalesce($3, 'its worker died ' || crashes || ' times'), enqueued_at
+        progress, null, said, enqueued_at, retries
     from gone
 ), untimed as (
     delete from fw.timer where id = any($1::bigint[])
 ), {forgetting}
-select id, pkey, parent, notify, crashes from gone
+select id, pkey, parent, notify, said from gone
 
 -- requeue: jobs that go on, at once or later, fenced by their leases
 with input as materialized (
     select * from unnest($2::bigint[], $3::bigint[], $4::text[], $5::bytea[], $6::text[],
-            $7::bigint[], $8::smallint[], $9::bytea[])
-        as u (id, token, step, state, error, delay_us, tries, progress)
+            $7::bigint[], $8::smallint[], $9::bytea[], $10::int[])
+        as u (id, token, step, state, error, delay_us, tries, progress, lane)
     where (select expires_at > fw.now_() from fw.worker where id = $1)
 ), fenced as (
     delete from fw.lease l using input i
@@ -281,7 +285,7 @@ with input as materialized (
         timed_out = j.timed_out and i.tries >= 0,
         attempt = case when i.tries < 0 then 0 else j.attempt + i.tries end,
         names = case when i.tries < 0 then null else j.names end,
-        status = case when i.delay_us > 0 then 's' else 'r' end
+        status = case when i.delay_us > 0 then 's' else 'r' end, lane = coalesce(i.lane, j.lane)
     from input i
     where j.id = any(array(select id from fenced)) and j.id = i.id and not j.cancelling
     returning j.id, j.lane, j.priority, j.pkey, j.strict, i.delay_us
@@ -293,6 +297,35 @@ with input as materialized (
     select id, fw.now_() + delay_us * interval '1 microsecond' from going where delay_us > 0
 )
 select f.id, g.lane, g.delay_us from fenced f left join going g on g.id = f.id
+
+-- set_aside: jobs like one that a worker did not know, from the heads of its lanes to those of $6
+with head as materialized (
+    select l.id as lane, r.id from fw.lane l cross join lateral (
+        select id from fw.ready where lane = l.id order by id limit $7
+    ) r
+    where l.queue = $1 and l.tenant = $2 and l.skill = ''
+), alike as materialized (
+    select id from fw.job where id = any(array(select id from head))
+        and kind = $3 and version = $4 and step = $5
+    order by id for no key update skip locked
+), places as materialized (
+    select r.place from head h cross join lateral (
+        select ctid as place from fw.ready where lane = h.lane and id = h.id
+        for update skip locked
+    ) r
+    where h.id in (select id from alike)
+), taken as (
+    delete from fw.ready where ctid = any(array(select place from places))
+    returning lane, id, priority, pkey, strict, since
+), queued as (
+    insert into fw.ready (lane, id, priority, pkey, strict, since)
+    select t.id, q.id, q.priority, q.pkey, q.strict, q.since
+    from taken q join fw.lane h on h.id = q.lane join fw.lane t
+        on t.queue = $1 and t.tenant = $2 and t.band = h.band and t.skill = $6
+)
+update fw.job j set error = $8, lane = t.id
+from fw.lane h join fw.lane t on t.queue = $1 and t.tenant = $2 and t.band = h.band and t.skill = $6
+where j.id = any(array(select id from taken)) and h.id = j.lane
 
 -- fence: one claim given up, its job held fast
 with fenced as (
@@ -374,11 +407,11 @@ union all
 select 0, name from fw.queue
 where (name = '*' or name = any($1::text[])) and (concurrency is not null or rate_per_s is not null)
 union all
-select -j.id, null from fw.lease s join fw.job j on j.id = s.id
+select -j.id, coalesce(j.error, 'cancelled') from fw.lease s join fw.job j on j.id = s.id
 where s.worker = $2 and j.cancelling
 
--- cancelled: jobs of a worker that somebody cancelled
-select j.id from fw.lease l join fw.job j on j.id = l.id
+-- cancelled: jobs of a worker that somebody cancelled, and why
+select j.id, coalesce(j.error, 'cancelled') from fw.lease l join fw.job j on j.id = l.id
 where l.worker = $1 and j.cancelling order by j.id
 
 -- limits: what some queues may do, held fast while it is used
@@ -440,7 +473,7 @@ select lane, id, priority, pkey, strict, fw.now_() from fw.job where id = any($1
 returning lane
 
 -- aged: which jobs at the head of their lanes have waited enough for a higher band
-select r.lane, r.id, l.queue, l.tenant, a.band
+select r.lane, r.id, l.queue, l.tenant, a.band, l.skill
 from fw.lane l cross join lateral (
     select lane, id, priority, since from fw.ready where lane = l.id order by id limit $1
 ) r cross join lateral (
@@ -473,8 +506,8 @@ with recursive family (id) as (
 )
 select id from family order by id
 
--- mark_cancelled: jobs that are to end, held fast
-update fw.job set cancelling = true
+-- mark_cancelled: jobs that are to end, held fast; why is their error from here on
+update fw.job set cancelling = true, error = case when cancelling then error else $2 end
 where id in (select id from fw.job where id = any($1::bigint[]) order by id for no key update)
 returning id, lane, pkey, status
 
@@ -492,13 +525,15 @@ select id from unready union all select id from unblocked
 with back as (
     delete from fw.history h where h.id = any($1::bigint[]) and h.status in ('f', 'k', 'c')
         and not exists (select 1 from fw.job p where p.id = h.parent)
+        and not exists (select 1 from fw.job c where c.parent = h.id and c.notify is not null)
         and (h.ukey is null or h.ukey = any($2::text[]))
     returning *
 ), revived as (
     insert into fw.job (id, kind, version, step, state, lane, priority, max_attempts, max_crashes,
-        pkey, strict, ukey, window_us, parent, notify, trace, progress, enqueued_at, spawned)
+        pkey, strict, ukey, window_us, parent, notify, trace, progress, enqueued_at, spawned,
+        retries)
     select id, kind, version, step, state, lane, priority, max_attempts, max_crashes, pkey, strict,
-        ukey, window_us, parent, notify, trace, progress, enqueued_at, true
+        ukey, window_us, parent, notify, trace, progress, enqueued_at, true, retries + 1
     from back
 ), queued as (
     insert into fw.ready (lane, id, priority, pkey, strict, since)
@@ -515,6 +550,7 @@ returning h.id
 select h.id, h.ukey, h.window_us from fw.history h
 where h.id = any($1::bigint[]) and h.ukey is not null and h.status in ('f', 'k', 'c')
     and not exists (select 1 from fw.job p where p.id = h.parent)
+    and not exists (select 1 from fw.job c where c.parent = h.id and c.notify is not null)
 
 -- retake_keys: unique keys of ended jobs that stand for no other job now stand for them again
 insert into fw.unique_key as k (key, job, until)

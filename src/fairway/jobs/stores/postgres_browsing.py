@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 _LIVE = """
 select j.id, j.kind, j.version, j.step, j.state, j.priority, j.attempt, j.crashes, j.max_attempts,
     j.pkey, j.ukey, j.parent, j.trace, j.progress, j.error, j.enqueued_at, j.names, j.cancelling,
-    l.queue, l.tenant, t.due, s.worker, null::bytea as result, null::timestamptz as finished_at,
+    j.retries, l.queue, l.tenant, t.due, s.worker, null::bytea as result,
+    null::timestamptz as finished_at,
     case when s.id is not null then 'x' when b.id is not null then 'b' else j.status end as shown
 from fw.job j join fw.lane l on l.id = j.lane left join fw.timer t on t.id = j.id
     left join fw.lease s on s.id = j.id left join fw.blocked b on b.pkey = j.pkey and b.id = j.id
@@ -22,8 +23,8 @@ from fw.job j join fw.lane l on l.id = j.lane left join fw.timer t on t.id = j.i
 _ENDED = """
 select h.id, h.kind, h.version, h.step, h.state, h.priority, h.attempt, h.crashes, h.max_attempts,
     h.pkey, h.ukey, h.parent, h.trace, h.progress, h.error, h.enqueued_at, null::text[] as names,
-    false as cancelling, l.queue, l.tenant, null::timestamptz as due, null::bigint as worker,
-    h.result, h.finished_at, h.status as shown
+    false as cancelling, h.retries, l.queue, l.tenant, null::timestamptz as due,
+    null::bigint as worker, h.result, h.finished_at, h.status as shown
 from fw.history h join fw.lane l on l.id = h.lane
 """
 _ONLY = {  # where to look for the jobs of one state, without looking at all of them
@@ -96,6 +97,7 @@ def job_of(row: Any) -> Job:
         finished_wall_ns=_ns(row.get("finished_at")),
         worker=row.get("worker"),
         cancelling=row.get("cancelling") or False,
+        retries=row["retries"],
         waits_for=tuple(row.get("names") or ()) if status is Status.WAITING else (),
         progress=row["progress"],
         result=row.get("result"),

@@ -154,7 +154,7 @@ class Claiming:
         lane = self._lanes.lane(row[8])
         return Claim(
             row[0], token, row[1], row[2], row[3], row[4], row[5], row[6], row[7], lane[0], lane[1],
-            row[9], row[10], row[11], row[12], row[13], row[14],
+            row[9], row[10], row[11], row[12], row[13], row[14], row[17],
         )  # fmt: skip
 
     async def _add_inboxes(
@@ -227,8 +227,8 @@ class Claiming:
             queue: sorted(lane for lane in found if lane.queue == queue) for queue in queues
         }
         self.limited -= {*queues, "*"}
-        self.limited |= {limited for _, limited in rows if limited is not None}
-        out.cancelling = sorted(-row[0] for row in rows if row[0] < 0)
+        self.limited |= {said for number, said in rows if number == 0}
+        out.cancelling = {-number: said for number, said in rows if number < 0}
 
 
 def put_off(claim: Claim, delay_ns: int) -> Settlement:

@@ -68,7 +68,7 @@ class PostgresHeart:
                     ask("unblock", keys)
                 self._gave_back()
             gone = {row[0] for row in unknown}
-            cancel = tuple(row[0] for row in ask("cancelled", worker) if row[0] not in gone)
+            cancel = {row[0]: row[1] for row in ask("cancelled", worker) if row[0] not in gone}
             return Beat(alive=True, cancel=cancel, released=len(unknown))
 
     def close(self) -> None:

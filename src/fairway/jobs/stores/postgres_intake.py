@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fairway.jobs.job import Enqueued, lane_of
+from fairway.jobs.job import Enqueued, JobBatch, distinct, lane_of, states_of
 from fairway.jobs.stores.postgres_connections import us
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ class Intake:
 
     async def add_alike(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Add jobs that are `alike`, in a statement that commits itself."""
-        one = jobs[0]
+        one = distinct(jobs)[0]
         await self._lanes.ensure((lane_of(one),))
         async with self._connections.connection() as connection:
-            rows = await connection.fetch(
+            ids = await connection.fetchval(
                 self._sql["enqueue_alike"],
-                [job.state for job in jobs],
+                states_of(jobs),
                 one.kind,
                 one.version,
                 one.step,
@@ -40,7 +40,7 @@ class Intake:
                 one.max_crashes,
                 one.trace,
             )
-        return [Enqueued(row[0], True) for row in rows]
+        return [Enqueued(id, True) for id in ids]
 
     async def add(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Add jobs in the transaction of `connection`."""
@@ -100,6 +100,8 @@ class Intake:
 
 def alike(jobs: Sequence[NewJob]) -> bool:
     """Whether jobs differ in their state alone and have nothing that needs care."""
+    if isinstance(jobs, JobBatch):
+        jobs = (jobs.first,)
     one = jobs[0]
     shape = (one.kind, one.queue, one.tenant, one.priority, one.version, one.step)
     rest = (one.max_attempts, one.max_crashes, one.trace)

@@ -53,8 +53,8 @@ class LaneNumbers:
         return {self._lanes[number] for number in numbers}
 
     def _learn(self, rows: Sequence[Any]) -> None:
-        for number, queue, tenant, band in rows:
-            lane = Lane(queue, tenant, Band(band))
+        for number, queue, tenant, band, skill in rows:
+            lane = Lane(queue, tenant, Band(band), skill)
             self._numbers[lane] = number
             self._lanes[number] = lane
 

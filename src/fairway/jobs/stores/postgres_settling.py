@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
-from fairway.jobs.job import TERMINAL, Fate, Status, ending, lane_of
+from fairway.core.priority import Band
+from fairway.jobs.job import ASIDE_MAX, TERMINAL, Fate, Status, ending, lane_of
 from fairway.jobs.store import Ended
 from fairway.jobs.stores.postgres_connections import us
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fairway.jobs.job import Settlement
+    from fairway.jobs.job import Claim, Lane, Settlement
     from fairway.jobs.store import Exchanged
     from fairway.jobs.stores.postgres_connections import Connection
     from fairway.jobs.stores.postgres_intake import Intake
@@ -64,12 +65,31 @@ class Settling:
         out: Exchanged,
         woken: set[int],
     ) -> None:
+        aside: dict[object, Settlement] = {}
+        await self._settle(connection, worker, settlements, out, woken, aside)
+        for one in aside.values():
+            claim = one.claim
+            await connection.execute(
+                self._sql["set_aside"],
+                *(claim.queue, claim.tenant, *_like(claim), one.skill, ASIDE_MAX, one.error),
+            )
+
+    async def _settle(
+        self,
+        connection: Connection,
+        worker: int,
+        settlements: Sequence[Settlement],
+        out: Exchanged,
+        woken: set[int],
+        aside: dict[object, Settlement],
+    ) -> None:
+        """Settle; one settlement of each kind that is set aside is added to `aside`."""
         if len(settlements) > 1 and any(
             child.unique_key is not None for one in settlements for child in one.children
         ):
             # Whether such a child is new depends on who ended before it was spawned: one by one.
             for one in settlements:
-                await self.settle(connection, worker, [one], out, woken)
+                await self._settle(connection, worker, [one], out, woken, aside)
             return
         finishing: list[Settlement] = []
         going: list[Settlement] = []
@@ -91,11 +111,11 @@ class Settling:
         if finishing:
             await self._finish(connection, worker, finishing, out, woken)
         if going:
-            await self._requeue(connection, worker, going, out, woken)
+            await self._requeue(connection, worker, going, out, woken, aside)
         for one in parking:
             await self._park(connection, worker, one, out, woken)
         if again:
-            await self.settle(connection, worker, again, out, woken)
+            await self._settle(connection, worker, again, out, woken, aside)
 
     async def _finish(
         self,
@@ -137,6 +157,7 @@ class Settling:
         settlements: Sequence[Settlement],
         out: Exchanged,
         woken: set[int],
+        aside: dict[object, Settlement],
     ) -> None:
         rows = await connection.fetch(
             self._sql["requeue"],
@@ -149,6 +170,7 @@ class Settling:
             [us(one.delay_ns) if one.fate is Fate.RETRY else 0 for one in settlements],
             [_tries(one) for one in settlements],
             [one.progress for one in settlements],
+            [self._lanes[_aside(one)] if one.skill else None for one in settlements],
         )
         found = {row[0]: row for row in rows}
         keyed: dict[int, str] = {}
@@ -167,13 +189,15 @@ class Settling:
                 keyed[claim.id] = claim.partition_key
             if row[2] == 0:
                 woken.add(row[1])
+            if one.skill:
+                aside.setdefault((_aside(one), _like(one.claim)), one)
             if one.fate is Fate.NEXT:
                 seen += [signal.id for signal in claim.signals]
         if seen:
             await connection.execute(self._sql["consume"], seen)
         await self.free_keys(connection, keyed, woken)
         if cancelled:
-            out.ended += await self.end(connection, cancelled, Status.CANCELLED, "cancelled", woken)
+            out.ended += await self.end(connection, cancelled, Status.CANCELLED, woken)
 
     async def _park(
         self,
@@ -190,9 +214,7 @@ class Settling:
             return
         keyed = {} if claim.partition_key is None else {claim.id: claim.partition_key}
         if held[0][0]:
-            out.ended += await self.end(
-                connection, [claim.id], Status.CANCELLED, "cancelled", woken
-            )
+            out.ended += await self.end(connection, [claim.id], Status.CANCELLED, woken)
             return
         seen = [signal.id for signal in claim.signals]
         if one.children:
@@ -227,16 +249,12 @@ class Settling:
         connection: Connection,
         ids: Sequence[int],
         status: Status,
-        error: str | None,
         woken: set[int],
     ) -> list[Ended]:
-        """End jobs that nobody holds. Without an error it is told how often their worker died."""
-        rows = await connection.fetch(
-            self._sql["end_jobs"], list(ids), status.value.encode(), error
-        )
+        """End jobs that nobody holds, as dead or as cancelled."""
+        rows = await connection.fetch(self._sql["end_jobs"], list(ids), status.value.encode())
         gone = []
-        for id, key, parent, notify, crashes in rows:
-            said = error if error is not None else f"its worker died {crashes} times"
+        for id, key, parent, notify, said in rows:
             gone.append(_Gone(id, key, parent, notify, Ended(id, status, None, said)))
         await self._after(connection, gone, woken)
         return [one.ended for one in gone]
@@ -297,6 +315,19 @@ class Settling:
             keys = sorted(set(keyed.values()))
             await connection.execute(self._sql["free_keys"], keys, list(keyed))
             woken |= {row[0] for row in await connection.fetch(self._sql["unblock"], keys)}
+
+
+def aside_lanes(one: Settlement) -> set[Lane]:
+    """The lanes that a settlement sets jobs aside in: those of its tenant, for its skill."""
+    return {_aside(one)._replace(band=band) for band in Band}
+
+
+def _aside(one: Settlement) -> Lane:
+    return lane_of(one.claim)._replace(skill=one.skill)
+
+
+def _like(claim: Claim) -> tuple[str, int, str]:
+    return claim.kind, claim.version, claim.step
 
 
 def _tries(one: Settlement) -> int:

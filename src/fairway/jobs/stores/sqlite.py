@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fairway.errors import Closing, InvalidConfig
-from fairway.jobs.job import Status
+from fairway.jobs.job import Status, states_of
 from fairway.jobs.store import Cancelled, Delivered, Exchanged
 from fairway.jobs.stores import sqlite_claim as claiming
 from fairway.jobs.stores import sqlite_upkeep as upkeep
@@ -122,7 +122,7 @@ class SqliteStore:
         """See `JobStore`. `within` runs in the caller's thread, that of the event loop."""
         if within is not None:
             return add_within(within, self._place, self._now().wall_ns(), jobs, cursor)
-        size = sum([len(new.state) for new in jobs])
+        size = sum(map(len, states_of(jobs)))
         return await self._write.run(partial(_enqueue, jobs, cursor), durable=True, size=size)
 
     async def cursor(self, name: str) -> Cursor | None:
@@ -292,7 +292,7 @@ def _exchange(
         woken=moves.woken(),
         held_back_ns=held_back,
         ended=settling.ended,
-        cancelling=claiming.cancelling(moves, worker) if probe else [],
+        cancelling=claiming.cancelling(moves, worker) if probe else {},
     )
 
 
@@ -304,7 +304,8 @@ def _cancel(jobs: Sequence[int], reason: str, moves: Moves) -> Cancelled:
         (running if code == RUNNING else ended).append(id)
     if running:
         moves.connection.execute(
-            "UPDATE job SET cancelling = 1 WHERE id IN carray(?)", (numbers(running),)
+            "UPDATE job SET cancelling = 1, error = ? WHERE id IN carray(?) AND cancelling = 0",
+            (reason, numbers(running)),
         )
     for id in ended:  # children first: no parent wakes for them
         moves.end(id, Status.CANCELLED, None, reason)
@@ -316,7 +317,7 @@ def _retry(jobs: Sequence[int], moves: Moves) -> list[int]:
     for id in jobs:
         found = moves.connection.execute(
             f"SELECT unique_key, window_ns FROM job WHERE id = ? AND {UNHAPPY}"
-            f" AND NOT {upkeep.PARENT_LIVES}",
+            f" AND NOT {upkeep.PARENT_LIVES} AND NOT {upkeep.REPORTERS_LIVE}",
             (id,),
         ).fetchone()
         if found is None:
@@ -330,8 +331,8 @@ def _retry(jobs: Sequence[int], moves: Moves) -> list[int]:
                 (unique_key, id, moves.now_ns + window_ns),
             )
         moves.connection.execute(
-            "UPDATE job SET attempt = 0, crashes = 0, timed_out = 0, error = NULL, result = NULL"
-            " WHERE id = ?",
+            "UPDATE job SET attempt = 0, crashes = 0, retries = retries + 1, timed_out = 0,"
+            " error = NULL, result = NULL WHERE id = ?",
             (id,),
         )
         moves.make_ready(id)

@@ -12,7 +12,7 @@ from msgspec import Struct, json
 
 from fairway.jobs.job import Child, Claim, Limits, Signal, Status
 from fairway.jobs.limits import UNLIMITED, allowance
-from fairway.jobs.stores.sqlite_moves import names_in, numbers
+from fairway.jobs.stores.sqlite_moves import REASON, names_in, numbers
 from fairway.jobs.stores.sqlite_names import lanes_of
 from fairway.jobs.stores.sqlite_schema import BLOCKED, DONE, IS_READY, RUNNING, STATUSES, UNFINISHED
 
@@ -27,7 +27,7 @@ ALL_QUEUES = "*"
 
 HEAD = f"""
 SELECT id, names, strict, kind, version, step, state, attempt, crashes, max_attempts, priority,
-    partition_key, parent, trace, timed_out, cancelling
+    partition_key, parent, trace, timed_out, {REASON}, retries
 FROM job WHERE {IS_READY} AND lane = ? AND id > ? ORDER BY id LIMIT ?
 """
 TAKE = f"UPDATE job SET status = {RUNNING} WHERE id IN carray(?)"
@@ -136,7 +136,7 @@ class Claiming:
         taken, blocked = [], []
         for (
             id, names, strict, kind, version, step, state, attempt, crashes, max_attempts, priority,
-            key, parent, trace, timed_out, cancelling,
+            key, parent, trace, timed_out, cancelling, retries,
         ) in rows:  # fmt: skip
             if key is not None and not self._may_have(key, strict, id):
                 became[id] = Status.BLOCKED
@@ -147,7 +147,7 @@ class Claiming:
             taken.append(id)
             claim = Claim(
                 id, token, kind, version, step, state, attempt, crashes, max_attempts, lane.queue,
-                lane.tenant, priority, key, parent, trace, timed_out != 0, cancelling != 0,
+                lane.tenant, priority, key, parent, trace, timed_out != 0, cancelling, retries,
             )  # fmt: skip
             if names is not None and id in signals:
                 known = names_in(names)
@@ -242,13 +242,14 @@ def _lanes_with_work(moves: Moves, name: str) -> list[Lane]:
     return sorted(moves.names.lane(number) for number in lanes)
 
 
-def cancelling(moves: Moves, worker: int) -> list[int]:
-    """The jobs of a worker that somebody cancelled."""
+def cancelling(moves: Moves, worker: int) -> dict[int, str]:
+    """The jobs of a worker that somebody cancelled, and why."""
     rows = moves.connection.execute(
-        "SELECT id FROM job JOIN lease ON job = id WHERE cancelling = 1 AND worker = ? ORDER BY id",
+        f"SELECT id, {REASON} FROM job JOIN lease ON job = id"
+        " WHERE cancelling = 1 AND worker = ? ORDER BY id",
         (worker,),
     ).fetchall()
-    return [id for (id,) in rows]
+    return dict(rows)
 
 
 def ready_lanes(moves: Moves, first: int, beyond: int) -> list[int]:

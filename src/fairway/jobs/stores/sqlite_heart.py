@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairway.jobs.job import Beat
-from fairway.jobs.stores.sqlite_moves import Moves
+from fairway.jobs.stores.sqlite_moves import REASON, Moves
 from fairway.jobs.stores.sqlite_names import Names
 from fairway.jobs.stores.sqlite_schema import answering, connect
 from fairway.jobs.stores.sqlite_turn import Turn
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from fairway.runtime.clock import Clock
 
-LEASED = """
-SELECT job, token, claimed_ns, cancelling, partition_key FROM lease JOIN job ON id = job
+LEASED = f"""
+SELECT job, token, claimed_ns, {REASON}, partition_key FROM lease JOIN job ON id = job
 WHERE worker = ? ORDER BY job
 """
 
@@ -65,7 +65,7 @@ def _beat(moves: Moves, worker: int, held: Mapping[int, int], ttl_ns: int, grace
         "UPDATE worker SET until_ns = max(until_ns, ?) WHERE id = ?",
         (moves.now_ns + ttl_ns, worker),
     )
-    cancel: list[int] = []
+    cancel: dict[int, str] = {}
     released = 0
     rows = moves.connection.execute(LEASED, (worker,)).fetchall()
     for id, token, claimed_ns, cancelling, key in rows:
@@ -73,6 +73,6 @@ def _beat(moves: Moves, worker: int, held: Mapping[int, int], ttl_ns: int, grace
             moves.let_go([id])
             moves.give_back(id, key)
             released += 1
-        elif cancelling:
-            cancel.append(id)
-    return Beat(alive=True, cancel=tuple(cancel), released=released)
+        elif cancelling is not None:
+            cancel[id] = cancelling
+    return Beat(alive=True, cancel=cancel, released=released)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from fairway.jobs.stores.sqlite_names import Names
     from fairway.jobs.stores.sqlite_schema import Tables
 
+REASON = "iif(cancelling, coalesce(error, 'cancelled'), NULL)"
+"""Why a job is to end, if somebody cancelled it: its error says so until it has."""
 BECOME_READY = f"{IS_READY}, due_ns = NULL, since_ns = ?, lane = {HOME}"
 READY_ONE = f"UPDATE job SET {BECOME_READY} WHERE id = ?"
 UNBLOCK = f"UPDATE job SET {IS_READY} WHERE id IN carray(?)"

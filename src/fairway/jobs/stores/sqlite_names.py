@@ -29,7 +29,7 @@ class Names:
 
     def forget(self) -> None:
         self._queues: dict[str, int] = {}
-        self._tenants: dict[str, int] = {}
+        self._tenants: dict[tuple[str, str], int] = {}
         self._homes: dict[tuple[str, str, int], int] = {}
         self._lanes: dict[int, Lane] = {}
 
@@ -37,7 +37,7 @@ class Names:
         """The number of a queue, which exists from now on."""
         number = self._queues.get(name)
         if number is None:
-            number = self._queues[name] = self._intern("queue", name)
+            number = self._queues[name] = self._intern("queue", name=name)
         return number
 
     def home(self, queue: str, tenant: str, priority: int) -> int:
@@ -52,33 +52,39 @@ class Names:
         return lane
 
     def number(self, lane: Lane) -> int:
-        tenant = self._tenants.get(lane.tenant)
+        key = (lane.tenant, lane.skill)
+        tenant = self._tenants.get(key)
         if tenant is None:
-            tenant = self._tenants[lane.tenant] = self._intern("tenant", lane.tenant)
+            tenant = self._intern("tenant", name=lane.tenant, skill=lane.skill)
+            self._tenants[key] = tenant
         return self.queue(lane.queue) << QUEUE_SHIFT | tenant << TENANT_SHIFT | lane.band
 
     def lane(self, number: int) -> Lane:
         lane = self._lanes.get(number)
         if lane is None:
-            queue, tenant = self._connection.execute(
-                "SELECT (SELECT name FROM queue WHERE id = ?),"
-                " (SELECT name FROM tenant WHERE id = ?)",
+            queue, tenant, skill = self._connection.execute(
+                "SELECT queue.name, tenant.name, skill FROM queue JOIN tenant"
+                " WHERE queue.id = ? AND tenant.id = ?",
                 (number >> QUEUE_SHIFT, (number & _TENANT_MASK) >> TENANT_SHIFT),
             ).fetchone()
             if len(self._lanes) > REMEMBERED_MAX:
                 self.forget()
-            lane = self._lanes[number] = Lane(queue, tenant, Band(number & BAND_MASK))
+            lane = self._lanes[number] = Lane(queue, tenant, Band(number & BAND_MASK), skill)
         return lane
 
     def lanes(self, numbers: Iterable[int]) -> set[Lane]:
         return {self.lane(number) for number in numbers}
 
-    def _intern(self, table: str, name: str) -> int:
-        find = f"SELECT id FROM {table} WHERE name = ?"
-        found = self._connection.execute(find, (name,)).fetchone()
+    def _intern(self, table: str, **named: str) -> int:
+        values = tuple(named.values())
+        find = f"SELECT id FROM {table} WHERE {' AND '.join(f'{name} = ?' for name in named)}"
+        found = self._connection.execute(find, values).fetchone()
         if found is None:
-            self._connection.execute(f"INSERT INTO {table} (name) VALUES (?)", (name,))
-            found = self._connection.execute(find, (name,)).fetchone()
+            places = ", ".join("?" * len(named))
+            self._connection.execute(
+                f"INSERT INTO {table} ({', '.join(named)}) VALUES ({places})", values
+            )
+            found = self._connection.execute(find, values).fetchone()
         number: int = found[0]
         return number
 

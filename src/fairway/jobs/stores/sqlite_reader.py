@@ -40,7 +40,7 @@ SELECT_JOB = f"""
 SELECT job.id, kind, version, status, queue.name, tenant.name, priority, step, state, attempt,
     crashes, max_attempts, partition_key, unique_key, parent, trace, enqueued_ns, due_ns,
     since_ns, (SELECT worker FROM lease WHERE job = job.id), cancelling, names, progress, result,
-    error
+    error, retries
 FROM job JOIN queue ON queue.id = lane >> {QUEUE_SHIFT}
 JOIN tenant ON tenant.id = (lane & {(1 << QUEUE_SHIFT) - 1 - BAND_MASK}) >> {TENANT_SHIFT}
 """
@@ -214,7 +214,7 @@ def _job(row: tuple[Any, ...]) -> Job:
     (
         id, kind, version, code, queue, tenant, priority, step, state, attempt, crashes,
         max_attempts, partition_key, unique_key, parent, trace, enqueued_ns, due_ns, since_ns,
-        worker, cancelling, names, progress, result, error,
+        worker, cancelling, names, progress, result, error, retries,
     ) = row  # fmt: skip
     status = STATUSES[code]
     return Job(
@@ -239,6 +239,7 @@ def _job(row: tuple[Any, ...]) -> Job:
         finished_wall_ns=since_ns if status.ended else None,
         worker=worker,
         cancelling=bool(cancelling),
+        retries=retries,
         waits_for=names_in(names) if status is Status.WAITING else (),
         progress=progress,
         result=result,

@@ -152,11 +152,26 @@ INSERT INTO sqlite_sequence VALUES ('job', 0);
 PRAGMA application_id = {APPLICATION_ID};
 """
 
-MIGRATIONS: Final = (FIRST,)
+SECOND = """
+ALTER TABLE job ADD COLUMN retries INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE tenant_with_skill (
+    id INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    skill TEXT NOT NULL DEFAULT '',
+    UNIQUE (name, skill)
+) STRICT;
+INSERT INTO tenant_with_skill (id, name) SELECT id, name FROM tenant;
+DROP TABLE tenant;
+ALTER TABLE tenant_with_skill RENAME TO tenant;
+"""
+"""Jobs count how often they were retried by hand, and lanes may be for those who know a kind."""
+
+MIGRATIONS: Final = (FIRST, SECOND)
 """The n-th of them brings a file from version n to n + 1."""
 
 # A lane is a number: the queue, the tenant, the band. So the lanes of a queue lie side by side, and
-# those with something ready are found by skipping from one to the next.
+# those with something ready are found by skipping from one to the next. A tenant whose jobs wait
+# for workers of some skill has another number for those.
 QUEUE_SHIFT: Final = 32
 TENANT_SHIFT: Final = 3
 BAND_MASK: Final = (1 << TENANT_SHIFT) - 1

@@ -11,16 +11,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import json
 
-from fairway.jobs.job import Fate, Status
+from fairway.core.priority import Band
+from fairway.jobs.job import ASIDE_MAX, Fate, Lane, Status, lane_of
 from fairway.jobs.store import Ended
 from fairway.jobs.stores.sqlite_intake import Intake
-from fairway.jobs.stores.sqlite_moves import AWAITED, BECOME_READY, names_column, numbers
-from fairway.jobs.stores.sqlite_schema import CODES, SCHEDULED
+from fairway.jobs.stores.sqlite_moves import (
+    AWAITED,
+    BECOME_READY,
+    REASON,
+    names_column,
+    numbers,
+)
+from fairway.jobs.stores.sqlite_schema import BAND_MASK, CODES, IS_READY, SCHEDULED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fairway.jobs.job import Settlement
+    from fairway.jobs.job import Claim, Settlement
     from fairway.jobs.stores.sqlite_moves import Moves
 
 END = {Fate.DONE: Status.DONE, Fate.FAILED: Status.FAILED, Fate.CANCELLED: Status.CANCELLED}
@@ -35,6 +42,8 @@ SELECT json_group_array(json_array(
 )) FROM lease JOIN job ON id = job WHERE job IN carray(?) AND worker = ?
 """
 
+WHY = f"SELECT {REASON} FROM job WHERE id = ?"
+
 # What a run leaves behind. It is in no index, so to write it for one job at a time is cheap. To
 # change a status is not: that is done for many at once.
 LEFT = "state = coalesce(?, state), progress = coalesce(?, progress), result = ?, error = ?"
@@ -44,6 +53,15 @@ UPDATE job SET {LEFT}, status = ?, since_ns = ?, due_ns = NULL, names = NULL, ca
 WHERE id IN carray(?)
 """
 MANY_RELEASE = f"UPDATE job SET {LEFT}, {BECOME_READY} WHERE id IN carray(?)"
+MANY_ASIDE = f"""
+UPDATE job SET {LEFT}, {IS_READY}, due_ns = NULL, since_ns = ?, lane = ? WHERE id IN carray(?)
+"""
+# Others like it, of those that stand at the head of a lane: to another number for its tenant.
+SET_ASIDE = f"""
+UPDATE job SET lane = ?5 | (lane & {BAND_MASK}), error = ?6
+WHERE id IN (SELECT id FROM job WHERE {IS_READY} AND lane = ?1 ORDER BY id LIMIT {ASIDE_MAX})
+    AND kind = ?2 AND version = ?3 AND step = ?4
+"""
 MANY_NEXT = f"""
 UPDATE job SET {LEFT}, step = ?, timed_out = 0, attempt = 0, names = NULL, {BECOME_READY}
 WHERE id IN carray(?)
@@ -93,6 +111,7 @@ class Settling:
         self._ending: list[int] = []
         self._keyed: list[int] = []
         self._parents: set[int] = set()  # of those that end
+        self._aside: dict[object, Settlement] = {}  # what nobody here knows, one of each
 
     def settle(self, worker: int, settlements: Sequence[Settlement]) -> None:
         """Settle what a worker whose lease stands has to tell."""
@@ -112,6 +131,8 @@ class Settling:
         self._flush()
         if settled:
             self._moves.let_go(settled)
+        for settlement in self._aside.values():
+            self._set_aside(settlement)
         self.ended.sort()
 
     def _standing(self, worker: int, settlements: Sequence[Settlement]) -> dict[int, Standing]:
@@ -126,7 +147,8 @@ class Settling:
         result = settlement.result if status is not None else None
         left = Left(settlement.state, settlement.progress, result, settlement.error)
         if status is None and shape & CANCELLING:
-            status, left = Status.CANCELLED, Left(error="cancelled")
+            (reason,) = self._moves.connection.execute(WHY, (id,)).fetchone()
+            status, left = Status.CANCELLED, Left(error=reason)
         if status is not None:
             self.ended.append(Ended(id, status, left.result, left.error))
         way = self._way(settlement, status)
@@ -147,6 +169,10 @@ class Settling:
         now_ns, fate = self._moves.now_ns, settlement.fate
         if status is not None:
             return (MANY_END, CODES[status], now_ns)
+        if fate is Fate.RELEASE and settlement.skill:
+            lane = lane_of(settlement.claim)._replace(skill=settlement.skill)
+            self._aside.setdefault((lane, _like(settlement.claim)), settlement)
+            return (MANY_ASIDE, now_ns, self._moves.names.number(lane))
         if fate is Fate.RELEASE:
             return (MANY_RELEASE, now_ns)
         if fate is Fate.NEXT and not settlement.children and not settlement.claim.signals:
@@ -157,6 +183,16 @@ class Settling:
             self._due[settlement.claim.id] = now_ns + settlement.delay_ns
             return (MANY_LATER, settlement.step, int(settlement.counts))
         return None
+
+    def _set_aside(self, settlement: Settlement) -> None:
+        """Others like this one, at the heads of its lanes, wait for those who know them as well."""
+        claim, names = settlement.claim, self._moves.names
+        for band in Band:
+            lane = Lane(claim.queue, claim.tenant, band)
+            aside = names.number(lane._replace(skill=settlement.skill)) & ~BAND_MASK
+            self._moves.connection.execute(
+                SET_ASIDE, (names.number(lane), *_like(claim), aside, settlement.error)
+            )
 
     def _flush(self) -> None:
         """Settle those that were gathered."""
@@ -245,3 +281,7 @@ class Settling:
             f"SELECT {AWAITED} FROM job WHERE id = ?", (id,)
         ).fetchone()
         return not awaited
+
+
+def _like(claim: Claim) -> tuple[str, int, str]:
+    return claim.kind, claim.version, claim.step

@@ -8,7 +8,7 @@ from fairway.core.priority import Band
 from fairway.jobs.job import Reaped, Status
 from fairway.jobs.store import Promoted
 from fairway.jobs.stores.sqlite_claim import ready_lanes
-from fairway.jobs.stores.sqlite_moves import BECOME_READY, numbers
+from fairway.jobs.stores.sqlite_moves import BECOME_READY, REASON, numbers
 from fairway.jobs.stores.sqlite_schema import (
     AGED_BAND,
     BAND_MASK,
@@ -29,8 +29,8 @@ BEYOND_ALL_LANES = (1 << 63) - 1
 PROMOTE = f"""
 UPDATE job SET timed_out = timed_out OR status = {WAITING}, {BECOME_READY} WHERE id IN carray(?)
 """
-LEASED = """
-SELECT id, partition_key, attempt, crashes, max_attempts, max_crashes, cancelling
+LEASED = f"""
+SELECT id, partition_key, attempt, crashes, max_attempts, max_crashes, {REASON}
 FROM lease JOIN job ON id = job WHERE worker = ? ORDER BY job LIMIT ?
 """
 FORGET = """
@@ -45,6 +45,10 @@ WHERE id IN (
 """
 PARENT_LIVES = f"""EXISTS (
     SELECT 1 FROM job AS parent WHERE parent.id = job.parent AND parent.{UNFINISHED}
+)"""
+REPORTERS_LIVE = f"""EXISTS (
+    SELECT 1 FROM job AS child WHERE child.parent = job.id AND child.notify IS NOT NULL
+    AND child.{UNFINISHED}
 )"""
 PRUNABLE = f"""
 SELECT id, since_ns, {PARENT_LIVES} FROM job
@@ -90,11 +94,11 @@ def reap(moves: Moves, limit: int) -> Reaped:
         limit -= len(rows)
         if rows:
             moves.let_go([row[0] for row in rows])
-        for id, key, attempt, crashes, max_attempts, max_crashes, cancelling in rows:
+        for id, key, attempt, crashes, max_attempts, max_crashes, reason in rows:
             crashes += 1
             connection.execute("UPDATE job SET crashes = ? WHERE id = ?", (crashes, id))
-            if cancelling:
-                moves.end(id, Status.CANCELLED, None, "cancelled")
+            if reason is not None:
+                moves.end(id, Status.CANCELLED, None, reason)
             elif attempt + crashes >= max_attempts or crashes >= max_crashes:
                 dead += 1
                 moves.end(id, Status.DEAD, None, f"its worker died {crashes} times")

@@ -1,0 +1,114 @@
+"""Stores of earlier formats: their jobs are there after an upgrade, and go on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import apsw
+import psycopg
+import pytest
+
+from fairway.core.priority import Band
+from fairway.errors import UnknownFormat
+from fairway.jobs.job import Fate, Lane, NewJob, Settlement, Status
+from fairway.jobs.store import Want
+from fairway.jobs.stores import postgres_connections, sqlite_schema
+from fairway.jobs.stores.postgres import PostgresStore
+from fairway.jobs.stores.sqlite import SqliteStore
+from tests.support.postgres import postgres_url
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fairway.jobs.store import JobStore
+
+SCHEMA = "jobs_migrations"
+FIRST = Lane("mail", "t", Band.B1)
+
+
+async def goes_on(store: JobStore, old: int) -> None:
+    """A job that an earlier release enqueued is claimed, set aside, failed, retried and done."""
+    await store.open()
+    try:
+        job = await store.find(old)
+        assert job is not None
+        assert (job.queue, job.tenant, job.status) == ("mail", "t", Status.READY)
+        assert (job.retries, job.state) == (0, b"{}")
+        worker = await store.register("new", 10**12)
+        token = 0
+        lane = FIRST
+        for fate, fields in (
+            (Fate.RELEASE, {"skill": "mail"}),
+            (Fate.FAILED, {"error": "no"}),
+            (Fate.DONE, {"result": b"7"}),
+        ):
+            token += 1
+            out = await store.exchange(worker, token, wants=[Want(lane, 5)])
+            (claim,) = out.claims
+            assert claim.id == old
+            one = Settlement(claim=claim, fate=fate, **fields)  # type: ignore[arg-type]
+            await store.exchange(worker, token, [one])
+            if fate is Fate.FAILED:
+                assert await store.retry([old]) == [old]
+            lane = FIRST._replace(skill="mail")
+        (fresh,) = await store.enqueue([NewJob(kind="send", queue="mail", tenant="t")])
+        out = await store.exchange(worker, token + 1, wants=[Want(FIRST, 5)])
+        assert [claim.id for claim in out.claims] == [fresh.id]
+        done = await store.find(old)
+        assert done is not None
+        assert (done.status, done.retries, done.result) == (Status.DONE, 1, b"7")
+    finally:
+        await store.aclose()
+
+
+def test_a_file_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    connection = apsw.Connection(str(path))
+    connection.execute(sqlite_schema.MIGRATIONS[0])
+    connection.pragma("user_version", 1)
+    lane = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
+    connection.execute(
+        "INSERT INTO queue (id, name) VALUES (1, 'mail');"
+        "INSERT INTO tenant (id, name) VALUES (1, 't');"
+        "INSERT INTO job (status, lane, since_ns, enqueued_ns, priority, version, max_attempts,"
+        " max_crashes, strict, window_ns, kind, step, state)"
+        f" VALUES ({sqlite_schema.READY}, {lane}, 1, 1, 0, 1, 20, 5, 0, 0, 'send', 'run', x'7b7d')"
+    )
+    connection.close()
+    asyncio.run(goes_on(SqliteStore(path), 1))
+    newest = apsw.Connection(str(path))
+    assert newest.pragma("user_version") == len(sqlite_schema.MIGRATIONS)
+    newest.close()
+
+
+def test_a_schema_of_the_first_format_is_brought_up_to_date(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def first_format() -> None:
+        store = PostgresStore(postgres_url(), schema=SCHEMA)
+        connections = store._connections
+        await connections.open()
+        await connections.migrate()
+        await connections.aclose()
+
+    with psycopg.connect(postgres_url(), autocommit=True) as connection:
+        connection.execute(f"drop schema if exists {SCHEMA} cascade".encode())
+        newest = postgres_connections.MIGRATIONS
+        monkeypatch.setattr(postgres_connections, "MIGRATIONS", newest[:1])
+        asyncio.run(first_format())
+        monkeypatch.setattr(postgres_connections, "MIGRATIONS", newest)
+        connection.execute(
+            f"with lane as (insert into {SCHEMA}.lane (queue, tenant, band)"
+            " values ('mail', 't', 1) returning id),"
+            f" job as (insert into {SCHEMA}.job (id, kind, version, step, state, lane, priority,"
+            " max_attempts, max_crashes, enqueued_at)"
+            f" select nextval('{SCHEMA}.job_id'), 'send', 1, 'run', '{{}}', id, 0, 20, 5, now()"
+            " from lane returning id, lane)"
+            f" insert into {SCHEMA}.ready (lane, id, priority, strict, since)"
+            " select lane, id, 0, false, now() from job".encode()
+        )
+        asyncio.run(goes_on(PostgresStore(postgres_url(), schema=SCHEMA), 1))
+        connection.execute(f"insert into {SCHEMA}.migration (version) values (99)".encode())
+        with pytest.raises(UnknownFormat, match="is at version 99"):
+            asyncio.run(goes_on(PostgresStore(postgres_url(), schema=SCHEMA), 1))
