@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
-from bisect import bisect_left
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
-import msgspec
-
 from fairway.errors import (
     Closing,
-    Conflict,
     FairwayError,
     InvalidRequest,
     NotFound,
-    OutcomeUnknown,
     Throttled,
     TopicFull,
 )
@@ -35,11 +28,13 @@ from fairway.storage.catalog import Catalog
 from fairway.storage.wal import Operation
 from fairway.topics import names
 from fairway.topics.batch import batch_size, decode_batch
+from fairway.topics.changes import TOPIC, Changes
 from fairway.topics.delivery import Delivery, DeliveryConfig
 from fairway.topics.idempotency import KeyMemory
 from fairway.topics.live import LivePart
 from fairway.topics.reading import EVERYTHING, Page, Selection, cold_page, hot_page
-from fairway.topics.recovery import Recovery, StoredTopic, encode_topic
+from fairway.topics.recovery import Recovery
+from fairway.topics.registry import Registry
 from fairway.topics.retention import Retention, RetentionConfig
 from fairway.topics.routers import ROUTER, Routers
 from fairway.topics.tags import TagMemory
@@ -48,7 +43,6 @@ from fairway.topics.topic import Topic
 from fairway.topics.watching import Watcher
 from fairway.topics.writability import Writability
 from fairway.topics.writing import NewBatch, Writing
-from fairway.wire.topics import RouterConfig, TopicConfig, TopicPatch, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -64,13 +58,13 @@ if TYPE_CHECKING:
     from fairway.topics.outcome import Appended, Told
     from fairway.topics.routing import Router
     from fairway.topics.watching import Sink, View
+    from fairway.wire.topics import RouterConfig, TopicPatch
 
 T = TypeVar("T")
 
 logger = logging.getLogger("fairway.topics")
 
 MIB: Final = 1024 * 1024
-TOPIC: Final = "topic"
 SAVES_AT_ONCE: Final = 256
 RETRY_SATURATED_NS: Final = 200_000_000
 
@@ -116,13 +110,8 @@ class Topics:
         self.sampler = sampler or PressureSampler()
         self._log = log
         self._reserve = reserve
-        self._topics: dict[str, Topic] = {}
-        self._by_epoch: dict[int, Topic] = {}
+        self._registry = Registry(ephemeral_cap_bytes=self.config.ephemeral_cap_bytes)
         self._routers = Routers(self)
-        self._names: list[str] | None = None
-        self._configs: dict[TopicConfig, TopicConfig] = {}
-        self._creating: dict[str, asyncio.Future[Topic]] = {}
-        self._changing = asyncio.Lock()  # topics and routers change one at a time
         self._closing = True
         self._refused_before = 0
         self.recovery: Recovery | None = None
@@ -148,7 +137,7 @@ class Topics:
             self._clock,
             live=self.live,
             keys=self._keys,
-            topic_at=self._by_epoch.get,
+            topic_at=self._registry.by_epoch.get,
             published=self.delivery.mark,
             config=self.config.retention,
         )
@@ -166,7 +155,23 @@ class Topics:
             writability=self.writability,
         )
         self.recovery = Recovery(
-            self._log, share=self._shared, expire=self.retention.expire, admit=self._admit
+            self._log,
+            share=self._registry.shared,
+            expire=self.retention.expire,
+            admit=self._registry.add,
+        )
+        self._changes = Changes(
+            self._registry,
+            self._log,
+            self.catalog,
+            topics_max=self.config.topics_max,
+            routers=self._routers,
+            retention=self.retention,
+            delivery=self.delivery,
+            writability=self.writability,
+            live=self.live,
+            created=self._tell_created,
+            start=self.start,
         )
         self._instruments()
         await self._recover()
@@ -214,7 +219,7 @@ class Topics:
         await self._routers.save_positions()
         pending = [
             topic
-            for topic in self._topics.values()
+            for topic in self._registry
             if (topic.weak and topic.reserved) or topic.head != topic.snapshot_head
         ]
         while pending:
@@ -243,52 +248,40 @@ class Topics:
         self.others = {kind: names for kind, names in found.items() if kind not in (TOPIC, ROUTER)}
         assert self.recovery is not None
         await self.recovery.run(found.pop(TOPIC, {}))
-        window_ms = max((t.config.idempotency_window_ms for t in self._topics.values()), default=0)
+        window_ms = max((t.config.idempotency_window_ms for t in self._registry), default=0)
         self._keys.cold_until_ms = self._now_ms() + window_ms
         await self._routers.restore(found.get(ROUTER, {}))
-        self.retention.recovered(self._topics.values())
+        self.retention.recovered(self._registry)
 
     # Topics
 
     def get(self, name: str) -> Topic:
         """The topic of that name, or `NotFound`."""
-        topic = self._topics.get(name)
-        if topic is None:
-            raise NotFound("topic", name)
-        return topic
+        return self._registry.get(name)
 
     def find(self, name: str) -> Topic | None:
-        return self._topics.get(name)
+        return self._registry.by_name.get(name)
 
     def __len__(self) -> int:
-        return len(self._topics)
+        return len(self._registry)
 
     def __iter__(self) -> Iterator[Topic]:
-        return iter(self._topics.values())
+        return iter(self._registry)
 
     def ordered(self, *, prefix: str = "", after: str = "", limit: int = 100) -> Iterator[Topic]:
         """Topics whose name begins with `prefix` and lies above `after`, in order."""
-        if self._names is None:
-            self._names = sorted(self._topics)
-        ordered = self._names
-        at = bisect_left(ordered, max(prefix, after))
-        if at < len(ordered) and ordered[at] == after:
-            at += 1
-        for name in ordered[at : at + limit]:
-            if not name.startswith(prefix):
-                return
-            yield self._topics[name]
+        return self._registry.ordered(prefix=prefix, after=after, limit=limit)
 
     async def put(
         self, name: str, patch: TopicPatch | None = None, *, owner: str = ""
     ) -> tuple[Topic, bool]:
         """Create a topic, or change some of its configuration; True if it is new."""
-        self._check_open()
-        topic = self._topics.get(name)
+        topic = self.find(name)
         if topic is None:
             return await self.create(name, patch, owner=owner)
-        if self._checked((patch or TopicPatch()).over(topic.config)) != topic.config:
-            await self._to_its_end(self._configure(topic, patch or TopicPatch()))
+        self._check_open()
+        if self._registry.config(patch, topic.config) != topic.config:
+            await self._changes.alone(lambda: self._changes.configure(topic, patch))
         return topic, False
 
     async def create(
@@ -299,45 +292,7 @@ class Topics:
         `owner` is whoever it counts for, kept with it.
         """
         self._check_open()
-        check_name(name)
-        while (other := self._creating.get(name)) is not None:
-            try:
-                return await asyncio.shield(other), False
-            except FairwayError:
-                continue
-        existing = self._topics.get(name)
-        if existing is not None:
-            return existing, False
-        if len(self._topics) >= self.config.topics_max:
-            raise Throttled(
-                f"there are {len(self._topics):,} topics already",
-                retry_after_ns=60_000_000_000,
-                limit="topics",
-                maximum=self.config.topics_max,
-            )
-        config = self._shared(self._checked((patch or TopicPatch()).over(TopicConfig())))
-        made: asyncio.Future[Topic] = asyncio.get_running_loop().create_future()
-        self._creating[name] = made
-        try:
-            epoch = await asyncio.shield(
-                self.catalog.create(TOPIC, name, encode_topic(StoredTopic(config, owner)))
-            )
-            topic = Topic(name, epoch, config, sys.intern(owner))
-            self._admit(topic)
-            for listener in list(self.created):
-                listener(topic)
-        except BaseException as error:
-            failure = (
-                error if isinstance(error, FairwayError) else Closing("creating it was cut off")
-            )
-            made.set_exception(failure)
-            made.exception()
-            raise
-        else:
-            made.set_result(topic)
-            return topic, True
-        finally:
-            del self._creating[name]
+        return await self._changes.create(name, patch, owner)
 
     async def delete(self, name: str, *, if_empty: bool = False) -> list[str] | None:
         """Delete a topic with all it holds and the routers that name it; None if there is none.
@@ -345,94 +300,7 @@ class Topics:
         Its rows are removed later, in chunks. A topic made anew under this name is another one.
         """
         self._check_open()
-        return await self._to_its_end(self._delete(name, if_empty))
-
-    async def _delete(self, name: str, if_empty: bool) -> list[str] | None:
-        async with self._changing:
-            return await self._delete_alone(name, if_empty)
-
-    async def _delete_alone(self, name: str, if_empty: bool) -> list[str] | None:
-        topic = self._topics.get(name)
-        if topic is None:
-            return None
-        if topic.pin:
-            raise Conflict(f"forks read the records of topic {name!r}", code="topic_pinned")
-        if if_empty and topic.count:
-            raise Conflict(f"topic {name!r} holds {topic.count:,} records", code="topic_not_empty")
-        routers = self._routers.of(name)
-        doubt: OutcomeUnknown | None = None
-        try:
-            await self.catalog.remove((TOPIC, name), *((ROUTER, router) for router in routers))
-        except OutcomeUnknown as error:
-            # Taking writes for a topic that is gone at the next start would lose them.
-            if await self.catalog.get(TOPIC, name) is not None:
-                raise
-            doubt = error
-        for router in routers:
-            self._routers.forget(router)
-        del self._topics[name]
-        self._names = None
-        epoch = topic.epoch
-        del self._by_epoch[epoch]
-        topic.epoch = -epoch  # whoever still holds it notices
-        self.delivery.forget(topic)
-        try:
-            await self._log.delete(epoch)
-        except FairwayError as error:  # nobody owns its rows: the next start removes them
-            logger.warning("the rows of topic %s stay for now: %s", name, error)
-        if doubt is not None:
-            raise doubt
-        self.writability.note_deleted()
-        return routers
-
-    async def _configure(self, topic: Topic, patch: TopicPatch) -> None:
-        async with self._changing:
-            if topic.epoch < 0:
-                raise NotFound("topic", topic.name)
-            before = topic.config
-            config = self._shared(self._checked(patch.over(before)))
-            if before.durability != config.durability and (
-                config.durability == "ephemeral"
-                or (before.durability == "ephemeral" and topic.count)
-            ):
-                raise Conflict(
-                    "a topic with records cannot become ephemeral, nor cease to be",
-                    code="topic_exists_incompatible",
-                )
-            # What the old configuration made of the topic is durable before the new one is: a cap
-            # that is raised does not bring back what was told to be lost.
-            live = self.live(topic)
-            # What comes before the change would be in memory alone, and after it nobody knew that.
-            live.changing = before.durability == "ephemeral" != config.durability
-            if live.changing and topic.floor <= topic.head:
-                topic.lose_all("crash")  # nothing is live, yet nobody must look for it in the store
-            stored = encode_topic(StoredTopic(config, topic.owner))
-            try:
-                meta = self.retention.snapshot_meta(topic)
-                if config.durability == "fsync" and topic.weak:
-                    topic.config = config  # from here on nothing needs a reservation
-                    meta[names.RESERVED] = None
-                    topic.reserved = live.reserving = 0
-                await self._log.submit(topic.epoch, Operation(meta=meta))
-                await self.catalog.put(TOPIC, topic.name, stored, partition=topic.epoch)
-            except BaseException as error:
-                topic.config = before
-                if isinstance(error, OutcomeUnknown):
-                    # What the next start will find decides, above all whether seqs are reserved;
-                    # while nobody can tell, the stronger class is right either way.
-                    now: bytes | None = stored if config.durability == "fsync" else None
-                    with suppress(FairwayError):
-                        found = await self.catalog.get(TOPIC, topic.name)
-                        now = found.value if found is not None else None
-                    if now == stored:
-                        topic.config = config
-                        self.retention.reconsider(topic)
-                raise
-            finally:
-                live.changing = False
-            topic.config = config
-            self.retention.evict_hot(topic)
-            self.retention.reconsider(topic)
+        return await self._changes.alone(lambda: self._changes.delete(name, if_empty))
 
     # Records
 
@@ -447,7 +315,7 @@ class Topics:
     ) -> tuple[Topic, Appended, bool]:
         """Append to a topic, making it first if it may be made; the last says whether it was."""
         self.check_admits(patient=new.patient)
-        topic = self._topics.get(name)
+        topic = self.find(name)
         created = False
         if topic is None:
             wanted = create
@@ -548,7 +416,7 @@ class Topics:
         if before_seq is None and match is None:
             raise InvalidRequest("a delete names before_seq, match, or both")
         topic = self.get(name)
-        deleted = await self._to_its_end(self.retention.delete(topic, before_seq, match))
+        deleted = await self._changes.to_its_end(self.retention.delete(topic, before_seq, match))
         self.writability.note_deleted()
         return topic, deleted
 
@@ -623,52 +491,21 @@ class Topics:
     async def put_router(self, name: str, config: RouterConfig) -> tuple[Router, bool]:
         """Create a router, or replace one; True if it is new. It forwards from now on."""
         self._check_open()
-
-        async def put() -> tuple[Router, bool]:
-            async with self._changing:
-                return await self._routers.put(name, config)
-
-        return await self._to_its_end(put())
+        return await self._changes.alone(lambda: self._routers.put(name, config))
 
     async def delete_router(self, name: str) -> bool:
         """Stop forwarding and forget the rule; what was forwarded stays."""
         self._check_open()
-
-        async def delete() -> bool:
-            async with self._changing:
-                return await self._routers.delete(name)
-
-        return await self._to_its_end(delete())
+        return await self._changes.alone(lambda: self._routers.delete(name))
 
     async def topic_for_router(self, config: RouterConfig) -> Topic:
         """The destination of a router."""
-        topic = self._topics.get(config.dest)
+        topic = self.find(config.dest)
         if topic is None:
             if not config.create_dest:
                 raise NotFound("topic", config.dest)
             topic, _ = await self.create(config.dest)
         return topic
-
-    async def _to_its_end(self, change: Coroutine[Any, Any, T]) -> T:
-        """Carry a change out, whether or not its caller stays: half of one is worse than none."""
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-
-        async def carry_out() -> None:
-            try:
-                result = await change
-            except asyncio.CancelledError:
-                if not done.done():
-                    done.set_exception(Closing("topics were closed during this change"))
-                raise
-            except Exception as error:
-                if not done.done():
-                    done.set_exception(error)
-            else:
-                if not done.done():
-                    done.set_result(result)
-
-        self.start(carry_out())
-        return await asyncio.shield(done)
 
     def start(self, chore: Coroutine[Any, Any, None]) -> None:
         """Run a chore in the engine's own task group."""
@@ -698,6 +535,10 @@ class Topics:
         self.retention.wrote(topic)
         self.delivery.mark(topic)
 
+    def _tell_created(self, topic: Topic) -> None:
+        for listener in list(self.created):
+            listener(topic)
+
     def _dropped(self, topic: Topic, batch: Batch) -> None:
         if topic.config.durability == "ephemeral":
             topic.lose_batch(batch, "cap")  # memory was all it had
@@ -713,32 +554,18 @@ class Topics:
         self._refused_before = refused
         return full
 
-    def _admit(self, topic: Topic) -> None:
-        self._topics[topic.name] = topic
-        self._by_epoch[topic.epoch] = topic
-        self._names = None
-
-    def _checked(self, config: TopicConfig) -> TopicConfig:
-        if config.durability == "ephemeral" and not config.cap_bytes:
-            config = msgspec.structs.replace(config, cap_bytes=self.config.ephemeral_cap_bytes)
-        return config
-
     def _check_fits(self, name: str, patch: TopicPatch | None, new: NewBatch) -> None:
         """Refuse the first append to a topic before the topic is made for it."""
-        config = self._checked((patch or TopicPatch()).over(TopicConfig()))
+        config = self._registry.config(patch)
         size = batch_size(new.records, new.node)
         empty = Topic(name, 0, config)
         if config.discard == "reject" and empty.would_overflow(len(new.records), size):
             raise TopicFull(f"topic {name!r} could not hold {len(new.records):,} records")
 
-    def _shared(self, config: TopicConfig) -> TopicConfig:
-        """Topics with the same configuration share one object."""
-        return self._configs.setdefault(config, config)
-
     def stop_admitting(self) -> None:
         """Refuse new work from now on, and let whoever waits for something new go."""
         self._closing = True
-        for topic in self._topics.values():
+        for topic in self._registry:
             if topic.live is not None:
                 self.delivery.wake(topic.live)
 
@@ -757,7 +584,7 @@ class Topics:
     def _instruments(self) -> None:
         self._chores: set[asyncio.Task[None]] = set()
         gauge = self.telemetry.gauge
-        gauge("fairway_topics", "Topics that exist", lambda: len(self._topics))
+        gauge("fairway_topics", "Topics that exist", lambda: len(self._registry))
         gauge("fairway_routers", "Routers that exist", lambda: len(self._routers.all))
         gauge("fairway_pressure", "Smoothed pressure, 0 to 1", lambda: self.sampler.pressure)
         gauge("fairway_hot_bytes", "Records kept in memory", lambda: self._hot.used)

@@ -1,0 +1,223 @@
+"""Topics come into being, change and go: durably, one change at a time, each to its end.
+
+A change that its caller gives up on is carried out all the same: half of one is worse than none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from fairway.errors import Closing, Conflict, FairwayError, NotFound, OutcomeUnknown, Throttled
+from fairway.storage.wal import Operation
+from fairway.topics import names
+from fairway.topics.recovery import StoredTopic, encode_topic
+from fairway.topics.routers import ROUTER
+from fairway.topics.topic import Topic
+from fairway.wire.topics import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from fairway.storage.catalog import Catalog
+    from fairway.storage.log import Log
+    from fairway.topics.delivery import Delivery
+    from fairway.topics.live import LivePart
+    from fairway.topics.registry import Registry
+    from fairway.topics.retention import Retention
+    from fairway.topics.routers import Routers
+    from fairway.topics.writability import Writability
+    from fairway.wire.topics import TopicPatch
+
+T = TypeVar("T")
+
+logger = logging.getLogger("fairway.topics")
+
+TOPIC: Final = "topic"
+
+
+class Changes:
+    """Makes, configures and deletes the topics of a registry."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        log: Log,
+        catalog: Catalog,
+        *,
+        topics_max: int,
+        routers: Routers,
+        retention: Retention,
+        delivery: Delivery,
+        writability: Writability,
+        live: Callable[[Topic], LivePart],
+        created: Callable[[Topic], None],
+        start: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        """`created` is told of each new topic; `start` runs what outlives its caller."""
+        self._registry = registry
+        self._log = log
+        self._catalog = catalog
+        self._topics_max = topics_max
+        self._routers = routers
+        self._retention = retention
+        self._delivery = delivery
+        self._writability = writability
+        self._live = live
+        self._created = created
+        self._start = start
+        self._creating: dict[str, asyncio.Future[Topic]] = {}
+        self._changing = asyncio.Lock()
+
+    async def create(self, name: str, patch: TopicPatch | None, owner: str) -> tuple[Topic, bool]:
+        """See `Topics.create`."""
+        check_name(name)
+        while (other := self._creating.get(name)) is not None:
+            try:
+                return await asyncio.shield(other), False
+            except FairwayError:
+                continue
+        existing = self._registry.by_name.get(name)
+        if existing is not None:
+            return existing, False
+        if len(self._registry) >= self._topics_max:
+            raise Throttled(
+                f"there are {len(self._registry):,} topics already",
+                retry_after_ns=60_000_000_000,
+                limit="topics",
+                maximum=self._topics_max,
+            )
+        config = self._registry.shared(self._registry.config(patch))
+        made: asyncio.Future[Topic] = asyncio.get_running_loop().create_future()
+        self._creating[name] = made
+        try:
+            epoch = await asyncio.shield(
+                self._catalog.create(TOPIC, name, encode_topic(StoredTopic(config, owner)))
+            )
+            topic = Topic(name, epoch, config, sys.intern(owner))
+            self._registry.add(topic)
+            self._created(topic)
+        except BaseException as error:
+            failure = (
+                error if isinstance(error, FairwayError) else Closing("creating it was cut off")
+            )
+            made.set_exception(failure)
+            made.exception()
+            raise
+        else:
+            made.set_result(topic)
+            return topic, True
+        finally:
+            del self._creating[name]
+
+    async def alone(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Carry out a change while no other is, to its end."""
+
+        async def locked() -> T:
+            async with self._changing:
+                return await change()
+
+        return await self.to_its_end(locked())
+
+    async def to_its_end(self, change: Coroutine[Any, Any, T]) -> T:
+        """Carry a change out, whether or not its caller stays."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def carry_out() -> None:
+            try:
+                result = await change
+            except asyncio.CancelledError:
+                if not done.done():
+                    done.set_exception(Closing("topics were closed during this change"))
+                raise
+            except Exception as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(result)
+
+        self._start(carry_out())
+        return await asyncio.shield(done)
+
+    async def delete(self, name: str, if_empty: bool) -> list[str] | None:
+        """See `Topics.delete`; to be called within `alone`."""
+        topic = self._registry.by_name.get(name)
+        if topic is None:
+            return None
+        if topic.pin:
+            raise Conflict(f"forks read the records of topic {name!r}", code="topic_pinned")
+        if if_empty and topic.count:
+            raise Conflict(f"topic {name!r} holds {topic.count:,} records", code="topic_not_empty")
+        routers = self._routers.of(name)
+        doubt: OutcomeUnknown | None = None
+        try:
+            await self._catalog.remove((TOPIC, name), *((ROUTER, router) for router in routers))
+        except OutcomeUnknown as error:
+            # Taking writes for a topic that is gone at the next start would lose them.
+            if await self._catalog.get(TOPIC, name) is not None:
+                raise
+            doubt = error
+        for router in routers:
+            self._routers.forget(router)
+        epoch = self._registry.remove(topic)
+        self._delivery.forget(topic)
+        try:
+            await self._log.delete(epoch)
+        except FairwayError as error:  # nobody owns its rows: the next start removes them
+            logger.warning("the rows of topic %s stay for now: %s", name, error)
+        if doubt is not None:
+            raise doubt
+        self._writability.note_deleted()
+        return routers
+
+    async def configure(self, topic: Topic, patch: TopicPatch | None) -> None:
+        """Change a topic's configuration; to be called within `alone`."""
+        if topic.epoch < 0:
+            raise NotFound("topic", topic.name)
+        before = topic.config
+        config = self._registry.shared(self._registry.config(patch, before))
+        if before.durability != config.durability and (
+            config.durability == "ephemeral" or (before.durability == "ephemeral" and topic.count)
+        ):
+            raise Conflict(
+                "a topic with records cannot become ephemeral, nor cease to be",
+                code="topic_exists_incompatible",
+            )
+        # What the old configuration made of the topic is durable before the new one is: a cap that
+        # is raised does not bring back what was told to be lost.
+        live = self._live(topic)
+        # What comes before the change would be in memory alone, and after it nobody knew that.
+        live.changing = before.durability == "ephemeral" != config.durability
+        if live.changing and topic.floor <= topic.head:
+            topic.lose_all("crash")  # nothing is live, yet nobody must look for it in the store
+        stored = encode_topic(StoredTopic(config, topic.owner))
+        try:
+            meta = self._retention.snapshot_meta(topic)
+            if config.durability == "fsync" and topic.weak:
+                topic.config = config  # from here on nothing needs a reservation
+                meta[names.RESERVED] = None
+                topic.reserved = live.reserving = 0
+            await self._log.submit(topic.epoch, Operation(meta=meta))
+            await self._catalog.put(TOPIC, topic.name, stored, partition=topic.epoch)
+        except BaseException as error:
+            topic.config = before
+            if isinstance(error, OutcomeUnknown):
+                # What the next start will find decides, above all whether seqs are reserved; while
+                # nobody can tell, the stronger class is right either way.
+                now: bytes | None = stored if config.durability == "fsync" else None
+                with suppress(FairwayError):
+                    found = await self._catalog.get(TOPIC, topic.name)
+                    now = found.value if found is not None else None
+                if now == stored:
+                    topic.config = config
+                    self._retention.reconsider(topic)
+            raise
+        finally:
+            live.changing = False
+        topic.config = config
+        self._retention.evict_hot(topic)
+        self._retention.reconsider(topic)
