@@ -262,7 +262,8 @@ def test_the_bound_is_reached() -> None:
     for mine, ahead in (("d", 0), ("d", 5), ("c", 3), ("a", 16)):
         ready: Ready[str, str] = Ready(weights)
         ready.mark("last turn", mine)
-        assert ready.take() == "last turn"  # the ring stands here, its credit gone with its work
+        assert ready.take() == "last turn"
+        assert ready.take() is None  # the ring stands here, its credit gone for want of work
         for other in weights:
             for number in range(ahead if other == mine else 300):
                 ready.mark(f"{other}{number}", other)
@@ -270,6 +271,35 @@ def test_the_bound_is_reached() -> None:
         turns = next(turn for turn in count() if ready.take() == "me")
         own, whole = weights[mine], sum(weights.values())
         assert turns == ahead + ceil((ahead + 1) / own) * (whole - own)
+
+
+def test_one_key_a_band_that_always_comes_back_has_its_bands_share() -> None:
+    weights = {"a": 8, "b": 4, "c": 2, "d": 1}
+    ready: Ready[str, str] = Ready(weights)
+    for band in weights:
+        ready.mark(band, band)
+    served = Counter[str]()
+    for _ in range(10 * sum(weights.values())):
+        key = ready.take()
+        assert key is not None
+        served[key] += 1
+        ready.mark(key, key)
+        ready.release(key)
+        ready.check()
+    assert served == {band: 10 * weight for band, weight in weights.items()}
+
+
+def test_a_key_that_comes_back_too_late_finds_no_credit() -> None:
+    ready: Ready[str, str] = Ready({"a": 8, "b": 4})
+    ready.mark("a", "a")
+    ready.mark("b", "b")
+    assert [ready.take(), ready.take()] == ["a", "b"]
+    ready.mark("a", "a")
+    ready.release("a")
+    ready.mark("b", "b")
+    ready.release("b")
+    # The ring stands at b, which was back in time; a was not, and its turn comes with the next one.
+    assert [ready.take(), ready.take()] == ["b", "a"]
 
 
 # --- what it costs, counted rather than timed

@@ -156,13 +156,15 @@ class SlowReady:
         return True
 
     def take(self, cost: int = 1) -> str | None:
-        band = self.turns.take(cost)
-        if band is None:
+        for band, depth in self.depths().items():
+            if not depth:
+                self.turns.rest(band)
+        chosen = self.turns.take(cost)
+        if chosen is None:
             return None
-        eldest = min((wait for wait in self.waits if wait.band == band), key=lambda it: it.order)
+        eldest = min((wait for wait in self.waits if wait.band == chosen), key=lambda it: it.order)
         self.waits.remove(eldest)
         self.taken[eldest.key] = None
-        self._tell_turns()
         return eldest.key
 
     def charge(self, band: str, cost: int) -> None:
@@ -197,7 +199,6 @@ class SlowReady:
         self.waits = [wait for wait in self.waits if wait.key != key]
         if key in self.taken:
             self.taken[key] = None
-        self._tell_turns()
 
     def waiting_in(self, key: str) -> str | None:
         wait = self.find(key)
@@ -208,7 +209,8 @@ class SlowReady:
 
     def _tell_turns(self) -> None:
         for band, depth in self.depths().items():
-            (self.turns.wake if depth else self.turns.rest)(band)
+            if depth:
+                self.turns.wake(band)
 
 
 @dataclass

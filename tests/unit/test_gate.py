@@ -18,15 +18,17 @@ class Line:
     """A gate, and who has begun in which turn."""
 
     def __init__(self) -> None:
-        self.gate = Gate(clock_of())
+        self.bands: dict[str, Band] = {}
+        self.gate = Gate(clock_of(), lambda key: self.bands.get(key, Band.B2))
         self.turn = 0
         self.begun: list[tuple[int, str]] = []
 
     def ask(self, key: str, band: Band = Band.B2) -> None:
+        self.bands[key] = band
         if self.gate.passes():
             self.begin(key)
         else:
-            self.gate.wait(key, band, lambda: self.begin(key))
+            self.gate.wait(key, lambda: self.begin(key))
 
     def begin(self, key: str) -> None:
         self.begun.append((self.turn, key))
@@ -99,11 +101,12 @@ def test_what_comes_later_does_not_overtake_its_own_topic() -> None:
     order: list[int] = []
 
     async def body(line: Line) -> None:
+        line.bands["urgent"] = Band.B4
         for number in range(4 * PER_TURN):
             if line.gate.passes():
                 order.append(number)
             else:
-                line.gate.wait("urgent", Band.B4, lambda number=number: order.append(number))
+                line.gate.wait("urgent", lambda number=number: order.append(number))
         await line.turns(10)
 
     on_line(body)
@@ -127,7 +130,7 @@ def test_one_that_cannot_begin_jams_nobody(caplog: pytest.LogCaptureFixture) -> 
     async def body(line: Line) -> None:
         for _ in range(PER_TURN):
             line.ask("a")
-        line.gate.wait("a", Band.B2, lambda: 1 // 0)
+        line.gate.wait("a", lambda: 1 // 0)
         line.ask("a")
         await line.turns(3)
         assert len(line.begun) == PER_TURN + 1
@@ -159,12 +162,16 @@ def test_a_topic_whose_priority_rises_while_it_waits_is_served_in_its_new_band()
     async def body(line: Line) -> None:
         for _ in range(PER_TURN):
             line.ask("first")
-        for _ in range(4 * PER_TURN):
+        for _ in range(9 * PER_TURN):
             line.ask("crowd", Band.B3)
-        line.ask("risen", Band.B0)
-        line.ask("risen", Band.B3)
+        for _ in range(3 * PER_TURN):
+            line.ask("risen", Band.B0)
         line.begun.clear()
-        await line.turns(1)
-        assert [key for _, key in line.begun].count("risen") == 2
+        await line.turns(2)
+        assert [key for _, key in line.begun].count("risen") <= 3, "it waits in the lowest band"
+        line.bands["risen"] = Band.B3
+        line.begun.clear()
+        await line.turns(4)
+        assert [key for _, key in line.begun].count("risen") >= PER_TURN, "it takes turns with it"
 
     on_line(body)

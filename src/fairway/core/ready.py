@@ -1,7 +1,9 @@
 """Which key is next: keys with work, each at most once, never in two hands, drained by weight.
 
 Built on `turns`, which picks the band; inside a band the key that has waited longest goes first.
-Leaves to the caller what a key's work is, how long it takes and which band it deserves.
+Leaves to the caller what a key's work is, how long it takes and which band it deserves. Whether a
+band has anything ready is asked when the next key is taken: a lone key that is back by then has all
+the turns of its band's weight.
 
 A key is *idle*, *waiting* in one band, or *taken*:
 
@@ -100,6 +102,7 @@ class Ready(Generic[K, B]):
         self._taken: dict[K, _Band[K, B] | None] = {}  # where to wait next, if marked meanwhile
         # A wait may be in here more than once: only the entry with its newest due time counts.
         self._due: list[tuple[int, int, _Wait[K, B]]] = []
+        self._emptied: set[_Band[K, B]] = set()  # their last key went since the last take
         self._order = 0
         self._now_ns = 0
 
@@ -125,6 +128,8 @@ class Ready(Generic[K, B]):
 
     def take(self, cost: int = 1) -> K | None:
         """Take the key whose turn it is, charging its band `cost`; None if nothing may go."""
+        if self._emptied:
+            self._rest_empty()
         name = self._turns.take(cost)
         if name is None:
             return None
@@ -138,8 +143,14 @@ class Ready(Generic[K, B]):
         self._taken[key] = None
         band.live -= 1
         if not band.live:
-            self._turns.rest(name)
+            self._emptied.add(band)
         return key
+
+    def _rest_empty(self) -> None:
+        for band in self._emptied:
+            if not band.live:
+                self._turns.rest(band.name)
+        self._emptied.clear()
 
     def charge(self, band: B, cost: int) -> None:
         """Charge a band more for a turn whose true cost is known only now; see `Turns.charge`."""
@@ -244,7 +255,7 @@ class Ready(Generic[K, B]):
         band = wait.band
         band.live -= 1
         if not band.live:
-            self._turns.rest(band.name)
+            self._emptied.add(band)
         band.drop_stale()
 
     def check(self) -> None:

@@ -33,12 +33,14 @@ LIMITS: Final = LaneLimits(items=WAITING_MAX, size=WAITING_MAX)
 class Gate:
     """Lets requests in. On an idle server that is one comparison."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, band_of: Callable[[str], Band]) -> None:
+        """`band_of` tells the band of a key, asked whenever it gets in line."""
         self._clock = clock
+        self._band_of = band_of
         self._begun = self._urgent = 0
         self._lanes: Lanes[str, Callable[[], object]] = Lanes(LIMITS, total=LIMITS)
         self._ready: Ready[str, Band] = Ready(WEIGHTS)
-        self._bands: dict[str, Band] = {}
+        self._bands: dict[str, Band] = {}  # of those in line
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -55,12 +57,14 @@ class Gate:
         self._begun += 1
         return True
 
-    def wait(self, key: str, band: Band, begin: Callable[[], object]) -> None:
+    def wait(self, key: str, begin: Callable[[], object]) -> None:
         """Call `begin` in a turn to come; in this one, if it is urgent and few such were.
 
         Raises `Throttled` if the line is full.
         """
-        if band is Band.B4 and self._urgent < PER_TURN and not self._lanes.has_items(key):
+        in_line = key in self._bands
+        band = Band.B0 if in_line else self._band_of(key)
+        if band is Band.B4 and self._urgent < PER_TURN:
             self._urgent += 1
             begin()
             return
@@ -73,9 +77,12 @@ class Gate:
                 limit="waiting_requests",
                 maximum=WAITING_MAX,
             )
-        if self._bands.get(key) is not band:  # else it is in line already
-            self._bands[key] = band
-            self._ready.mark(key, band, now_ns)
+        if not in_line:
+            self._line_up(key, band, now_ns)
+
+    def _line_up(self, key: str, band: Band, now_ns: int) -> None:
+        self._bands[key] = band
+        self._ready.mark(key, band, now_ns)
 
     def _turn(self) -> None:
         """A new turn of the loop: let the next few in."""
@@ -85,7 +92,7 @@ class Gate:
             count = 1 if len(self._ready) else PER_TURN - self._begun  # alone, it has all turns
             begins = self._lanes.drain(key, items=count, size=count).items
             if self._lanes.settle(key, len(begins), len(begins), now_ns):
-                self._ready.mark(key, self._bands[key], now_ns)
+                self._line_up(key, self._band_of(key), now_ns)
             else:
                 del self._bands[key]
             self._ready.release(key, now_ns)

@@ -148,7 +148,7 @@ class Host:
         self.sessions.restore(topics.others.get(KIND, {}), self.now_ms())
         self.heartbeats = Heartbeats()
         self.polls = LongPolls()
-        self.gate = Gate(self.clock)
+        self.gate = Gate(self.clock, self._band_of)
         topics.sampler.add_signal("request_line", lambda: self.gate.fill)
         self._owned: dict[str, tuple[int, int, int]] = {}
         self._guests: dict[int, Guest] = {}
@@ -177,10 +177,7 @@ class Host:
         Raises `Throttled`.
         """
         if path.startswith(TOPICS_PATH):
-            name = path[len(TOPICS_PATH) :].partition("/")[0]
-            topic = self.topics.find(name)
-            band = self.topics.delivery.band_of(topic) if topic is not None else Band.B2
-            self.gate.wait(name, band, begin)
+            self.gate.wait(path[len(TOPICS_PATH) :].partition("/")[0], begin)
         elif path in UNGATED:
             begin()
         else:
@@ -189,7 +186,12 @@ class Host:
             key = JOBS_PATH if path.startswith(JOBS_PATH) else path
             if path.startswith(GRAPHS_PATH):
                 key = "/".join(path.split("/", 4)[:4])
-            self.gate.wait(key, Band.B2, begin)
+            self.gate.wait(key, begin)
+
+    def _band_of(self, key: str) -> Band:
+        """The band of what waits under a key: a topic's own, or the middle one."""
+        topic = self.topics.find(key)
+        return self.topics.delivery.band_of(topic) if topic is not None else Band.B2
 
     def count_refusal(self, error: FairwayError) -> None:
         """Count a request that was refused for the time being, by what it ran into."""
