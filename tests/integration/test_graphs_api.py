@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fairway.app import Fairway
-from fairway.errors import Fenced, InvalidRequest
+from fairway.errors import Closing, Fenced, InvalidRequest
 from fairway.graphs.criteria import any_
 from fairway.settings import parse_api_keys
 from tests.support.graphs_served import Gate, desk
@@ -527,6 +527,22 @@ def test_unload_drains_what_was_accepted(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_pause_that_may_not_be_recorded_is_not_told_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, app=desk(tmp_path)) as served:
+            live = served.app.graphs.get("kept").running()
+            monkeypatch.setattr(live.journal, "_write", lambda: None)
+            asked = asyncio.ensure_future(served.api.post("/v0/graphs/kept/pause"))
+            await until(lambda: live.reactor.paused)
+            live.stop(Closing("it is over"))
+            answer = await asked
+            assert (answer.status, answer.code) == (503, "outcome_unknown")
+
+    run(scenario())
+
+
 # Watching
 
 
@@ -552,6 +568,28 @@ def test_a_watch_tells_state_and_firings(site: Site) -> None:
         await stream.close()
 
     site.run(scenario(site.api))
+
+
+def test_a_watch_tells_each_firing_once_it_is_recorded(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, app=desk(tmp_path)) as served:
+            graph = served.app.graphs.get("kept").graph
+            stream = await served.api.stream("/v0/graphs/kept/watch?every_ms=60000")
+            host = served.server._host
+            assert host is not None
+            (watching,) = host.heartbeats._streams
+            await stream.named("state")
+            for bid in (1.0, 2.0):
+                graph.push_nowait("quotes", {"bid": bid, "ask": bid})
+                watching._look()  # type: ignore[attr-defined]  # it fired, and is being written
+                await graph.settled()
+                watching._look()  # type: ignore[attr-defined]
+                told = await stream.named("firings")
+                assert [one["firing"] for one in told.data["firings"]] == [int(bid)]
+                assert told.data["skipped"] == 0
+            await stream.close()
+
+    run(scenario())
 
 
 def test_a_reader_that_does_not_read_costs_nobody_anything(tmp_path: Path) -> None:

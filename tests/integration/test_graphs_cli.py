@@ -54,7 +54,7 @@ def url(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[str]
         yield made
 
 
-def fairway(url: str, *words: str, input: str | None = None) -> Result:
+def fairway(url: str, *words: str, input: str | bytes | None = None) -> Result:
     return CliRunner().invoke(main, ["graph", *words], env={"FAIRWAY_URL": url}, input=input)
 
 
@@ -130,9 +130,15 @@ def test_what_is_wrong_is_said_in_a_line(url: str) -> None:
         (["show", "none"], 1, "there is no graph 'none'"),
         (["show", "shared"], 1, "'acme', 'globex'; say which with --tenant"),
         (["push", "both", "left", "x"], 2, "DATA is no JSON"),
+        (["push", "both", "left", ""], 2, "DATA is no JSON"),
+        (["push", "both", "left", '"\udcff"'], 2, "DATA is no JSON"),
+        (["push", "both", "left", "[" * 20_000], 2, "DATA is no JSON"),
         (["push", "both", "left", '"x"'], 1, "Expected `int`, got `str`"),
         (["push", "both", "none", "1"], 1, "there is no source 'none'"),
         (["fire", "both", "--with", "[]"], 2, "a JSON object by source"),
+        (["fire", "both", "--with", "\udcff"], 2, "a JSON object by source"),
+        (["fire", "both", "--with", "[" * 20_000], 2, "a JSON object by source"),
+        (["show", "both", "--svg", "/no/such/folder/both.svg"], 1, "No such file"),
         (["fire", "fragile", "--with", '{"quotes": {"bid": -1, "ask": 0}}'], 1, "below zero"),
         (["load", "nowhere:x"], 1, "there is no module 'nowhere'"),
         (["unload", "none"], 1, "there is no graph 'none'"),
@@ -141,6 +147,9 @@ def test_what_is_wrong_is_said_in_a_line(url: str) -> None:
         assert result.exit_code == code, (words, result.output)
         assert said in result.stderr, (words, result.stderr)
         assert "Traceback" not in result.stderr
+    result = fairway(url, "push", "both", "left", "-", input=b"1\n\xff\n")
+    assert result.exit_code == 2, result.output
+    assert "line 2 is no JSON" in result.stderr
 
 
 def test_a_graph_of_a_folder_is_unloaded_loaded_and_follows_its_file(

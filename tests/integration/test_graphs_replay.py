@@ -6,16 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 
 from fairway import Batch, Fairway, FiringContext, Graph, Source, any_, debounce, where
+from fairway.errors import InvalidRequest
 from fairway.graphs import journal as journal_module
 from fairway.graphs.replay import Given, compared, events_of, over_events, over_journal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-
-    import pytest
 
 
 class Quote(msgspec.Struct, frozen=True):
@@ -104,6 +104,28 @@ def test_events_of_a_file_fire_as_they_would_have() -> None:
     found = asyncio.run(collected(over_events(graph, events_of(lines))))
     assert [each.outputs["text"] for each in found] == ["4.000", "14.000"]
     assert [each.wall_ns for each in found] == [1_500_000_000, 2_000_000_000]
+
+
+@pytest.mark.parametrize("how", ["through", "dedupe", "where"])
+def test_what_a_source_or_its_gate_makes_of_an_event_is_told_if_it_fails(how: str) -> None:
+    def bad(n: int) -> int:
+        return 1 // n
+
+    n = Source(
+        "n",
+        int,
+        through=bad if how == "through" else None,
+        dedupe=bad if how == "dedupe" else None,
+    )
+    gate: Any = where(n, lambda inputs: bad(inputs["n"]) >= 0) if how == "where" else n
+    graph = Graph("g", when=gate, inputs="sequential")
+
+    @graph.node
+    def it(n: int) -> int:
+        return n
+
+    with pytest.raises(InvalidRequest, match=f"{how}.*: ZeroDivisionError"):
+        asyncio.run(collected(over_events(graph, [Given("n", b"0", 0)])))
 
 
 def test_gates_and_batches_go_by_the_time_of_the_events() -> None:

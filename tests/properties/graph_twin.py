@@ -165,7 +165,7 @@ class SlowInputs:
                 if each.source in valued:
                     self.filtered += each.value is not None
                     self.unwanted += each.tokens
-                    each.value, each.tokens = None, ()
+                    each.value, each.keys, each.tokens = None, (), ()
         return None
 
     def force(self) -> SlowTaken:

@@ -136,9 +136,9 @@ def keys_are_forgotten_by_a_restart() -> Iterator[None]:
     """A push that is retried after a crash is fired again."""
     real = Accumulator.restore
 
-    def forgetful(self: Accumulator, kept: Any) -> None:
+    def forgetful(self: Accumulator, kept: Any, *, queued: bool) -> None:
         keys, kept.keys = kept.keys, []
-        real(self, kept)
+        real(self, kept, queued=queued)
         kept.keys = keys
 
     with plant(Accumulator, "restore", forgetful):
@@ -150,8 +150,8 @@ def a_feed_begins_anew() -> Iterator[None]:
     """Marks are not given to the feed, and so everything is read again."""
     real = Accumulator.restore
 
-    def forgetful(self: Accumulator, kept: Any) -> None:
-        real(self, kept)
+    def forgetful(self: Accumulator, kept: Any, *, queued: bool) -> None:
+        real(self, kept, queued=queued)
         self.marks = {}
 
     with plant(Accumulator, "restore", forgetful):

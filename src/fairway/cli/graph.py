@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,6 +33,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 BATCH = 1_000
 """Lines of a file that are pushed together."""
+NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class GraphGroup(RemoteGroup):
@@ -139,7 +141,11 @@ def show(
     output = Output(json=as_json)
     with remote.client() as client:
         if svg is not None:
-            svg.write_text(client.graphs.svg(name, tenant=tenant), encoding="utf-8")
+            drawn = client.graphs.svg(name, tenant=tenant)
+            try:
+                svg.write_text(drawn, encoding="utf-8")
+            except OSError as error:
+                raise click.FileError(str(svg), hint=error.strerror) from None
             notice(f"drawn into {svg}")
             return
         found = client.graphs.get(name, tenant=tenant)
@@ -308,15 +314,17 @@ def push(
 
 
 def _batches(data: str) -> Iterator[list[msgspec.Raw]]:
-    lines = (line for line in sys.stdin if line.strip()) if data == "-" else iter([data])
+    # As bytes: what is no text is no JSON either, and is told so.
+    stdin = (line for line in sys.stdin.buffer if line.strip())
+    lines = stdin if data == "-" else iter([os.fsencode(data)])
     batch: list[msgspec.Raw] = []
     for number, line in enumerate(lines, 1):
         try:
             msgspec.json.decode(line)
-        except msgspec.DecodeError as error:
+        except NO_JSON as error:
             where = f"line {number} " if data == "-" else "DATA "
             raise click.BadParameter(f"{where}is no JSON: {error}") from None
-        batch.append(msgspec.Raw(line.strip().encode()))
+        batch.append(msgspec.Raw(line.strip()))
         if len(batch) >= min(BATCH, EVENTS_MAX):
             yield batch
             batch = []
@@ -345,8 +353,8 @@ def fire(
     values: Mapping[str, Any] | None = None
     if cache is not None:
         try:
-            values = msgspec.json.decode(cache, type=dict[str, msgspec.Raw])
-        except msgspec.DecodeError as error:
+            values = msgspec.json.decode(os.fsencode(cache), type=dict[str, msgspec.Raw])
+        except NO_JSON as error:
             raise click.BadParameter(f"--with is a JSON object by source: {error}") from None
     output = Output(json=as_json)
     with remote.client() as client:

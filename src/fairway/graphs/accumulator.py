@@ -21,6 +21,7 @@ from fairway.graphs.repeats import Repeats, hashable, lasting
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Several, Ticket
 from fairway.graphs.windows import Batching, collector_of
+from fairway.graphs.words import described, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,11 +70,14 @@ class Accumulator:
         self._clock = clock
         self._name = source.name
         self._journaled = journaled
-        self._pushed = 0
         self._repeats = Repeats(KEYS_MAX)
         self._collector = collector_of(source.batch) if source.batch is not None else None
         self._window: list[Any] = []
         self._written = 0
+        # What is written to a state is part of what is kept, and what completes a window may be
+        # needed after the firing with it: that they came is recorded before they are fired with.
+        overlaps = self._collector is not None and self._collector.overlaps
+        self._first = source.keep is not None or overlaps
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._plain = (
@@ -87,31 +91,39 @@ class Accumulator:
 
     # What was kept
 
-    def restore(self, kept: Kept) -> None:
-        """Begin where the checkpoint says. Raises `InvalidRequest` if a value does not fit."""
+    def restore(self, kept: Kept, *, queued: bool) -> None:
+        """Begin where the checkpoint says. Raises `InvalidRequest` if a value does not fit.
+
+        If it is `queued`, each value of a state that no firing was given is news of its own.
+        """
         self.marks = dict(kept.marks)
-        self._pushed = kept.pushed
         self._repeats.remember(map(hashable, kept.keys))
         if kept.value is not None:
             self._reactor.inputs.cache[self._name] = self._restored(kept)
         if self._collector is not None:
             self._collector.resume(kept.marks)
         if self.source.keep is not None:
-            self._window = self._items(kept.window)
-            self._written = kept.written
-            if self._written > kept.marks.get(STATE, 0):
-                self._give_state(None)
+            self._resume_state(kept, queued)
 
-    def replay(self, kept: Kept) -> None:
+    def _resume_state(self, kept: Kept, queued: bool) -> None:
+        """Give again what no firing was given: each value as it was written, or the newest."""
+        values = self._items(kept.window)
+        again = min(kept.unseen if queued else 1, kept.unseen, len(values))
+        seen = len(values) - again
+        self._written = kept.written - again
+        self._window = self._newest(values[:seen])
+        for value in values[seen:]:
+            self._write(value, None)
+
+    def replay(self, offset: int, stored: Stored) -> None:
         """Take in again what was pushed and not consumed."""
-        for offset, stored in list(kept.pushes.items()):
-            try:
-                value = self.source.item_schema.load(stored)
-                self._take_in(value, self._keys_of(value), {PUSH: offset}, None)
-            except InvalidRequest as error:
-                self.buried += 1
-                self._reactor.buried(self._name, str(error), stored.data, {PUSH: offset})
-                self._pass({PUSH: offset})
+        try:
+            value = self.source.item_schema.load(stored)
+            self._take_in(value, self._keys_of(value), {PUSH: offset}, None)
+        except InvalidRequest as error:
+            self.buried += 1
+            self._reactor.buried(self._name, str(error), stored.data, {PUSH: offset})
+            self._pass({PUSH: offset})
 
     def _restored(self, kept: Kept) -> Any:
         assert kept.value is not None
@@ -165,12 +177,11 @@ class Accumulator:
             self._take_in(value, keys, {}, ticket)
             return
         ticket = ticket or Ticket(None, asks=False)
-        self._pushed += 1
-        offset = self._pushed
-        if self.source.keep is not None and stored is not None and not self._repeats.met(keys):
-            # The window is part of what is kept: it must not be fired with before it is.
+        offset = self._reactor.next_push()
+        if self._first and stored is not None and not self._repeats.met(keys):
             ticket.recorded = True
-            self._reactor.remember(Pushed(self._name, offset, stored, keys), ticket.kept)
+            consumed = keys if self.source.keep is not None else ()
+            self._reactor.remember(Pushed(self._name, offset, stored, consumed), ticket.kept)
         self._take_in(value, keys, {PUSH: offset}, ticket)
         if stored is not None and not ticket.recorded:
             # It waits for other news, or for its firing to end: it must not be lost meanwhile.
@@ -182,7 +193,7 @@ class Accumulator:
             stored = self.source.item_schema.store(value)
         except Exception as error:
             raise InvalidRequest(
-                f"source {self._name!r}: the value cannot be kept: {error}"
+                f"source {self._name!r}: the value cannot be kept: {said(error)}"
             ) from error
         if len(stored.data) > VALUE_BYTES_MAX:
             raise InvalidRequest(
@@ -217,7 +228,7 @@ class Accumulator:
             value = self.source.through(event)
         except Exception as error:
             raise InvalidRequest(
-                f"source {self._name!r}: through failed: {type(error).__name__}: {error}"
+                f"source {self._name!r}: through failed: {type(error).__name__}: {said(error)}"
             ) from error
         return None if value is None else self._fitting(self.source.item_schema, value)
 
@@ -287,7 +298,7 @@ class Accumulator:
             hash(key)
         except Exception as error:
             raise InvalidRequest(
-                f"source {self._name!r}: dedupe failed: {type(error).__name__}: {error}"
+                f"source {self._name!r}: dedupe failed: {type(error).__name__}: {said(error)}"
             ) from error
         return (key,)
 
@@ -306,13 +317,18 @@ class Accumulator:
         self._write(value, None)
 
     def _write(self, value: Any, ticket: Ticket | None) -> None:
-        keep = self.source.keep
-        assert keep is not None
         self._written += 1
         self._window.append(value)
-        if keep >= 0:
-            del self._window[: max(0, len(self._window) - keep)]
+        self._window = self._newest(self._window)
         self._give_state(ticket)
+
+    def _newest(self, values: list[Any]) -> list[Any]:
+        """Of the values that were written, those that are kept."""
+        keep = self.source.keep
+        assert keep is not None
+        if keep >= 0:
+            del values[: max(0, len(values) - keep)]
+        return values
 
     def _give_state(self, ticket: Ticket | None) -> None:
         if self.source.keep == 0:
@@ -406,10 +422,19 @@ class Accumulator:
             self._take_in(value, keys, marks, None)
         except InvalidRequest as error:
             self.buried += 1
-            raw = data if isinstance(data, bytes) else msgspec.msgpack.encode(data, enc_hook=repr)
-            self._reactor.buried(self._name, str(error), raw, marks)
+            self._reactor.buried(self._name, str(error), _bytes_of(data), marks)
             self._pass(marks)
 
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _bytes_of(data: Any) -> bytes:
+    """What is kept of an event that cannot be used."""
+    if isinstance(data, bytes):
+        return data
+    try:
+        return msgspec.msgpack.encode(data, enc_hook=repr)
+    except Exception:
+        return described(data)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 
 from fairway.errors import InvalidConfig, InvalidRequest
+from fairway.graphs.words import said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -89,14 +90,14 @@ class Schema:
         """A value from JSON, checked. Raises `InvalidRequest` and says where it does not fit."""
         try:
             return self._json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"the boundary does not decode: {error}") from None
 
     def of_plain(self, data: Any) -> Any:
         """A value from dicts and lists, checked in the same way."""
         try:
             return msgspec.convert(data, self.type)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the boundary does not fit: {error}") from None
 
     def fitting(self, value: Any) -> Any:
@@ -137,7 +138,7 @@ class Schema:
                 plain = self.upgrades[step](plain)
             except Exception as error:
                 raise InvalidRequest(
-                    f"the upgrade from version {step} failed: {type(error).__name__}: {error}"
+                    f"the upgrade from version {step} failed: {type(error).__name__}: {said(error)}"
                 ) from error
         return plain
 

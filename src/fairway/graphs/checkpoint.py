@@ -136,7 +136,13 @@ class Dropped(msgspec.Struct, array_like=True, frozen=True, tag=7):
     upto: int
 
 
-Record: TypeAlias = Fired | Pushed | Died | Steered | Began | Recovered | Sent | Dropped
+class Passed(msgspec.Struct, array_like=True, frozen=True, tag=8):
+    """A predicate wanted no firing with these: they are consumed without one."""
+
+    news: tuple[Consumed, ...]
+
+
+Record: TypeAlias = Fired | Pushed | Died | Steered | Began | Recovered | Sent | Dropped | Passed
 
 _RECORDS: Final = msgspec.msgpack.Decoder(list[Record])
 _encode = msgspec.msgpack.Encoder().encode
@@ -179,6 +185,11 @@ class Kept(msgspec.Struct, array_like=True):
     """The keys of what was consumed last."""
     shown: int = 0
     """How many of the values ever written are in the cache, if that is `WHOLE`."""
+
+    @property
+    def unseen(self) -> int:
+        """How many of the values written no firing was given yet."""
+        return max(0, self.written - self.marks.get(STATE, 0))
 
     def whole(self) -> list[Stored]:
         """What `WHOLE` stands for."""
@@ -245,8 +256,25 @@ class Checkpoint(msgspec.Struct):
             pushes = self.kept(record.source).pushes
             for offset in [each for each in pushes if record.above < each <= record.upto]:
                 del pushes[offset]
+        elif isinstance(record, Passed):
+            self._consume(record.news, limits)
         else:
             self._sent(record.number)
+
+    def waiting(self, sources: Iterable[str]) -> list[tuple[int, str, Stored]]:
+        """The pushes of these sources that wait, with their offsets, in order of arrival."""
+        return sorted(
+            (offset, name, stored)
+            for name in sources
+            for offset, stored in self.kept(name).pushes.items()
+        )
+
+    def holds(self, source: str, marks: Marks) -> bool:
+        """Whether a push, or a value of a state, waits here up to these marks."""
+        kept = self.kept(source)
+        if marks.get(STATE, 0) > kept.marks.get(STATE, 0):
+            return True
+        return bool(kept.pushes) and next(iter(kept.pushes)) <= marks.get(PUSH, 0)
 
     def letters(self) -> list[DeadLetter]:
         """The dead letters, oldest first."""
@@ -273,6 +301,8 @@ class Checkpoint(msgspec.Struct):
         kept.written += 1
         kept.window.append(stored)
         keep = limits.keep.get(source, 0)
+        if keep > 0 and source in limits.queued:
+            keep += kept.unseen  # what was given of it when each of these was written
         if keep >= 0:
             del kept.window[: max(0, len(kept.window) - keep)]
 
@@ -318,6 +348,8 @@ class Limits(msgspec.Struct, frozen=True):
     keys: int
     newest: frozenset[str] = frozenset()
     """Sources of which a push overtakes those that wait."""
+    queued: frozenset[str] = frozenset()
+    """States of which every value that is written is news of its own."""
 
 
 _STATE: Final = msgspec.msgpack.Decoder(Checkpoint)

@@ -35,6 +35,7 @@ from fairway.graphs.journal import history, page
 from fairway.graphs.live import SUPERVISION, Around, LiveGraph, restored
 from fairway.graphs.metrics import series_of
 from fairway.graphs.traversal import node_in
+from fairway.graphs.words import writable
 from fairway.runtime.clock import clock_of
 from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.watchdog import Watchdog
@@ -351,7 +352,7 @@ class Graphs:
         managed.failures = event.failures
         if event.happening is Happening.STARTED:
             return
-        error = "" if event.error is None else repr(_innermost(event.error))
+        error = "" if event.error is None else writable(repr(_innermost(event.error)))
         record = Recovered(
             self._around.clock.wall_ns(), event.name, event.happening.value, event.failures, error
         )

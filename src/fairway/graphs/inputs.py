@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from fairway.graphs.timing import Timing
+from fairway.graphs.words import said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -92,7 +93,7 @@ class PredicateFailed(Exception):
     """A predicate of the gate raised. `taken` are the inputs it was asked about: they are taken."""
 
     def __init__(self, taken: Taken, error: Exception) -> None:
-        super().__init__(f"where: {type(error).__name__}: {error}")
+        super().__init__(f"where: {type(error).__name__}: {said(error)}")
         self.taken = taken
         self.error = error
 
@@ -119,8 +120,9 @@ class Inputs:
         """The newest value of each source (`latest`), or the newest that was taken."""
         self.filtered = 0
         """Boundaries that a predicate passed over (`sequential`)."""
-        self.unwanted: list[Any] = []
-        """Whoever waits for one of them, and was not told yet: no firing comes of it."""
+        self.unwanted: list[News] = []
+        """Those that whoever asks has not seen to yet, with their keys and tokens: no firing comes
+        of them. Their marks go with the next one."""
         self._sequential = strategy == "sequential"
         self._fires = {slot.name for slot in slots if slot.fires}
         self._need = gate.need
@@ -369,8 +371,8 @@ class Inputs:
                 if news.source in self._fires and news.value is not PASSED:
                     self.filtered += 1
                     self._put_back(news.source, taken.before)
-                    self.unwanted += news.tokens
-                    news = news._replace(value=PASSED, tokens=())
+                    self.unwanted.append(news)
+                    news = news._replace(value=PASSED, keys=(), tokens=())
                 self._put_aside(news)
         return None
 

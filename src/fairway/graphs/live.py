@@ -22,6 +22,7 @@ from fairway.graphs.reactor import Reactor
 from fairway.graphs.reading import FeedReader
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Ticket
+from fairway.graphs.words import writable
 from fairway.runtime.supervision import Happening, Supervised
 
 if TYPE_CHECKING:
@@ -191,9 +192,9 @@ class LiveGraph:
         for number, (epoch, effects) in sorted(kept.unsent.items()):
             self.outbox.send(number, effects, epoch)
         for name, accumulator in self.accumulators.items():
-            accumulator.restore(kept.kept(name))
-        for name, accumulator in self.accumulators.items():
-            accumulator.replay(kept.kept(name))
+            accumulator.restore(kept.kept(name), queued=name in self.limits.queued)
+        for offset, name, stored in kept.waiting(self.accumulators):
+            self.accumulators[name].replay(offset, stored)
 
     def start_source(self, name: str) -> None:
         """Read the feed of a source, and begin again when it dies."""
@@ -261,7 +262,7 @@ class LiveGraph:
             event.name,
             event.happening.value,
             event.failures,
-            repr(event.error) if event.error is not None else "",
+            writable(repr(event.error)) if event.error is not None else "",
         )
         self._recoveries(record)
         if self.journal is not None:
@@ -419,7 +420,14 @@ def limits_of(graph: Graph) -> Limits:
         and not source.collects
         and source.dedupe is None  # else the keys of what was overtaken are needed
     )
-    return Limits(keep, KEYS_MAX, newest)
+    queued = frozenset(
+        name
+        for name in keep
+        if graph.inputs == "sequential"
+        and name in graph.firing_sources
+        and graph.sources[name].on_full != "drop_oldest"  # what is dropped of it is not recorded
+    )
+    return Limits(keep, KEYS_MAX, newest, queued)
 
 
 def producer_of(graph: Graph) -> str:

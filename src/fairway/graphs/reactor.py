@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fairway.errors import Closing, Conflict, FairwayError, FiringFailed, OutcomeUnknown
 from fairway.graphs.boundary import PUSH
-from fairway.graphs.checkpoint import Died, Dropped, Steered
+from fairway.graphs.checkpoint import Consumed, Died, Dropped, Passed, Steered
 from fairway.graphs.context import FiringContext, JobEnqueue
 from fairway.graphs.firing import INJECTED, LOG_MAX, Firing
 from fairway.graphs.health import FIRING, ReactorState
@@ -29,6 +29,7 @@ from fairway.graphs.records import died_of, fired_of
 from fairway.graphs.steering import Steering, Verdict
 from fairway.graphs.traversal import NodeFailed
 from fairway.graphs.waiting import Bell, Promises, fail, resolve
+from fairway.graphs.words import said, writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from fairway.graphs.graph import Graph
     from fairway.graphs.hands import Hands
     from fairway.graphs.health import ReactorHealth
-    from fairway.graphs.inputs import Taken
+    from fairway.graphs.inputs import News, Taken
     from fairway.graphs.journal import Journal
     from fairway.graphs.outbox import Outbox
     from fairway.graphs.tickets import Ticket
@@ -88,6 +89,8 @@ class Reactor:
         """`consumed` is told how far a source is, for good; `wrote` what is new in a state."""
         self.health = health
         self.log: deque[Firing] = deque(maxlen=LOG_MAX)
+        self.logged = 0
+        """Firings that were ever put in the log: those that are recorded, and tries that failed."""
         self.fired = 0
         """Firings that succeeded since it was loaded."""
         self.failed = 0
@@ -135,6 +138,7 @@ class Reactor:
         self._promises = Promises()
         self.promise = self._promises.make
         """A future that is resolved by what becomes of something, or by the end of the graph."""
+        self._pushes = max((kept.pushed for kept in checkpoint.sources.values()), default=0)
 
     # What sources bring
 
@@ -145,6 +149,11 @@ class Reactor:
             self._pump()
         elif self._timed:
             self._arm()
+
+    def next_push(self) -> int:
+        """The offset of a push. They rise over all sources: that is the order of arrival."""
+        self._pushes += 1
+        return self._pushes
 
     def passed(self, source: str, marks: Marks, keys: tuple[Any, ...] = ()) -> None:
         """A source went on without a value."""
@@ -160,7 +169,7 @@ class Reactor:
 
     def buried(self, source: str, reason: str, data: bytes, at: Marks) -> None:
         """A boundary cannot be used: keep it aside."""
-        data = data[: RECORD_BYTES_MAX // 2]
+        data, reason = data[: RECORD_BYTES_MAX // 2], writable(reason)
         died = Died(self._clock.wall_ns(), source, reason, {source: data}, at=at)
         self.remember(died, _nothing)
         logger.warning("graph %s, source %s: %s", self._graph.name, source, reason)
@@ -397,10 +406,28 @@ class Reactor:
         return None
 
     def _pass_over(self) -> None:
-        """A predicate wanted no firing: whoever waits for one is told that."""
-        tokens, self.inputs.unwanted = self.inputs.unwanted, []
-        for token in tokens:
-            token.passed()
+        """A predicate wanted no firing: that is kept, and whoever waits for one is told."""
+        unwanted, self.inputs.unwanted = self.inputs.unwanted, []
+        if not unwanted:
+            return
+        tokens = [token for news in unwanted for token in news.tokens]
+        if self._journal is not None and self._leaves_trace(unwanted):
+            # After a crash none of them must be back without the others: it would go together
+            # with what it never waited for.
+            for token in tokens:
+                token.recorded = True
+            over = [Consumed(news.source, news.marks, None, news.keys) for news in unwanted]
+            self._journal.append(Passed(tuple(over)), partial(_passed, tokens))
+        else:
+            _passed(tokens)
+
+    def _leaves_trace(self, unwanted: list[News]) -> bool:
+        """Whether it matters after a crash that these were passed over: some have keys, by which
+        repeats of them are told, are kept, or would be read again without a push beside them."""
+        streams = [stream for news in unwanted for stream in news.marks]
+        if len(streams) > 1 and PUSH in streams:
+            return True
+        return any(news.keys or self.checkpoint.holds(news.source, news.marks) for news in unwanted)
 
     def _begin(self, taken: Taken, cause: str) -> FiringContext:
         if self._stales:
@@ -506,6 +533,7 @@ class Reactor:
         taken, _, reply = due
         if firing.error is None:
             self.log.append(firing)
+            self.logged += 1
         for source, _, marks, _, tokens in taken.news:
             if marks:
                 self._consumed(source, marks)
@@ -526,8 +554,9 @@ class Reactor:
         taken, cause, reply = due
         now_ns = self._now()
         attempt = self._steering.failures + 1
+        why = said(error)
         # Whoever asked for it is told, and decides.
-        verdict = self._steering.failed(str(error), now_ns) if reply is None else None
+        verdict = self._steering.failed(why, now_ns) if reply is None else None
         self.failed += 1
         firing = Firing(
             self.number + 1,
@@ -537,18 +566,19 @@ class Reactor:
             taken.values,
             tuple(news.source for news in taken.news if news.value is not PASSED),
             outputs,
-            str(error),
+            why,
             self.health.degraded(now_ns),
             attempt,
         )
         self.log.append(firing)
+        self.logged += 1
         cause_of = error.error if isinstance(error, NodeFailed) else error
         # Each try is told; where it happened, once.
         logger.warning(
             "graph %s, firing %d: %s%s",
             self._graph.name,
             firing.number,
-            error,
+            why,
             "; it is halted" if verdict is Verdict.HALT else "",
             exc_info=None if verdict is Verdict.RETRY else cause_of,
         )
@@ -655,6 +685,11 @@ class Reactor:
     @property
     def state(self) -> ReactorState:
         return self.health.state
+
+
+def _passed(tokens: list[Any]) -> None:
+    for token in tokens:
+        token.passed()
 
 
 def _nothing() -> None:

@@ -9,6 +9,7 @@ from fairway.graphs.checkpoint import Consumed, Died, Fired, Write
 from fairway.graphs.firing import INJECTED, packed
 from fairway.graphs.inputs import PASSED
 from fairway.graphs.journal import RECORD_BYTES_MAX
+from fairway.graphs.words import described
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +82,7 @@ def died_of(graph: Graph, taken: Taken, firing: Firing) -> Died:
         with suppress(Exception):  # perhaps that is why it failed
             stored[name] = graph.sources[name].schema.store(value)
     data = {
-        name: stored[name].data if name in stored else repr(value).encode()
+        name: stored[name].data if name in stored else described(value)
         for name, value in taken.values.items()
     }
     size = sum(len(stored[news.source].data) for news in taken.news if news.source in stored)

@@ -18,11 +18,12 @@ from fairway.graphs.checkpoint import STATE, Checkpoint, Died, Fired, Pushed
 from fairway.graphs.context import FiringContext
 from fairway.graphs.firing import packed
 from fairway.graphs.hands import Hands
-from fairway.graphs.inputs import Inputs, Slot
+from fairway.graphs.inputs import Inputs, PredicateFailed, Slot
 from fairway.graphs.repeats import Repeats, hashable
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.traversal import NodeFailed
 from fairway.graphs.windows import collector_of
+from fairway.graphs.words import said
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -108,8 +109,7 @@ class _Recorded:
         for name, kept in checkpoint.sources.items():
             for stored in kept.window:
                 self.write(name, stored)
-            if name in self._written:
-                self._before[name] = kept.written - len(kept.window)
+            self._before[name] = kept.written - len(kept.window)
             if kept.value is not None and name in self._sources:
                 self.cache[name] = self._loaded(name, kept.value, kept.shown)
 
@@ -192,7 +192,7 @@ def events_of(lines: Iterable[bytes]) -> Iterable[Given]:
             continue
         try:
             event = _LINE.decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidRequest(f"line {number}: {error}") from None
         if event.at is not None:
             at_ns = round(event.at * 1e9)
@@ -288,12 +288,12 @@ class _Rerun:
                 for window in collector.due(due_ns):
                     self._inputs.arrive(name, Boundary(window.values), due_ns)
             before = self._inputs.deadline_ns()
-            taken = self._inputs.take(due_ns)
+            taken = self._take(due_ns)
             if taken is None and before == self._inputs.deadline_ns() == due_ns:
                 return  # nothing moved: it waits for more than time
             while taken is not None:
                 yield due_ns, taken
-                taken = self._inputs.take(due_ns)
+                taken = self._take(due_ns)
 
     def arrive(self, event: Given, now_ns: int) -> Iterable[Taken]:
         """An event, and the firings that it brings about."""
@@ -302,10 +302,19 @@ class _Rerun:
             raise InvalidRequest(f"graph {self._graph.name!r} has no source {event.source!r}")
         assert self._inputs is not None
         value = source.event_schema.of_json(event.data)
-        if source.through is not None:
-            value = source.through(value)
-        if value is None or self._is_repeat(source, value):
-            return
+        try:
+            if source.through is not None:
+                value = source.through(value)
+                value = None if value is None else source.item_schema.fitting(value)
+            if value is None or self._is_repeat(source, value):
+                return
+        except InvalidRequest:
+            raise
+        except Exception as error:
+            raise InvalidRequest(
+                f"source {source.name!r}: through or dedupe failed:"
+                f" {type(error).__name__}: {said(error)}"
+            ) from error
         if source.name in self._collectors:
             collector = self._collectors[source.name]
             for window in collector.push(value, {}, (), None, now_ns):
@@ -314,7 +323,7 @@ class _Rerun:
             self.write(source.name, value, now_ns)
         else:
             self._inputs.arrive(source.name, Boundary(value), now_ns)
-        while (taken := self._inputs.take(now_ns)) is not None:
+        while (taken := self._take(now_ns)) is not None:
             yield taken
 
     def end(self, now_ns: int) -> Iterable[Taken]:
@@ -324,8 +333,17 @@ class _Rerun:
         for name, collector in self._collectors.items():
             for window in collector.flush():
                 self._inputs.arrive(name, Boundary(window.values), now_ns)
-        while (taken := self._inputs.take(now_ns)) is not None:
+        while (taken := self._take(now_ns)) is not None:
             yield taken
+
+    def _take(self, now_ns: int) -> Taken | None:
+        assert self._inputs is not None
+        try:
+            return self._inputs.take(now_ns)
+        except PredicateFailed as failure:
+            raise InvalidRequest(str(failure)) from failure.error
+        finally:
+            self._inputs.unwanted.clear()
 
     def write(self, name: str, value: Any, now_ns: int) -> None:
         assert self._inputs is not None

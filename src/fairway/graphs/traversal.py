@@ -26,6 +26,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, get_origin
 
+from fairway.graphs.words import said
 from fairway.runtime.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class NodeFailed(Exception):
     """A node raised. `node` names it; the cause is what it raised."""
 
     def __init__(self, node: str, error: BaseException) -> None:
-        super().__init__(f"node {node!r}: {type(error).__name__}: {error}")
+        super().__init__(f"node {node!r}: {type(error).__name__}: {said(error)}")
         self.node = node
         self.error = error
 
@@ -196,9 +197,10 @@ def _generated(wiring: Wiring, counts: NodeCounts, *, inline: bool) -> tuple[str
             )
         if node.name in wiring.terminal:
             lines.append(f"            out[{node.name!r}] = {values[node.name]}")
-    # A cancellation that is not ours is an error of the node: it met something cancelled.
+    # A cancellation that is not ours is an error of the node: it met something cancelled. And
+    # `sys.exit` ends the firing, not the process that others fire in.
     lines += [
-        "    except (Exception, CancelledError) as error:",
+        "    except (Exception, CancelledError, SystemExit) as error:",
         *(() if inline else ("        if is_cancelled(error): raise",)),
         "        failed[at] += 1",
         "        raise NodeFailed(names[at], error) from error",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fairway.errors import InvalidConfig, InvalidRequest
+from fairway.graphs.words import said
 
 if TYPE_CHECKING:
     from fairway.graphs.boundary import Marks
@@ -112,6 +113,9 @@ _BEFORE_ALL = _Arrived(-(2**63), {}, ())  # needed by no window
 
 class Collector:
     """What all of them have in common: what arrived and is not consumed, and who waits for it."""
+
+    overlaps = False
+    """Whether the event that completes a window is part of a later one, too."""
 
     def __init__(self) -> None:
         self.late = 0
@@ -217,6 +221,7 @@ class CountWindow(Collector):
         assert window.count is not None
         self._count = window.count
         self._step = window.step or window.count
+        self.overlaps = self._step < self._count
         self._values: deque[Any] = deque()
         self._number = 0
         self._fresh = 0  # events that no window held yet
@@ -301,7 +306,7 @@ class TimeWindow(Collector):
         try:
             return round(self._at(value) * SECOND_NS)
         except Exception as error:
-            raise InvalidRequest(f"at failed: {type(error).__name__}: {error}") from error
+            raise InvalidRequest(f"at failed: {type(error).__name__}: {said(error)}") from error
 
     @property
     def _begin_ns(self) -> int:

@@ -138,7 +138,7 @@ class GraphStream(EventStream):
 
 
 def _firings(live: LiveGraph | None) -> int:
-    return live.reactor.fired + live.reactor.failed if live is not None else 0
+    return live.reactor.logged if live is not None else 0
 
 
 def _look_of(managed: Managed) -> Any:

@@ -388,6 +388,8 @@ async def pause(
         reactor = managed.running().reactor
         recorded = reactor.pause(identity.name) if paused else reactor.resume(identity.name)
         await wait_kept([recorded])
+        if (failure := _failure(recorded)) is not None:
+            raise failure
         return managed
 
 

@@ -1,5 +1,5 @@
-"""What the records of a graph add up to: what was dropped stays dropped, and a state that keeps
-everything is written once."""
+"""What the records of a graph add up to: what was dropped or passed over stays so, what waited
+waits in the same order, and a state that keeps everything is written once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairway import Batch, FiringContext, Graph, Source
+from fairway import Batch, FiringContext, Graph, Source, Window, all_, any_, where
 from fairway.graphs import journal as journals
 from fairway.graphs.boundary import PUSH, WHOLE, Stored
 from fairway.graphs.checkpoint import (
@@ -32,7 +32,7 @@ from fairway.graphs.checkpoint import (
 )
 from fairway.graphs.replay import over_journal
 from fairway.graphs.source import ALL
-from fairway.testing import run_graph
+from fairway.testing import TestFeed, run_graph
 
 if TYPE_CHECKING:
     from fairway.testing import GraphsUnderTest
@@ -125,6 +125,211 @@ def test_lists_that_were_dropped_do_not_fire_after_a_crash() -> None:
             await graph.push(n, each)
         await kit.settled()
         assert kit.outputs(graph) == [[5, 6], [7, 8]]
+
+    run_graph(graph, play)
+
+
+# What a predicate passed over
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_was_passed_over_together_is_gone_together_after_a_crash(
+    waits: bool, power_loss: bool
+) -> None:
+    a, b = Source("a", int), Source("b", int)
+    gate = where(all_(a, b), lambda inputs: inputs["a"] > 1)
+    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+
+    if waits:
+
+        @graph.node
+        async def pair(a: int, b: int) -> tuple[int, int]:
+            return a, b
+    else:
+
+        @graph.node(name="pair")
+        def plain(a: int, b: int) -> tuple[int, int]:
+            return a, b
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for n in (1, 2, 3):
+            await graph.push(a, n)
+            await graph.push(b, n)
+            await kit.restart(power_loss=power_loss)
+        await kit.settled()
+        assert kit.outputs(graph) == [(2, 2), (3, 3)]
+
+    run_graph(graph, play)
+
+
+def test_an_event_that_was_passed_over_with_a_push_is_not_read_again_without_it() -> None:
+    a, b = Source("a", int, feed=(feed := TestFeed())), Source("b", int)
+    gate = where(all_(a, b), lambda inputs: inputs["a"] > 1)
+    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def pair(a: int, b: int) -> tuple[int, int]:
+        return a, b
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for n in (1, 2, 3):
+            feed.push(n)
+            await kit.settled()
+            await graph.push(b, n)
+            await kit.restart()
+        await kit.settled()
+        assert kit.outputs(graph) == [(2, 2), (3, 3)]
+
+    run_graph(graph, play)
+
+
+def test_a_repeat_of_what_was_passed_over_is_one_after_a_crash_too() -> None:
+    n = Source("n", int, dedupe=lambda value: value)
+    wanted: set[int] = set()
+    gate = where(n, lambda inputs: inputs["n"] in wanted)
+    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def it(n: int) -> int:
+        return n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.push(n, 1)
+        await kit.restart()
+        wanted.update({1, 2})
+        for each in (1, 2):
+            await graph.push(n, each)
+        await kit.settled()
+        assert kit.outputs(graph) == [2]
+
+    run_graph(graph, play)
+
+
+def test_a_list_that_was_passed_over_does_not_come_back_in_parts() -> None:
+    n = Source("n", int, batch=Batch(size=3))
+    gate = where(n, lambda inputs: sum(inputs["n"]) > 10)
+    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def it(n: list[int]) -> list[int]:
+        return n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for each in (1, 2, 3):
+            await graph.push(n, each)
+        await kit.restart()
+        for each in (10, 11, 12):
+            await graph.push(n, each)
+        await kit.settled()
+        assert kit.outputs(graph) == [[10, 11, 12]]
+
+    run_graph(graph, play)
+
+
+@pytest.mark.parametrize("keep", [None, 2])
+def test_what_is_passed_over_is_not_kept_until_something_fires(keep: int | None) -> None:
+    n = Source("n", int, keep=keep)
+    gate = where(n, lambda inputs: False)
+    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+    wanted: Any = int if keep is None else list[int]
+
+    async def it(n: wanted) -> wanted:  # type: ignore[valid-type]
+        return n
+
+    graph.add(it, scope={"wanted": wanted})
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for each in range(50):
+            await graph.push(n, each)
+        await kit.settled()
+        kept = graph.running.checkpoint.kept("n")
+        assert not kept.pushes
+        assert len(kept.window) <= 3
+
+    run_graph(graph, play)
+
+
+# What waited
+
+
+def test_what_waited_fires_in_order_of_arrival_after_a_crash() -> None:
+    a, b = Source("a", int), Source("b", int)
+    graph = Graph("g", when=any_(a, b), inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def newest(firing: FiringContext, a: int | None, b: int | None) -> str:
+        (source,) = firing.fresh
+        return f"{source}{a if source == 'a' else b}"
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.pause()
+        for source, n in (("b", 1), ("a", 1), ("b", 2)):
+            await graph.push(source, n)
+        await kit.restart()
+        for source, n in (("a", 2), ("b", 3)):
+            await graph.push(source, n)
+        await kit.restart()
+        await graph.resume()
+        await kit.settled()
+        assert kit.outputs(graph) == ["b1", "a1", "b2", "a2", "b3"]
+
+    run_graph(graph, play)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize(
+    ("keep", "wanted"),
+    [
+        (1, [[1], [2], [3], [4]]),
+        (2, [[1], [1, 2], [2, 3], [3, 4]]),
+        (ALL, [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]),
+    ],
+)
+def test_each_value_of_a_state_fires_after_a_crash_too(
+    keep: int, wanted: list[list[int]], restart: bool
+) -> None:
+    n = Source("n", int, keep=keep)
+    graph = Graph("g", when=n, inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def it(n: list[int]) -> list[int]:
+        return n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.push(n, 1)
+        await graph.pause()
+        for each in (2, 3, 4):
+            await graph.push(n, each)
+            if restart:
+                await kit.restart()
+        assert kit.state(graph).windows["n"] == wanted[-1]
+        await graph.resume()
+        await kit.settled()
+        assert kit.outputs(graph) == wanted
+        await kit.restart()
+        assert kit.state(graph).windows["n"] == wanted[-1]
+        await kit.settled()
+        assert kit.outputs(graph) == wanted
+
+    run_graph(graph, play)
+
+
+def test_an_event_that_completes_a_window_is_there_for_the_next_after_a_crash() -> None:
+    n = Source("n", int, batch=Window(count=3, step=1), dedupe=lambda value: value)
+    graph = Graph("g", when=n, inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def it(n: list[int]) -> list[int]:
+        return n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for each in range(1, 7):
+            await graph.push(n, each)
+            await kit.restart()
+            await graph.push(n, each)  # a repeat
+        await kit.settled()
+        assert kit.outputs(graph) == [[1, 2, 3], [2, 3, 4], [3, 4, 5], [4, 5, 6]]
 
     run_graph(graph, play)
 

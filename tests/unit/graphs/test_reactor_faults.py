@@ -4,6 +4,7 @@ cannot be kept, feeds that are lost, and what a replay makes of it all."""
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -242,6 +243,32 @@ def test_a_node_that_meets_a_cancelled_future_fails_like_any_other(waits: bool) 
     run_graph(graph, play)
 
 
+@pytest.mark.parametrize("how", ["inline", "waits", "thread"])
+def test_a_node_that_exits_ends_its_firing_and_not_the_process(how: str) -> None:
+    n = Source("n", int)
+    graph = Graph("g", when=n, inputs="sequential", on_error="dead_letter")
+
+    if how == "waits":
+
+        @graph.node
+        async def it(n: int) -> int:
+            return sys.exit(n) if n == 1 else n
+    else:
+
+        @graph.node(name="it", blocking=how == "thread")
+        def plain(n: int) -> int:
+            return sys.exit(n) if n == 1 else n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        with pytest.raises(FiringFailed, match="SystemExit"):
+            await graph.ask(n, 1)
+        found = await graph.ask(n, 2)
+        assert found is not None
+        assert found.output == 2
+
+    run_graph(graph, play)
+
+
 def test_a_graph_that_broke_fires_no_more() -> None:
     n = Source("n", int)
     graph = same(n, checkpoint=True)
@@ -289,6 +316,102 @@ def test_an_event_that_dedupe_or_at_cannot_treat_is_buried(how: str) -> None:
 
 
 # Values
+
+
+class Speechless:
+    def __repr__(self) -> str:
+        raise RuntimeError("it says nothing")
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize(
+    "poison",
+    [b"[" * 100_000, b'{"unknown":' + b"[" * 100_000, 2**70, "\ud800", Speechless()],
+    ids=["deep", "deep inside", "large", "surrogate", "speechless"],
+)
+def test_an_event_is_buried_whatever_is_wrong_with_it(poison: Any, checkpoint: bool) -> None:
+    class Counted(msgspec.Struct):
+        count: int
+
+    feed = TestFeed()
+    n = Source("n", Counted, feed=feed)
+    graph = Graph("g", when=n, inputs="sequential", checkpoint=checkpoint)
+
+    @graph.node
+    def it(n: Any) -> int:
+        return int(n.count)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        feed.push(poison, Counted(7))
+        await kit.settled()
+        assert kit.outputs(graph) == [7]
+        assert len(kit.state(graph).dead) == 1
+        assert not kit.state(graph).recoveries
+
+    run_graph(graph, play)
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("it says nothing")
+
+
+@pytest.mark.parametrize("where_", ["node", "where", "through", "dedupe", "at"])
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no \ud800"), Mute(), ValueError("x" * journals.RECORD_BYTES_MAX)],
+    ids=["surrogate", "mute", "long"],
+)
+def test_what_an_error_says_breaks_nothing(error: Exception, where_: str) -> None:
+    def bad(n: int) -> int:
+        if n == 1:
+            raise error
+        return n
+
+    feed = TestFeed()
+    n: Source[Any] = Source(
+        "n",
+        int,
+        feed=feed,
+        through=bad if where_ == "through" else None,
+        dedupe=bad if where_ == "dedupe" else None,
+        batch=Window(seconds=1, at=bad) if where_ == "at" else None,
+    )
+    gate: Any = where(n, lambda inputs: bool(bad(inputs["n"]))) if where_ == "where" else n
+    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True, on_error="dead_letter")
+
+    @graph.node
+    def it(n: Any) -> Any:
+        return bad(n) if where_ == "node" else n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        feed.push(1, 2, 5)
+        await kit.settled()
+        assert len(kit.state(graph).dead) == 1
+        assert not kit.state(graph).recoveries
+        assert kit.firings(graph)[-1].error is None
+        await kit.restart()
+        assert len(kit.state(graph).dead) == 1
+
+    run_graph(graph, play)
+
+
+def test_inputs_that_have_no_form_at_all_are_buried() -> None:
+    n = Source("n", Any, feed=(feed := TestFeed()))
+    graph = Graph("g", when=n, inputs="sequential", checkpoint=True, on_error="dead_letter")
+
+    @graph.node
+    def it(n: Any) -> int:
+        return 1
+
+    async def play(kit: GraphsUnderTest) -> None:
+        feed.push(Speechless(), 5)
+        await kit.settled()
+        assert [firing.error is None for firing in kit.firings(graph)] == [False, True]
+        assert kit.state(graph).dead[0].data == {"n": b"a Speechless"}
+        assert not kit.state(graph).recoveries
+
+    run_graph(graph, play)
 
 
 def test_a_number_too_large_to_be_kept_is_refused_or_buried() -> None:
