@@ -1956,6 +1956,32 @@ def test_a_parent_is_not_retried_while_children_that_report_to_it_live(
     assert desk.status(parent) is Status.WAITING
 
 
+@pytest.mark.parametrize("parent_first", [True, False])
+def test_a_parent_and_a_child_that_reports_to_it_are_not_both_retried(
+    desk: Desk, hand: Hand, parent_first: bool
+) -> None:
+    """Whichever comes first: the other would meet what it starts."""
+    new = NewJob(kind="part", notify="ended")
+    parent, (child,) = spawned(desk, hand, new, names=["ended"])
+    desk.cancel([parent])
+    both = [parent, child] if parent_first else [child, parent]
+    assert desk.retry(both) == both[:1]
+    assert desk.statuses(both) == [Status.READY, Status.CANCELLED]
+
+
+def test_the_first_reason_stands_for_a_job_that_came_back_to_its_lane(
+    desk: Desk, hand: Hand
+) -> None:
+    """Its worker knew nothing of it, so that it waits for another to end it."""
+    id = desk.one()
+    hand.one()
+    assert desk.cancel([id], reason="first") == Cancelled((), (id,))
+    assert hand.beat(grace_ns=0).released == 1
+    assert desk.status(id) is Status.READY
+    assert desk.cancel([id], reason="second") == Cancelled((id,), ())
+    assert desk.job(id).error == "first"
+
+
 # --- what a worker does not know
 
 
@@ -1984,6 +2010,16 @@ def test_a_job_that_is_set_aside_is_for_those_who_know_it(desk: Desk, hand: Hand
     assert desk.job(first).error is None
 
 
+def test_what_a_release_makes_ready_and_takes_along_is_told(desk: Desk, hand: Hand) -> None:
+    desk.one(priority=800, partition_key="k")
+    blocked = desk.one(partition_key="k")
+    urgent = hand.one(LANE._replace(band=Band.B4))
+    assert hand.take() == []
+    out = hand.settle(urgent, Fate.RELEASE, skill="mail")
+    assert set(out.woken) >= {SKILLED, SKILLED._replace(band=Band.B4)}
+    assert hand.ids(lane=SKILLED) == [blocked]
+
+
 def test_only_the_head_of_each_lane_is_set_aside(desk: Desk, hand: Hand) -> None:
     ids = desk.add(ASIDE_MAX + 3)
     theirs = desk.one(tenant="t")
@@ -2004,6 +2040,39 @@ def test_a_job_that_was_set_aside_ages_is_cancelled_and_retried(desk: Desk, hand
     assert desk.retry([second]) == [second]
     assert hand.ids(lane=SKILLED._replace(band=Band.B4)) == [first]
     assert hand.ids(lane=SKILLED) == [second]
+
+
+@pytest.mark.parametrize(
+    ("fate", "fields"),
+    [
+        (Fate.NEXT, {}),
+        (Fate.WAIT, {"names": ("go",)}),
+        (Fate.SPAWN, {"children": (NewJob(kind="part", queue="parts"),)}),
+        (Fate.SPAWN, {"names": ("go",), "delay_ns": MINUTE}),
+    ],
+)
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_job_that_goes_on_may_be_for_anybody_again(
+    desk: Desk, hand: Hand, fate: Fate, fields: dict[str, Any], keyed: bool
+) -> None:
+    """What it was set aside for lies behind it. Without a word of that it stays where it is."""
+    key = "k" if keyed else None
+    home = Lane("default", "t", Band.B2)
+    aside = home._replace(skill="step")
+    for skill, lane in (("", home), (None, aside)):
+        id = desk.one(tenant="t", priority=300, partition_key=key)
+        hand.settle(hand.one(home), Fate.RELEASE, skill="step")
+        claim = hand.one(aside)
+        assert (claim.id, claim.skill) == (id, "step")
+        hand.settle(claim, fate, step="then", skill=skill, **fields)
+        if fate is Fate.SPAWN and "children" in fields:
+            hand.settle(hand.one(Lane("parts", "", Band.B1)), Fate.DONE)
+        elif fate is not Fate.NEXT:
+            assert desk.signal(id, "go", b"1").woken == lane
+        assert next(iter(hand.exchange(probe=["default"]).lanes["default"])) == lane
+        claim = hand.one(lane)
+        assert (claim.id, claim.step, claim.skill) == (id, "then", lane.skill)
+        hand.settle(claim, Fate.DONE)
 
 
 # --- progress

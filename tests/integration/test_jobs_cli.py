@@ -122,6 +122,19 @@ def test_a_failed_job_is_shown_and_tried_again(url: str) -> None:
     assert "is done and stays so" in refused.stderr
 
 
+def test_a_job_that_is_not_retried_keeps_no_other_from_it(url: str) -> None:
+    done = enqueue(url, "add", '{"a": 1, "b": 2}')
+    as_json(url, "show", done, "--wait", "30s")
+    failed = fairway(url, "enqueue", "fails_once", '{"name": "behind"}', "--wait", "30s")
+    id = failed.stderr.rsplit(None, 1)[1]
+    retried = fairway(url, "retry", done, "999999999", id)
+    assert (retried.exit_code, retried.stdout) == (1, f"job {id} is tried again\n")
+    assert f"job {done} is done and stays so" in retried.stderr
+    assert "999999999" in retried.stderr
+    assert retried.stderr.endswith("2 of 3 jobs stay as they are\n")
+    assert as_json(url, "show", id, "--wait", "30s")[0]["status"] == "done"
+
+
 def test_signals_and_cancels(url: str) -> None:
     first = enqueue(url, "Purchase", '{"id": 1}')
     assert good(url, "signal", first, "payment", '{"amount": 3}') == (

@@ -170,6 +170,42 @@ def test_the_reaper_meets_a_job_that_spawns_at_any_moment(at: int) -> None:
     asyncio.run(play())
 
 
+@pytest.mark.parametrize("parent_first", [True, False])
+def test_of_a_parent_and_a_child_that_reports_to_it_one_is_retried(parent_first: bool) -> None:
+    """Also if neither sees the other: the first has done all but commit when the second comes."""
+
+    async def play() -> None:
+        async with stores(2) as (one, other), asyncio.TaskGroup() as group:
+            (parent,) = await one.enqueue([NewJob(kind="run")])
+            (child,) = await one.enqueue([NewJob(kind="task", parent=parent.id, notify="ended")])
+            await one.cancel([parent.id])
+            done, commit = asyncio.Event(), asyncio.Event()
+            transaction: Any = one._connections.transaction
+
+            async def held(work: Callable[[Any], Awaitable[Any]]) -> Any:
+                async def all_but_commit(connection: Any) -> Any:
+                    out = await work(connection)
+                    done.set()
+                    await commit.wait()
+                    return out
+
+                return await transaction(all_but_commit)
+
+            one._connections.transaction = held  # type: ignore[assignment]
+            ids = [parent.id, child.id] if parent_first else [child.id, parent.id]
+            first = group.create_task(one.retry(ids[:1]))
+            await done.wait()
+            second = group.create_task(other.retry(ids[1:]))
+            # It ends by itself, or it waits for a lock of the first: then only that can go on.
+            await asyncio.wait({second}, timeout=0.3)
+            commit.set()
+            assert (await first, await second) == (ids[:1], [])
+            assert len(await one.browse(Filter(status=Status.READY))) == 1
+            assert len(await one.browse(Filter(status=Status.CANCELLED))) == 1
+
+    asyncio.run(play())
+
+
 @pytest.mark.parametrize("at", range(1, 5))
 def test_two_children_that_end_together_wake_their_parent(at: int) -> None:
     async def play() -> None:

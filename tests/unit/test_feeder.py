@@ -322,6 +322,30 @@ def test_tenants_of_a_band_take_turns() -> None:
     assert [want.lane.tenant for want in lanes.split(2)] == ["b", "c"]
 
 
+def test_a_tenant_with_many_lanes_in_a_band_has_one_turn() -> None:
+    """Jobs that were set aside have lanes of their own, which gives their tenant no more turns."""
+    lanes = LaneTurns()
+    skilled = [lane("a")._replace(skill=str(number)) for number in range(9)]
+    lanes.replace([lane("a"), *skilled, lane("b")])
+    got: Counter[Lane] = Counter()
+    for want in lanes.split(40):
+        got[want.lane] += want.most
+    assert got == {lane("b"): 20, lane("a"): 2, **dict.fromkeys(skilled, 2)}
+    lanes.drop(skilled[0])
+    lanes.replace([skilled[1], lane("b")])
+    assert [(want.lane, want.most) for want in lanes.split(2)] == [(skilled[1], 1), (lane("b"), 1)]
+    lanes.replace([lane("b")])
+    assert lanes.split(2) == [(lane("b"), 2)]
+
+
+def test_a_tenant_keeps_its_place_when_another_of_its_lanes_has_the_work() -> None:
+    lanes = LaneTurns()
+    lanes.replace(lane(tenant) for tenant in "abc")
+    moved = lane("a")._replace(skill="new")
+    lanes.replace([moved, lane("b"), lane("c")])
+    assert [want.lane for want in lanes.split(1)] == [moved]
+
+
 def test_bands_share_by_weight() -> None:
     lanes = LaneTurns()
     lanes.replace(lane("a", band) for band in Band)

@@ -25,8 +25,8 @@ from fairway.jobs.context import Context  # noqa: TC001  annotations of jobs are
 from fairway.jobs.engine import Jobs as Engine
 from fairway.jobs.engine import Kinds
 from fairway.jobs.feeder import FeederConfig
-from fairway.jobs.job import ASIDE_MAX, Beat, Claim, Filter, Lane, Limits, NewJob, Status
-from fairway.jobs.kinds import Options, function_kind, machine_kind
+from fairway.jobs.job import ASIDE_MAX, KEY_MAX, Beat, Claim, Filter, Lane, Limits, NewJob, Status
+from fairway.jobs.kinds import Options, Order, function_kind, machine_kind
 from fairway.jobs.liveness import Liveness
 from fairway.jobs.outcome import Outcome, Retry
 from fairway.jobs.store import Want
@@ -328,6 +328,28 @@ def test_whatever_a_job_does_it_alone_fails(name: str, complaint: str) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("what", ["unique_key", "partition_key", "tenant", "queue"])
+def test_a_child_that_not_every_store_takes_fails_its_parent_alone(what: str) -> None:
+    """In a commit it would stand in the way of whatever else the worker has to settle."""
+
+    class Parent(msgspec.Struct):
+        async def start(self, ctx: Context[Any]) -> Outcome:
+            child: Any = {what: "k" * (KEY_MAX + 1)}
+            return ctx.spawn([Order(NewJob(kind="child", **child))], then="start")
+
+    async def scene() -> None:
+        jobs = Jobs()
+        jobs.kinds.add(machine_kind(Parent, "parent", 1, Options(), None))
+        async with jobs.working() as part:
+            id = await jobs.add(part, "parent", step="start")
+            await until(lambda: jobs.store.commits[id])
+            job = await jobs.store.find(id)
+            assert job.status is Status.FAILED
+            assert f"the {what} of a child is longer than {KEY_MAX} characters" in job.error
+
+    play(scene)
+
+
 def test_an_unknown_kind_waits_and_is_seen_until_a_worker_knows_it() -> None:
     async def scene() -> None:
         jobs = Jobs()
@@ -376,6 +398,49 @@ def test_an_unknown_step_waits_for_a_worker_that_has_it() -> None:
             assert len(jobs.store.claims) == 1, "it was looked at once"
         async with jobs.working(newer) as part:
             assert await part.engine.result(id) == "paid"
+
+    play(scene)
+
+
+@pytest.mark.parametrize("way", ["next", "wait", "spawn"])
+def test_a_step_that_is_behind_a_job_keeps_nobody_from_it(way: str) -> None:
+    """The new code was rolled back, or has lost a step that no job was at any more."""
+
+    class Old(msgspec.Struct):
+        async def ask(self, ctx: Context[Any]) -> Outcome:
+            return ctx.done("asked again")
+
+    class New(Old):
+        async def ask(self, ctx: Context[Any]) -> Outcome:
+            return ctx.done("asked by the new code")
+
+        async def check(self, ctx: Context[Any]) -> Outcome:
+            if way == "wait":
+                return ctx.wait("go", then="ask")
+            return ctx.spawn([], then="ask") if way == "spawn" else ctx.next("ask")
+
+    async def scene() -> None:
+        jobs = Jobs()
+        jobs.kinds.add(machine_kind(Old, "order", 1, Options(), None))
+        newer = Kinds()
+        newer.add(machine_kind(New, "order", 1, Options(), None))
+        async with jobs.working() as part:
+            id = await jobs.add(part, "order", step="check")
+            await settled()
+        held = asyncio.Event()
+        async with jobs.working(newer) as part:
+            jobs.store.hold = held  # the new code claims it, and what it said is its last word
+            await until(lambda: len(jobs.store.claims) == 2)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(part.worker.drain())
+                await settled()
+                held.set()
+            jobs.store.hold = None
+        assert (await jobs.store.find(id)).step == "ask"
+        async with jobs.working() as part:
+            if way == "wait":
+                await part.engine.signal(id, "go")
+            assert await part.engine.result(id) == "asked again"
 
     play(scene)
 
@@ -850,6 +915,23 @@ def test_a_lease_of_two_heartbeats_is_refused_at_once() -> None:
     with pytest.raises(InvalidConfig):
         WorkerConfig(lease_ttl_ns=40, heartbeat_interval_ns=20)
     assert WorkerConfig(lease_ttl_ns=41, heartbeat_interval_ns=20).lease.ttl_ns == 41
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"queues": {}},
+        {"queues": {"": FeederConfig()}},
+        {"queues": {"*": FeederConfig()}},
+        {"threads": 0},
+        {"processes": 0},
+        {"heartbeat_interval_ns": 0},
+        {"reap_interval_ns": 0},
+    ],
+)
+def test_a_worker_that_could_not_work_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidConfig):
+        WorkerConfig(**config)
 
 
 # --- replies that are lost

@@ -19,7 +19,7 @@ from fairway.cli.remote import (
     pass_remote,
     remote_options,
 )
-from fairway.errors import JobFailed
+from fairway.errors import Conflict, JobFailed, NotFound
 from fairway.jobs.job import Status
 from fairway.wire.jobs import PAGE_MAX
 
@@ -225,14 +225,27 @@ def enqueue(
 def retry(remote: Remote, /, ids: tuple[int, ...], as_json: bool) -> None:
     """Make failed, dead or cancelled jobs ready again, their attempts forgotten.
 
+    Jobs that cannot be are named, and the others are retried all the same. Parents come first: a
+    run of a workflow that is retried starts its tasks by itself.
+
     \b
     fairway jobs retry 7 8
     """
     output = Output(json=as_json)
+    refused = 0
     with remote.client() as client:
-        for id in ids:
-            client.jobs.retry(id)
-            output.done(f"job {id} is tried again", {"id": id})
+        for id in sorted(set(ids)):
+            try:
+                client.jobs.retry(id)
+            except (Conflict, NotFound) as error:
+                if len(ids) == 1:
+                    raise
+                refused += 1
+                notice(str(error))
+            else:
+                output.done(f"job {id} is tried again", {"id": id})
+    if refused:
+        raise click.ClickException(f"{refused:,} of {len(set(ids)):,} jobs stay as they are")
 
 
 @jobs.command("cancel")

@@ -97,7 +97,7 @@ def config_of(
     feeders = {}
     for text in queues or app.queues:
         name, equals, count = text.partition("=")
-        if equals and not count.isdigit():
+        if equals and not (count.isascii() and count.isdigit()):
             raise InvalidConfig(f"--queue {text}: the concurrency is a number")
         feeders[name] = FeederConfig(concurrency=int(count) if equals else concurrency, **feeding)
     if not feeders:

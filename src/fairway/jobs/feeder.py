@@ -68,7 +68,9 @@ class LaneTurns:
 
     def __init__(self) -> None:
         self._turns: Turns[Band] = Turns(WEIGHTS)
-        self._rings: dict[Band, deque[Lane]] = {band: deque() for band in WEIGHTS}
+        self._rings: dict[Band, deque[str]] = {band: deque() for band in WEIGHTS}
+        # A tenant whose jobs were set aside has several lanes in a band, and one turn for them all.
+        self._of_tenant: dict[tuple[Band, str], deque[Lane]] = {}
         self._known: set[Lane] = set()
         self._unsure: set[Lane] = set()
 
@@ -80,18 +82,25 @@ class LaneTurns:
         self._unsure.discard(lane)
         if lane not in self._known:
             self._known.add(lane)
-            self._rings[lane.band].append(lane)
-            self._turns.wake(lane.band)
+            lanes = self._of_tenant.setdefault((lane.band, lane.tenant), deque())
+            lanes.append(lane)
+            if len(lanes) == 1:
+                self._rings[lane.band].append(lane.tenant)
+                self._turns.wake(lane.band)
 
     def drop(self, lane: Lane) -> None:
         """The lane gave less than it was asked for: it is empty for now."""
         if lane in self._known:
             self._known.remove(lane)
             self._unsure.discard(lane)
-            ring = self._rings[lane.band]
-            ring.remove(lane)
-            if not ring:
-                self._turns.rest(lane.band)
+            lanes = self._of_tenant[lane.band, lane.tenant]
+            lanes.remove(lane)
+            if not lanes:
+                del self._of_tenant[lane.band, lane.tenant]
+                ring = self._rings[lane.band]
+                ring.remove(lane.tenant)
+                if not ring:
+                    self._turns.rest(lane.band)
 
     def doubt(self) -> None:
         """Some gave less than they were asked for: nothing more is asked before the next look.
@@ -106,13 +115,14 @@ class LaneTurns:
         return bool(self._unsure)
 
     def replace(self, lanes: Iterable[Lane]) -> None:
-        """Exactly these have work. Lanes that had it before keep their place in the ring."""
+        """Exactly these have work. Tenants that had it before keep their place in the ring."""
         self._unsure.clear()
         fresh = set(lanes)
-        for lane in self._known - fresh:
-            self.drop(lane)
+        gone = self._known - fresh
         for lane in sorted(fresh - self._known):
             self.add(lane)
+        for lane in gone:
+            self.drop(lane)
 
     def split(self, count: int) -> list[Want]:
         """How many to ask of each lane, `count` together."""
@@ -125,8 +135,10 @@ class LaneTurns:
             band = self._turns.take()
             assert band is not None, "a band with a lane has work"
             ring = self._rings[band]
-            lane = ring[0]
+            lanes = self._of_tenant[band, ring[0]]
             ring.rotate(-1)
+            lane = lanes[0]
+            lanes.rotate(-1)
             shares[lane] = shares.get(lane, 0) + 1
         return [Want(lane, most) for lane, most in shares.items()]
 

@@ -25,6 +25,8 @@ RUN: Final = "run"
 NO_TENANT: Final = ""
 MAX_ATTEMPTS: Final = 20
 MAX_CRASHES: Final = 5
+KEY_MAX: Final = 500
+"""Characters of a key, a tenant or a queue: what is in an index of a database has an end there."""
 CANCELLED: Final = "cancelled"
 """The reason of a cancel that was given none."""
 
@@ -255,6 +257,8 @@ class Claim(Struct, gc=False):
     """How often it was retried by hand after it had ended."""
     signals: tuple[Signal, ...] = ()
     children: tuple[Child, ...] = ()
+    skill: str = ""
+    """That of the lane it came from."""
 
 
 class Fate(Enum):
@@ -292,9 +296,10 @@ class Settlement(Struct, gc=False, kw_only=True):
     """The signals it waits for."""
     children: tuple[NewJob, ...] = ()
     progress: bytes | None = None
-    skill: str = ""
-    """With a release: only workers that know this are given it from now on; and with it others of
-    its kind, version and step at the head of its lanes, at most `ASIDE_MAX` of each lane."""
+    skill: str | None = None
+    """Of a release, next, wait or spawn: only workers that know this are given it from now on, or
+    anybody is if it is empty; None leaves that as it is. A release takes others of its kind,
+    version and step along, from the head of its lanes, at most `ASIDE_MAX` of each."""
 
 
 ASIDE_MAX: Final = 1_000

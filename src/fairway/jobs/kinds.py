@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, Literal, get_type_hints
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import InvalidConfig, InvalidRequest
 from fairway.jobs.context import Context
-from fairway.jobs.job import MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, JobBatch, NewJob
+from fairway.jobs.job import KEY_MAX, MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, JobBatch, NewJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -165,7 +166,7 @@ class Kind:
         window_ns = given.pop("window_ns", None)
         encoded = msgspec.json.encode(state)
         if key is None and unique is not None:
-            rest = _filled(unique.key, state) if unique.key else encoded.decode()
+            rest = _filled(unique.key, state) if unique.key else _short(encoded)
             key = f"{self.name}:{rest}"
         partition_key = given.pop("partition_key", None)
         if partition_key is None and options.partition_key is not None:
@@ -173,6 +174,12 @@ class Kind:
         tenant = given.pop("tenant", None)
         if tenant is None:
             tenant = _filled(options.tenant, state) if "{" in options.tenant else options.tenant
+        named = {"tenant": tenant, "partition_key": partition_key, "unique_key": key}
+        for what, text in named.items():
+            if text is not None and len(text) > KEY_MAX:
+                raise InvalidRequest(
+                    f"job {self.name!r}: its {what} is longer than {KEY_MAX} characters"
+                )
         return NewJob(
             kind=self.name,
             version=self.version,
@@ -289,6 +296,12 @@ def _filled(template: str, state: msgspec.Struct) -> str:
         return template.format(**msgspec.structs.asdict(state))
     except (KeyError, IndexError, AttributeError) as error:
         raise InvalidRequest(f"the template {template!r} needs {error}") from None
+
+
+def _short(arguments: bytes) -> str:
+    """What stands for all arguments in a key: themselves, unless they are long."""
+    text = arguments.decode()
+    return text if len(text) <= KEY_MAX // 2 else sha256(arguments).hexdigest()
 
 
 def _or(given: Any, otherwise: Any) -> Any:

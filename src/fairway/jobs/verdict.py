@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway.errors import InvalidRequest
-from fairway.jobs.job import Claim, Fate, Settlement
+from fairway.jobs.job import KEY_MAX, Claim, Fate, Settlement, skill_in
 from fairway.jobs.outcome import Done, Next, Outcome, Retry, Spawn, Stop, Wait
 
 if TYPE_CHECKING:
@@ -107,8 +107,9 @@ def _settlement(
         known = ", ".join(kind.steps)
         return _failed(claim, f"there is no step {step!r} to go on with; there are {known}")
     saved = _encode(state)
+    skill = _skill(claim, step)
     if isinstance(value, Next):
-        return Settlement(claim=claim, fate=Fate.NEXT, step=step, state=saved)
+        return Settlement(claim=claim, fate=Fate.NEXT, step=step, state=saved, skill=skill)
     if isinstance(value, Wait):
         if not value.names:
             return _failed(claim, "wait needs the name of a signal")
@@ -121,6 +122,7 @@ def _settlement(
             state=saved,
             names=value.names,
             delay_ns=_timeout(value.timeout_ns),
+            skill=skill,
         )
     assert isinstance(value, Spawn)
     for order in value.children:
@@ -133,7 +135,14 @@ def _settlement(
         children=tuple(order.job for order in value.children),
         names=value.names,
         delay_ns=_timeout(value.timeout_ns),
+        skill=skill,
     )
+
+
+def _skill(claim: Claim, step: str) -> str | None:
+    """A job that waited for those who know a step, and leaves that step, is anybody's again."""
+    known = skill_in(claim.skill).step if claim.skill else None
+    return None if known is None or known == step else ""
 
 
 def _then(value: Outcome) -> str:
@@ -188,6 +197,8 @@ def storable(text: str) -> str:
 def _check(text: str | None, what: str) -> None:
     if text is not None and storable(text) != text:
         raise InvalidRequest(f"{what} has characters that cannot be stored: {text[:100]!r}")
+    if text is not None and len(text) > KEY_MAX:
+        raise InvalidRequest(f"{what} is longer than {KEY_MAX} characters: {text[:100]!r}")
 
 
 def _check_child(job: NewJob) -> None:

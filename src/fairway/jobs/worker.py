@@ -77,6 +77,12 @@ class WorkerConfig:
     def __post_init__(self) -> None:
         if not self.queues:
             raise InvalidConfig("a worker works on at least one queue")
+        if any(not queue or queue == "*" for queue in self.queues):
+            raise InvalidConfig("a queue has a name, and `*` stands for all of them")
+        if self.threads < 1 or self.processes < 1:
+            raise InvalidConfig("threads and processes are at least 1: they are made when needed")
+        if self.heartbeat_interval_ns <= 0 or self.reap_interval_ns <= 0:
+            raise InvalidConfig("heartbeat_interval and reap_interval are positive")
         if self.lease_ttl_ns <= 2 * self.heartbeat_interval_ns:
             raise InvalidConfig(
                 "lease_ttl must be more than two heartbeat_intervals, or one lost beat loses"

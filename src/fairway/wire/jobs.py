@@ -110,7 +110,6 @@ class JobSummary(Struct, frozen=True, kw_only=True):
     """Whether it is being stopped; `error` says why."""
     retries: int
     """How often it was retried by hand after it had ended."""
-    """Somebody cancelled it, and its worker is told to stop."""
     waits_for: list[str]
     """The signals it waits for."""
     progress: Any

@@ -234,7 +234,7 @@ class MemoryStore:
                 out.stale.append(settlement.claim.id)
                 continue
             self._settle(row, settlement)
-            if settlement.skill and not row.status.ended:
+            if settlement.fate is Fate.RELEASE and settlement.skill and not row.status.ended:
                 aside.setdefault((settlement.skill, _like(row)), settlement)
         for settlement in aside.values():
             self._set_aside(settlement)
@@ -273,9 +273,9 @@ class MemoryStore:
         if fate in _END:
             self._end(row, _END[fate], settlement.result, settlement.error)
             return
+        if settlement.skill is not None:
+            row.lane = row.lane._replace(skill=settlement.skill)
         if fate is Fate.RELEASE:
-            if settlement.skill:
-                row.lane = row.lane._replace(skill=settlement.skill)
             self._give_back(row)
             return
         row.step = settlement.step
@@ -318,7 +318,7 @@ class MemoryStore:
                 continue
             seen[lane] += 1
             if seen[lane] <= ASIDE_MAX and _like(row) == like:
-                row.lane = lane._replace(skill=settlement.skill)
+                row.lane = lane._replace(skill=settlement.skill or "")
                 row.error = settlement.error
 
     def _park(self, row: _Row, status: Status, delay_ns: int | None) -> None:
@@ -465,6 +465,7 @@ class MemoryStore:
                 for child in self._rows.values()
                 if child.new.parent == row.id and child.new.notify is None
             ),
+            skill=row.lane.skill,
         )
 
     # Maintenance

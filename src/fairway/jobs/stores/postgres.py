@@ -21,7 +21,7 @@ from fairway.jobs.stores.postgres_history import History
 from fairway.jobs.stores.postgres_intake import Intake, alike
 from fairway.jobs.stores.postgres_lanes import LaneNumbers, LowWater
 from fairway.jobs.stores.postgres_locks import KeyLocks
-from fairway.jobs.stores.postgres_settling import Settling, aside_lanes
+from fairway.jobs.stores.postgres_settling import Settling, lanes_with
 from fairway.jobs.stores.postgres_timetable import PostgresTimetable
 from fairway.jobs.stores.postgres_within import unwrapped
 
@@ -151,7 +151,7 @@ class PostgresStore:
     ) -> Exchanged:
         await self._lanes.ensure(
             {lane_of(child) for one in settlements for child in one.children}
-            | {lane for one in settlements if one.skill for lane in aside_lanes(one)}
+            | {lane for one in settlements if one.skill is not None for lane in lanes_with(one)}
             | {want.lane for want in wants}
         )
 
@@ -342,6 +342,15 @@ class PostgresStore:
 
     async def retry(self, jobs: Sequence[int]) -> list[int]:
         async def revive(connection: Connection) -> list[int]:
+            # Who retries a child and who retries its parent wait for each other here; the second
+            # one sees in the statements that follow what the first one did.
+            rows = await connection.fetch(self._sql["lock_ended"], list(jobs))
+            wanted = set(jobs)
+            if not any(row[0] in wanted and row[1] in wanted for row in rows):
+                return await some(connection, jobs)
+            return [id for one in jobs for id in await some(connection, [one])]
+
+        async def some(connection: Connection, jobs: Sequence[int]) -> list[int]:
             rows = await connection.fetch(self._sql["reviving_keys"], list(jobs))
             keys: list[str] = []
             if rows:

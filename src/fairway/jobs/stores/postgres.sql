@@ -322,10 +322,14 @@ with head as materialized (
     select t.id, q.id, q.priority, q.pkey, q.strict, q.since
     from taken q join fw.lane h on h.id = q.lane join fw.lane t
         on t.queue = $1 and t.tenant = $2 and t.band = h.band and t.skill = $6
+    returning lane
+), moved as (
+    update fw.job j set error = $8, lane = t.id
+    from fw.lane h join fw.lane t
+        on t.queue = $1 and t.tenant = $2 and t.band = h.band and t.skill = $6
+    where j.id = any(array(select id from taken)) and h.id = j.lane
 )
-update fw.job j set error = $8, lane = t.id
-from fw.lane h join fw.lane t on t.queue = $1 and t.tenant = $2 and t.band = h.band and t.skill = $6
-where j.id = any(array(select id from taken)) and h.id = j.lane
+select distinct lane from queued
 
 -- fence: one claim given up, its job held fast
 with fenced as (
@@ -338,7 +342,7 @@ select cancelling from fw.job where id = (select id from fenced) for no key upda
 -- park: one job waits
 update fw.job set step = $2, state = coalesce($3, state), error = $4,
     progress = coalesce($5, progress), timed_out = false, attempt = 0, status = 'w', names = $6,
-    spawned = spawned or $7
+    spawned = spawned or $7, lane = coalesce($8, lane)
 where id = $1
 returning exists (select 1 from fw.job c where c.parent = $1 and c.notify is null)
 
@@ -520,6 +524,14 @@ with unready as (
     delete from fw.blocked where pkey = any($3::text[]) and id = any($1::bigint[]) returning id
 )
 select id from unready union all select id from unblocked
+
+-- lock_ended: jobs that ended, and their parents, held fast; in order, as whoever retries does it
+select id, parent from fw.history where id = any(array(
+    select unnest($1::bigint[])
+    union
+    select parent from fw.history where id = any($1::bigint[]) and parent is not null
+))
+order by id for update
 
 -- revive: jobs that ended badly, back from history, unless their key or their parent is in the way
 with back as (

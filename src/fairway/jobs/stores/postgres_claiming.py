@@ -155,6 +155,7 @@ class Claiming:
         return Claim(
             row[0], token, row[1], row[2], row[3], row[4], row[5], row[6], row[7], lane[0], lane[1],
             row[9], row[10], row[11], row[12], row[13], row[14], row[17],
+            skill=lane.skill,
         )  # fmt: skip
 
     async def _add_inboxes(

@@ -44,6 +44,7 @@ class Intake:
 
     async def add(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
         """Add jobs in the transaction of `connection`."""
+        jobs = list(jobs)  # a batch makes them anew each time it is looked through
         await self._lanes.make(connection, (lane_of(job) for job in jobs))
         if any(job.unique_key is not None for job in jobs):
             return await self._add_unique(connection, jobs)

@@ -69,10 +69,11 @@ class Settling:
         await self._settle(connection, worker, settlements, out, woken, aside)
         for one in aside.values():
             claim = one.claim
-            await connection.execute(
+            rows = await connection.fetch(
                 self._sql["set_aside"],
                 *(claim.queue, claim.tenant, *_like(claim), one.skill, ASIDE_MAX, one.error),
             )
+            woken |= {row[0] for row in rows}  # also what this exchange made ready
 
     async def _settle(
         self,
@@ -170,7 +171,7 @@ class Settling:
             [us(one.delay_ns) if one.fate is Fate.RETRY else 0 for one in settlements],
             [_tries(one) for one in settlements],
             [one.progress for one in settlements],
-            [self._lanes[_aside(one)] if one.skill else None for one in settlements],
+            [self._lane(one) for one in settlements],
         )
         found = {row[0]: row for row in rows}
         keyed: dict[int, str] = {}
@@ -189,8 +190,8 @@ class Settling:
                 keyed[claim.id] = claim.partition_key
             if row[2] == 0:
                 woken.add(row[1])
-            if one.skill:
-                aside.setdefault((_aside(one), _like(one.claim)), one)
+            if one.fate is Fate.RELEASE and one.skill:
+                aside.setdefault((self._lane(one), _like(one.claim)), one)
             if one.fate is Fate.NEXT:
                 seen += [signal.id for signal in claim.signals]
         if seen:
@@ -198,6 +199,12 @@ class Settling:
         await self.free_keys(connection, keyed, woken)
         if cancelled:
             out.ended += await self.end(connection, cancelled, Status.CANCELLED, woken)
+
+    def _lane(self, one: Settlement) -> int | None:
+        """The lane that a settlement moves its job to, if it does."""
+        if one.skill is None:
+            return None
+        return self._lanes[lane_of(one.claim)._replace(skill=one.skill)]
 
     async def _park(
         self,
@@ -233,6 +240,7 @@ class Settling:
             one.progress,
             list(one.names) or None,
             any(child.notify is None for child in one.children),
+            self._lane(one),
         )
         if one.names:
             wakes = await connection.fetchval(self._sql["unseen"], claim.id, list(one.names), seen)
@@ -317,13 +325,9 @@ class Settling:
             woken |= {row[0] for row in await connection.fetch(self._sql["unblock"], keys)}
 
 
-def aside_lanes(one: Settlement) -> set[Lane]:
-    """The lanes that a settlement sets jobs aside in: those of its tenant, for its skill."""
-    return {_aside(one)._replace(band=band) for band in Band}
-
-
-def _aside(one: Settlement) -> Lane:
-    return lane_of(one.claim)._replace(skill=one.skill)
+def lanes_with(one: Settlement) -> set[Lane]:
+    """The lanes that a settlement with a skill puts jobs in: those of its tenant."""
+    return {lane_of(one.claim)._replace(band=band, skill=one.skill or "") for band in Band}
 
 
 def _like(claim: Claim) -> tuple[str, int, str]:

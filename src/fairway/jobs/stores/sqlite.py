@@ -21,7 +21,7 @@ from fairway.jobs.stores import sqlite_upkeep as upkeep
 from fairway.jobs.stores.sqlite_guest import OPENED, add_within
 from fairway.jobs.stores.sqlite_heart import SqliteHeart
 from fairway.jobs.stores.sqlite_intake import Intake
-from fairway.jobs.stores.sqlite_moves import numbers
+from fairway.jobs.stores.sqlite_moves import WHY, numbers
 from fairway.jobs.stores.sqlite_reader import Reader
 from fairway.jobs.stores.sqlite_schema import RUNNING, UNFINISHED, UNHAPPY
 from fairway.jobs.stores.sqlite_settle import Settling
@@ -308,7 +308,9 @@ def _cancel(jobs: Sequence[int], reason: str, moves: Moves) -> Cancelled:
             (reason, numbers(running)),
         )
     for id in ended:  # children first: no parent wakes for them
-        moves.end(id, Status.CANCELLED, None, reason)
+        # One that was cancelled while it ran, and came back to its lane, has its reason.
+        (before,) = moves.connection.execute(WHY, (id,)).fetchone()
+        moves.end(id, Status.CANCELLED, None, reason if before is None else before)
     return Cancelled(tuple(sorted(ended)), tuple(sorted(running)))
 
 

@@ -148,6 +148,7 @@ class Claiming:
             claim = Claim(
                 id, token, kind, version, step, state, attempt, crashes, max_attempts, lane.queue,
                 lane.tenant, priority, key, parent, trace, timed_out != 0, cancelling, retries,
+                skill=lane.skill,
             )  # fmt: skip
             if names is not None and id in signals:
                 known = names_in(names)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 REASON = "iif(cancelling, coalesce(error, 'cancelled'), NULL)"
 """Why a job is to end, if somebody cancelled it: its error says so until it has."""
+WHY = f"SELECT {REASON} FROM job WHERE id = ?"
 BECOME_READY = f"{IS_READY}, due_ns = NULL, since_ns = ?, lane = {HOME}"
 READY_ONE = f"UPDATE job SET {BECOME_READY} WHERE id = ?"
 UNBLOCK = f"UPDATE job SET {IS_READY} WHERE id IN carray(?)"

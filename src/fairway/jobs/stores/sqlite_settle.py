@@ -18,7 +18,7 @@ from fairway.jobs.stores.sqlite_intake import Intake
 from fairway.jobs.stores.sqlite_moves import (
     AWAITED,
     BECOME_READY,
-    REASON,
+    WHY,
     names_column,
     numbers,
 )
@@ -41,8 +41,6 @@ SELECT json_group_array(json_array(
     + {KEYED} * (partition_key IS NOT NULL)
 )) FROM lease JOIN job ON id = job WHERE job IN carray(?) AND worker = ?
 """
-
-WHY = f"SELECT {REASON} FROM job WHERE id = ?"
 
 # What a run leaves behind. It is in no index, so to write it for one job at a time is cheap. To
 # change a status is not: that is done for many at once.
@@ -169,13 +167,16 @@ class Settling:
         now_ns, fate = self._moves.now_ns, settlement.fate
         if status is not None:
             return (MANY_END, CODES[status], now_ns)
-        if fate is Fate.RELEASE and settlement.skill:
-            lane = lane_of(settlement.claim)._replace(skill=settlement.skill)
-            self._aside.setdefault((lane, _like(settlement.claim)), settlement)
-            return (MANY_ASIDE, now_ns, self._moves.names.number(lane))
+        if fate is Fate.RELEASE and settlement.skill is not None:
+            lane = self._moves.names.number(_lane(settlement.claim, settlement.skill))
+            if settlement.skill:
+                self._aside.setdefault((lane, _like(settlement.claim)), settlement)
+            return (MANY_ASIDE, now_ns, lane)
         if fate is Fate.RELEASE:
             return (MANY_RELEASE, now_ns)
-        if fate is Fate.NEXT and not settlement.children and not settlement.claim.signals:
+        if fate is Fate.NEXT and not (
+            settlement.children or settlement.claim.signals or settlement.skill is not None
+        ):
             return (MANY_NEXT, settlement.step, now_ns)
         if fate is Fate.RETRY and not settlement.delay_ns:
             return (MANY_AGAIN, settlement.step, int(settlement.counts), now_ns)
@@ -189,7 +190,7 @@ class Settling:
         claim, names = settlement.claim, self._moves.names
         for band in Band:
             lane = Lane(claim.queue, claim.tenant, band)
-            aside = names.number(lane._replace(skill=settlement.skill)) & ~BAND_MASK
+            aside = names.number(lane._replace(skill=settlement.skill or "")) & ~BAND_MASK
             self._moves.connection.execute(
                 SET_ASIDE, (names.number(lane), *_like(claim), aside, settlement.error)
             )
@@ -239,6 +240,9 @@ class Settling:
             "UPDATE job SET step = ?, timed_out = 0, attempt = 0, names = ? WHERE id = ?",
             (settlement.step, names_column(names), id),
         )
+        if settlement.skill is not None:
+            lane = moves.names.number(_lane(settlement.claim, settlement.skill))
+            execute("UPDATE job SET lane = ? WHERE id = ?", (lane, id))
         (key,) = execute("SELECT partition_key FROM job WHERE id = ?", (id,)).fetchone()
         if fate is Fate.WAIT:
             waits = not self._heard(settlement)
@@ -281,6 +285,10 @@ class Settling:
             f"SELECT {AWAITED} FROM job WHERE id = ?", (id,)
         ).fetchone()
         return not awaited
+
+
+def _lane(claim: Claim, skill: str) -> Lane:
+    return lane_of(claim)._replace(skill=skill)
 
 
 def _like(claim: Claim) -> tuple[str, int, str]:
