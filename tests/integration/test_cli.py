@@ -130,7 +130,21 @@ def test_lines_become_records(url: str, client: Client, tmp_path: Path) -> None:
     assert good(url, "topic", "append", "lines", "-", input="") == "0 lines appended to lines\n"
 
 
-@pytest.mark.parametrize("line", ["{bad", '"\\ud800', "1 2", b'"\xff"'], ids=repr)
+def test_a_number_is_stored_as_it_is_spelled_however_long(url: str) -> None:
+    digits = "9" * 5000
+    assert good(url, "topic", "append", "long", "-", input=digits) == (
+        "1 lines appended to long: 1..1\n"
+    )
+    assert good(url, "topic", "append", "long", digits) == "long 2\n"
+    assert good(url, "topic", "diff", "long").count(digits) == 2
+
+
+DEEP = "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize(
+    "line", ["{bad", '"\\ud800', "1 2", b'"\xff"', DEEP], ids=lambda line: repr(line)[:9]
+)
 def test_a_bad_line_is_named_and_the_rest_can_follow(
     url: str, client: Client, tmp_path: Path, line: str | bytes
 ) -> None:
@@ -243,6 +257,7 @@ def test_routers(url: str, client: Client) -> None:
         (["topic", "create", "x", "--ttl", "soon"], 2, "a duration is a number and a unit"),
         (["topic", "create", "x", "--durability", "some"], 2, "fsync"),
         (["topic", "append", "x", "1", "--skip", "2"], 2, "--skip is for lines"),
+        (["topic", "append", "x", DEEP], 2, "--text takes it as it is"),
         (["topic", "tail", "x", "--from-start", "--from-seq", "1"], 2, "not both"),
         (["topic", "--url", "nowhere", "ls"], 1, "http://127.0.0.1:4000"),
         (["topic", "nonsense"], 2, "No such command"),

@@ -147,6 +147,9 @@ def test_pages_of_a_narrow_key_are_full_though_others_lie_between(tmp_path: Path
                 ["orders.2", "stock.0"],
                 ["stock.1", "stock.2"],
             ]
+            for prefix, count in (("o", 3), ("stock.1", 1), ("a", 0), ("", 6)):
+                answer = (await writer.get(f"/v0/topics?prefix={prefix}")).json
+                assert len(answer["topics"]) == count, prefix
 
     run(scenario())
 
@@ -311,6 +314,48 @@ def test_quotas_of_a_key_are_429_with_their_limit(tmp_path: Path) -> None:
                 await api("stored").append("q.rate", 1)
                 await poll
             assert (await api("flight").get("/v0/topics")).status == 200
+
+    run(scenario())
+
+
+def test_a_quota_of_topics_holds_however_they_are_made(tmp_path: Path) -> None:
+    """At once, again and again, over a WebSocket; and who waits for one topic counts it once."""
+
+    async def scenario() -> None:
+        async with keyed(tmp_path, quota("crowd", topics=3) + quota("lone", topics=1)) as served:
+            api = served.api.using("crowd-secret")
+            async with asyncio.TaskGroup() as group:
+                made = [
+                    *(group.create_task(api.put(f"/v0/topics/put.{n}")) for n in range(4)),
+                    *(
+                        group.create_task(api.post(f"/v0/topics/post.{n}", RECORD))
+                        for n in range(4)
+                    ),
+                    *(group.create_task(api.put(f"/v1/stream/{n}")) for n in range(4)),
+                ]
+            statuses = sorted(one.result().status for one in made)
+            assert statuses == [201] * 3 + [429] * 9
+
+            lone = served.api.using("lone-secret")
+            async with asyncio.TaskGroup() as group:
+                same = [group.create_task(lone.post("/v0/topics/lone", RECORD)) for _ in range(4)]
+            assert sorted(one.result().status for one in same) == [200, 200, 200, 201]
+            await lone.delete("/v0/topics/lone")
+
+            url = f"ws://127.0.0.1:{served.api.port}/v0/ws"
+            headers = {"authorization": "Bearer crowd-secret"}
+            for topic in served.app.topics.ordered():
+                await api.delete(f"/v0/topics/{topic.name}")
+            host = served.server._http.host
+            assert host is not None
+            host._owned.clear()
+            told = []
+            async with connect(url, proxy=None, additional_headers=headers) as socket:
+                for number in range(5):
+                    message = {"op": "publish", "topic": f"ws.{number}", **RECORD}
+                    await socket.send(json.dumps(message))
+                    told.append(json.loads(await socket.recv())["op"])
+            assert told == ["published"] * 3 + ["error"] * 2
 
     run(scenario())
 

@@ -419,6 +419,29 @@ def test_deleting_and_making_anew_is_exact_for_a_session(site: Site) -> None:
     site.run(scenario(site.api))
 
 
+def test_the_first_id_of_a_stream_knows_every_topic_of_its_session(site: Site) -> None:
+    async def scenario(api: Api) -> None:
+        for name in ("s5.a", "s5.b"):
+            await api.append(name, *range(20))
+        path = await api.session(topics={"s5.a": {}, "s5.b": {}})
+        stream = await api.stream(path)
+        await drained(stream, 2)
+        last_id = str(stream.last_id)
+        await stream.close()
+        await api.delete("/v0/topics/s5.a")
+        await api.append("s5.a", 1)
+
+        stream = await api.stream(path, headers={"last-event-id": last_id})
+        first = await stream.next()
+        assert (first.name, first.data["topic"]) == ("tombstone", "s5.a")
+        await stream.close()
+        stream = await api.stream(path, headers={"last-event-id": str(first.id)})
+        assert await drained(stream, 2) == {"s5.a": [1]}, "nothing comes twice"
+        await stream.close()
+
+    site.run(scenario(site.api))
+
+
 def test_a_topic_made_anew_under_a_prefix_is_followed_at_once(site: Site) -> None:
     async def scenario(api: Api) -> None:
         path = await api.session(prefix="again.*")
@@ -505,6 +528,33 @@ def test_a_deletion_reaches_a_reader_that_had_stopped_reading(site: Site) -> Non
         await streams[1].close()
 
     site.run(scenario(site.api))
+
+
+def test_a_slow_reader_is_told_of_every_topic_that_was_made_anew(tmp_path: Path) -> None:
+    """All of that at once is more than the buffer of a stream holds."""
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            api = served.api
+            served.app.topics.catalog._next = 2**42  # long ids, as after many topics
+            names = [f"anew.{number:03}" for number in range(256)]
+            for name in names:
+                await api.append(name, 1)
+            path = await api.session(topics={name: {"from_seq": 1} for name in names})
+            for name in names[:-1]:
+                await api.delete(f"/v0/topics/{name}")
+                await api.append(name, 1, 2)
+            await api.delete(f"/v0/topics/{names[-1]}")
+            stream = await api.stream(path, receive_buffer=4096)
+            told: dict[str, list[str]] = {name: [] for name in names}
+            while any("caught-up" not in told[name] for name in names[:-1]):
+                event = await stream.next()
+                told[event.data["topic"]].append(event.name)
+            await stream.close()
+            assert told.pop(names[-1]) == ["topic-deleted"]
+            assert all(events[:2] == ["tombstone", "record"] for events in told.values())
+
+    run(scenario())
 
 
 # --- across a restart

@@ -135,6 +135,26 @@ def test_an_address_that_will_not_do_is_refused(
     assert not Path("data").exists(), "nothing was opened"
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--queue", "mail=²"], "--queue mail=²: the concurrency is a number"),
+        (["--queue", "=5"], "a queue has a name"),
+        (["--processes", "0"], "threads and processes are at least 1"),
+        (["--heartbeat-interval", "0s"], "heartbeat_interval and reap_interval are positive"),
+    ],
+)
+def test_an_option_that_will_not_do_is_told_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("refused.py").write_text(APP)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    done = CliRunner().invoke(main, ["worker", "refused:app", *options])
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert said in done.stderr
+
+
 def test_a_port_that_is_taken_is_told_in_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,25 @@ def test_a_failed_run_is_retried_over_http_by_a_client_and_from_the_command_line
     assert again.json()["error"]["detail"] == {"status": "done"}
 
 
+def test_a_run_is_retried_before_its_tasks_however_they_are_listed(url: str, place: Path) -> None:
+    """`jobs ls` tells of the task first: retried first, it would keep its run from it."""
+    (place / "mended").unlink(missing_ok=True)
+    with Client(url) as client:
+        id = client.call(calls.start("fragile", {}, None, 0)).id
+        with pytest.raises(JobFailed, match="nobody is at home"):
+            client.jobs.wait(id, 30)
+        (task,) = client.jobs.list(parent=id, status="failed")
+        client.jobs.pause("default")  # so that the run goes on until we have asked for both
+        failed = ["jobs", "--url", url, "retry", str(task.id), str(id)]
+        done = CliRunner().invoke(main, failed, catch_exceptions=False)
+        client.jobs.resume("default")
+        assert (done.exit_code, done.stdout) == (1, f"job {id} is tried again\n")
+        assert f"job {task.id} is failed and stays so" in done.stderr
+        with pytest.raises(JobFailed, match="nobody is at home"):
+            client.jobs.wait(id, 30)
+        assert len(list(client.jobs.list(parent=id, kind="fragile.deliver"))) == 2
+
+
 def test_a_run_tells_why_it_was_cancelled(url: str) -> None:
     body = {"context": {"day": "x"}, "delay_ms": 60_000}
     id = httpx.post(f"{url}/v0/workflows/etl", json=body).json()["id"]

@@ -56,6 +56,21 @@ def test_a_secret_is_its_own_key_and_no_others(held: list[str], other: str) -> N
             keyring.identify(other, 0)
 
 
+@given(st.lists(names.filter(bool), max_size=4), names, st.sets(names))
+def test_a_list_looks_at_each_name_that_may_be_touched_once_in_order_and_at_no_other(
+    prefixes: list[str], wanted: str, there: set[str]
+) -> None:
+    identity = Identity(name="n", scopes=frozenset(SCOPES), prefixes=tuple(prefixes), id="n")
+    looked_at = [
+        name
+        for prefix in identity.within(wanted)
+        for name in sorted(there)
+        if name.startswith(prefix)
+    ]
+    touchable = [name for name in there if name.startswith(wanted) and identity.may_touch(name)]
+    assert looked_at == sorted(touchable)
+
+
 @given(scopes, st.lists(names.filter(bool), max_size=3), st.sampled_from(SCOPES), st.lists(names))
 def test_what_may_be_done_is_what_was_granted(
     granted: set[Scope], prefixes: list[str], scope: Scope, asked: list[str]

@@ -298,6 +298,8 @@ class Draw:
         if fate is Fate.RELEASE and rng.random() < 0.4:
             fields["skill"] = rng.choice(["mail", "sum"])
             fields["error"] = "waits for somebody who knows it"
+        if fate in (Fate.NEXT, Fate.WAIT, Fate.SPAWN) and rng.random() < 0.2:
+            fields["skill"] = ""
         if fate is Fate.WAIT:
             fields["names"] = tuple(rng.sample((*NAMES, ENDING), rng.choice([1, 2, 2])))
             fields["delay_ns"] = rng.choice([0, 1, 3]) * UNIT_NS

@@ -458,6 +458,25 @@ def test_trailers_do_not_become_headers(held: socket.socket) -> None:
     on_virtual_time(scenario)
 
 
+def test_trailers_do_not_become_headers_of_the_next_request_either(held: socket.socket) -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await echo(scope, receive, send)
+        seen.append(scope["method"])
+
+    async def scenario() -> None:
+        client = Client(app, held)
+        client.send(WHOLE[3].replace(b"trailer: z", b"host: b\r\nexpect: 100-continue"))
+        await asyncio.sleep(0)
+        client.send(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        await asyncio.sleep(0)
+        assert seen == ["POST", "GET"]
+        assert client.transport.ended_at is None
+
+    on_virtual_time(scenario)
+
+
 # --- answers
 
 

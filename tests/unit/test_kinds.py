@@ -11,7 +11,7 @@ import pytest
 from fairway.errors import InvalidConfig, InvalidRequest
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.handles import JobFunction, Machine
-from fairway.jobs.job import NewJob
+from fairway.jobs.job import KEY_MAX, NewJob
 from fairway.jobs.kinds import Kind, Options, Unique, function_kind, machine_kind, options_of
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.testing import run
@@ -114,6 +114,25 @@ def test_templates_are_filled_from_the_arguments() -> None:
     with pytest.raises(InvalidRequest, match=r"'order-\{ident\}' needs 'ident'"):
         kind_of(unique="order-{ident}").job(GOOD)
     assert isinstance(kind.job(GOOD), NewJob)
+
+
+@pytest.mark.parametrize("given", ["tenant", "partition_key", "unique_key"])
+def test_names_that_not_every_store_takes_are_refused(given: str) -> None:
+    """What is in an index of a database has an end there."""
+    kind = kind_of()
+    assert getattr(kind.job(GOOD, **{given: "k" * KEY_MAX}), given) == "k" * KEY_MAX
+    with pytest.raises(InvalidRequest, match=f"'send': its {given} is longer than {KEY_MAX} char"):
+        kind.job(GOOD, **{given: "k" * (KEY_MAX + 1)})
+
+
+def test_a_job_that_is_unique_by_long_arguments_has_a_short_key() -> None:
+    kind = kind_of(unique=Unique())
+    long = {**GOOD, "note": "n" * 10_000}
+    key = kind.job(long).unique_key
+    assert key is not None
+    assert len(key) <= KEY_MAX
+    assert kind.job(long).unique_key == key
+    assert kind.job({**long, "id": 2}).unique_key != key
 
 
 def test_a_machine_starts_with_its_state_and_with_nothing_else() -> None:

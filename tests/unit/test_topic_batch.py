@@ -212,6 +212,38 @@ def test_sizes_add_up() -> None:
     assert raw.startswith(b"[")
 
 
+@pytest.mark.parametrize(
+    ("before", "middle", "after"),
+    [
+        (b'{"data":', b"[]", b"}"),
+        (b'{"data":', b'{"a":}', b"}"),
+        (b'{"data":1,"meta":{"a":', b"[1,]", b"}}"),
+    ],
+)
+def test_what_is_taken_can_be_read_however_deep_it_is_nested(
+    before: bytes, middle: bytes, after: bytes
+) -> None:
+    opens, closes = middle[:-1], middle[-1:]
+
+    def nested(levels: int) -> bytes:
+        return b"[%b%b0%b%b]" % (before, opens * levels, closes * levels, after)
+
+    def taken(levels: int) -> bool:
+        try:
+            parse_records(nested(levels))
+        except InvalidRequest:
+            return False
+        return True
+
+    def read(batch: Batch, frames: int) -> int:
+        return read(batch, frames - 1) if frames else len(batch.parse())
+
+    deepest = max(levels for levels in range(0, 2000, 5) if taken(levels))
+    assert deepest > 400
+    raw, records = parse_records(nested(deepest))
+    assert read(Batch(VERSION, 1, 1, 0, batch_size(records, None), raw), 200) == 1
+
+
 def test_what_is_not_a_batch_is_told() -> None:
     with pytest.raises(Corrupt, match="topic t"):
         decode_batch(b"\x93\x01\x02", topic="t")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fairway.client import Progress as BulkProgress
     from fairway.client import TopicHandle
 
+_VALUE = msgspec.json.Decoder(msgspec.Raw)
 LINE_BYTES_MAX = 2 * 1024 * 1024
 """More than any record may have: a line without end is not read into memory whole."""
 
@@ -152,7 +153,7 @@ def _json(text: bytes) -> bytes:
     """`text` if it is one JSON value in UTF-8; `msgspec.DecodeError` if not."""
     try:
         text.decode()
-    except UnicodeDecodeError as error:
+        _VALUE.decode(text)  # as it is spelled: no number is too large, and nothing is built
+    except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
-    msgspec.json.decode(text)
     return text

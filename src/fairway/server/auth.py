@@ -78,6 +78,21 @@ class Identity:
         """Whether `name` is one of its names. What may not be touched is left out of lists."""
         return not self.prefixes or name.startswith(self.prefixes)
 
+    def within(self, prefix: str) -> list[str]:
+        """The beginnings of the names it may touch among those that begin with `prefix`.
+
+        In order, and no name has two of them: whoever lists names need not look at the others.
+        """
+        if not self.prefixes:
+            return [prefix]
+        found: list[str] = []
+        for own in sorted(self.prefixes):
+            if prefix.startswith(own):
+                return [prefix]
+            if own.startswith(prefix) and not (found and own.startswith(found[-1])):
+                found.append(own)
+        return found
+
     def __repr__(self) -> str:
         return f"Identity({self.name!r})"
 

@@ -151,6 +151,7 @@ class Host:
         self.gate = Gate(self.clock, self._band_of)
         topics.sampler.add_signal("request_line", lambda: self.gate.fill)
         self._owned: dict[str, tuple[int, int, int]] = {}
+        topics.created.append(self._count_owned)
         self._guests: dict[int, Guest] = {}
         self._guests_so_far = 0
         telemetry = topics.telemetry
@@ -232,8 +233,7 @@ class Host:
         """Count an append against its key's quota. Raises `Throttled`; then nothing is counted."""
         if identity.quota is UNLIMITED:
             return
-        if self.topics.find(topic) is None:
-            self.charge_topic(identity)
+        self.charge_topic(identity, topic)
         now_ns = self.clock.now_ns()
         allowance = self.quotas.of(identity, now_ns)
         if identity.quota.stored_bytes:
@@ -259,16 +259,20 @@ class Host:
             now_ns = self.clock.now_ns()
             self.quotas.of(identity, now_ns).charge(now_ns, records=count, size=size)
 
-    def charge_topic(self, identity: Identity) -> None:
-        """Whether the key may have one topic more. Raises `Throttled`."""
-        if identity.quota.topics:
-            allowance = self.quotas.of(identity, self.clock.now_ns())
-            allowance.check_topics(self._owned_by(identity)[0])
+    def charge_topic(self, identity: Identity, topic: str) -> None:
+        """Whether the key may have this topic, if it is one more. Raises `Throttled`."""
+        making = self.topics.making
+        if not identity.quota.topics or topic in making or self.topics.find(topic) is not None:
+            return
+        count = self._owned_by(identity)[0]
+        count += sum(owner == identity.name for owner in making.values())
+        self.quotas.of(identity, self.clock.now_ns()).check_topics(count)
 
-    def owns(self, identity: Identity, topic: Topic) -> None:
-        """A topic was made by this key."""
-        count, size, at_ns = self._owned.get(identity.name, (0, 0, 0))
-        self._owned[identity.name] = (count + 1, size, at_ns)
+    def _count_owned(self, topic: Topic) -> None:
+        """A topic was made."""
+        if topic.owner in self._owned:
+            count, size, at_ns = self._owned[topic.owner]
+            self._owned[topic.owner] = (count + 1, size, at_ns)
 
     def _owned_by(self, identity: Identity) -> tuple[int, int]:
         count, size, at_ns = self._owned.get(identity.name, (0, 0, 0))

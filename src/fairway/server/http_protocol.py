@@ -242,6 +242,8 @@ class HttpProtocol(HttpToolsProtocol):
             raise _Over
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reading is BODY:
+            return  # a trailer, which nobody asked for, and no header of the next request
         name = name.lower()
         if name == b"host":
             self._hosts += 1
@@ -274,7 +276,6 @@ class HttpProtocol(HttpToolsProtocol):
         scope["query_string"] = url.query or b""
         if version != "1.1":
             scope["http_version"] = version
-        self.headers = []  # for trailers, which nobody asked for: the app has its headers
         self._reading = BODY
         keep_alive = version == "1.1" and parser.should_keep_alive()
         self._take_on(scope, keep_alive=keep_alive, size=size)

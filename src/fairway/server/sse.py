@@ -230,6 +230,8 @@ class MultiStream(EventStream):
     ) -> None:
         """`cursors`, by epoch, is kept up to date with what was sent."""
         super().__init__(connection, on_closed)
+        self.on_room: Callable[[], None] | None = None
+        """Called when there is room again, before the watchers that found none go on."""
         self._cursors = cursors
         self._packed: dict[int, bytes] = {}
 
@@ -238,9 +240,24 @@ class MultiStream(EventStream):
         self._cursors[epoch] = seq
         self._packed[epoch] = pack_position(epoch, seq)
 
-    def say(self, frame: Frame) -> bool:
-        """Send an event that no watcher offers, with an id like any other."""
-        return self.send(Frame(b"id: %b\n%b" % (pack_id(self._packed.values()), frame.bare)))
+    def say(self, frame: Frame, *, at: tuple[int, int] | None = None) -> bool:
+        """Send an event that no watcher offers, with an id like any other.
+
+        `at` is the (epoch, seq) that it brings the reader to; False if there was no room for it.
+        """
+        packed = self._packed
+        if at is not None:
+            packed = {**packed, at[0]: pack_position(*at)}
+        if not self.send(Frame(b"id: %b\n%b" % (pack_id(packed.values()), frame.bare))):
+            return False
+        if at is not None:
+            self.place(*at)
+        return True
+
+    def _resume(self) -> None:
+        if self.on_room is not None:
+            self.on_room()
+        super()._resume()
 
     def _offer(self, watcher: Watcher, frame: Frame, to_seq: int) -> bool:
         epoch, before = watcher.topic.epoch, self._packed

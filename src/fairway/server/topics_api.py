@@ -16,10 +16,8 @@ from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.writing import NewBatch
 from fairway.wire.topics import (
-    KEY_BYTES_MAX,
     LIMIT_DEFAULT,
     LIMIT_MAX,
-    NODE_BYTES_MAX,
     PAGE_MAX,
     READ_BYTES_DEFAULT,
     READ_BYTES_MAX,
@@ -41,6 +39,7 @@ from fairway.wire.topics import (
     TopicState,
     TopicSummary,
     check_name,
+    check_writer,
     parse_records,
 )
 
@@ -76,8 +75,6 @@ async def append(host: Host, request: Request, topic: str) -> Reply:
     found, appended, created = await host.topics.append(
         topic, new, create=message.create, config=message.config, owner=request.identity.name
     )
-    if created:
-        host.owns(request.identity, found)
     return _append_reply(found, return_seqs, created, appended)
 
 
@@ -160,14 +157,6 @@ def _append_reply(topic: Topic, return_seqs: bool, created: bool, appended: Appe
         deduped=appended.deduped,
     )
     return Reply(201 if created else 200, _encode(reply))
-
-
-def check_writer(node: str | None, key: str | None) -> None:
-    """Refuse a node or an idempotency key that is too long."""
-    if node is not None and len(node.encode()) > NODE_BYTES_MAX:
-        raise InvalidRequest(f"node has more than {NODE_BYTES_MAX} bytes", code="record_too_large")
-    if key is not None and not 0 < len(key.encode()) <= KEY_BYTES_MAX:
-        raise InvalidRequest(f"idempotency_key has 1 to {KEY_BYTES_MAX} bytes")
 
 
 async def diff(host: Host, request: Request, topic: str) -> Reply:
@@ -260,11 +249,8 @@ async def put_topic(host: Host, request: Request, topic: str) -> Reply:
     patch = await request.json(_PATCH, empty=b"{}")
     check_name(topic)
     request.identity.require("admin", topic)
-    if host.topics.find(topic) is None:
-        host.charge_topic(request.identity)
+    host.charge_topic(request.identity, topic)
     found, created = await host.topics.put(topic, patch, owner=request.identity.name)
-    if created:
-        host.owns(request.identity, found)
     reply = PutTopicReply(topic=topic, created=created, epoch=found.epoch, config=found.config)
     return json_reply(reply, 201 if created else 200)
 
@@ -303,23 +289,17 @@ async def list_topics(host: Host, request: Request) -> Reply:
     identity = request.identity
     identity.require("read")
     size = min(number(query.get("page_size"), "page_size", default=100, least=1), PAGE_MAX)
-    prefix, after = query.get("prefix", ""), read_cursor(query.get("cursor"))
-    found: list[TopicSummary] = []
-    more = False
-    while not more:
-        page = list(host.topics.ordered(prefix=prefix, after=after, limit=PAGE_MAX))
-        for topic in page:
-            if identity.may_touch(topic.name):
-                if len(found) == size:
-                    more = True
-                    break
-                found.append(_summary(host, topic))
-            after = topic.name
-        if len(page) < PAGE_MAX:
-            break
-    last = found[-1].topic if found else ""
+    after = read_cursor(query.get("cursor"))
+    found: list[Topic] = []
+    for prefix in identity.within(query.get("prefix", "")):
+        left = size + 1 - len(found)
+        found += host.topics.ordered(prefix=prefix, after=after, limit=left)
+    page, more = found[:size], len(found) > size
     return json_reply(
-        TopicList(topics=found, next_cursor=make_cursor(last) if more else msgspec.UNSET)
+        TopicList(
+            topics=[_summary(host, topic) for topic in page],
+            next_cursor=make_cursor(page[-1].name) if more else msgspec.UNSET,
+        )
     )
 
 

@@ -219,11 +219,11 @@ async def open_watch(host: Host, request: Request, wid: str) -> Reply | None:
 
     stream = MultiStream(connection, closed, session.cursors)
     guest = host.connect(identity, stream.end)
-    follower = _Follower(host, session, stream)
+    follower = _Follower(host, session, stream, cursors)
     try:
         stream.open(host.cors_headers(request))
         host.heartbeats.add(stream, definition.heartbeat_ms)
-        follower.start(cursors)
+        follower.start()
         await connection.wait_ended()
     finally:
         closed()
@@ -233,39 +233,75 @@ async def open_watch(host: Host, request: Request, wid: str) -> Reply | None:
 class _Follower:
     """The watchers of one multi-topic stream."""
 
-    def __init__(self, host: Host, session: Session, stream: MultiStream) -> None:
+    def __init__(
+        self, host: Host, session: Session, stream: MultiStream, cursors: dict[int, int]
+    ) -> None:
+        """`cursors` says, by epoch, how far the reader is."""
         self._host = host
         self._session = session
         self._stream = stream
+        self._cursors = cursors
         self._watchers: list[Watcher] = []
-        self._names: set[str] = set()
+        self._to_begin = {followed.topic: followed for followed in session.definition.topics}
         self._open = False
+        stream.on_room = self._begin_more
 
-    def start(self, cursors: dict[int, int]) -> None:
+    def start(self) -> None:
         """Follow every topic from where the reader is, and those that bear the prefix as they come.
 
-        `cursors` says, by epoch, how far the reader is. An incarnation that it does not mention is
-        followed as the definition says; one that the definition does not mention either came into
-        being while nobody read, and is followed from its first record.
+        An incarnation that its cursors do not mention is followed as the definition says; one that
+        the definition does not mention either came into being while nobody read, and is followed
+        from its first record.
         """
         self._open = True
         self._session.open += 1
         topics, definition = self._host.topics, self._session.definition
-        for followed in list(definition.topics):
+        named = set(self._to_begin)
+        for followed in self._to_begin.values():
+            # Before anything is said: whoever comes back with the first id is as far in all topics.
             topic = topics.find(followed.topic)
-            if topic is None:
-                self._stream.say(_deleted(followed))
-            elif topic.epoch in cursors:
-                self._follow(topic, cursors[topic.epoch])
-            elif topic.epoch == followed.epoch:
-                self._follow(topic, followed.from_seq)
-            else:
-                self._follow(topic, None)
+            cursor = self._cursor_of(topic, followed) if topic is not None else None
+            if topic is not None and cursor is not None:
+                self._stream.place(topic.epoch, cursor)
+        self._begin_more()
         if definition.prefix is not None:
             self._host.topics.created.append(self._joined)
             for topic in topics.ordered(prefix=definition.prefix, limit=WATCH_TOPICS_MAX + 1):
-                if topic.name not in self._names:
-                    self._join(topic, cursors.get(topic.epoch, 0))
+                if topic.name not in named:
+                    self._join(topic)
+
+    def _begin_more(self) -> None:
+        """Begin with topics, as far as there is room to say what became of each.
+
+        A reader that is not told that one was made anew would take it for the old one.
+        """
+        for name, followed in list(self._to_begin.items()):
+            if not self._begin(followed):
+                return
+            del self._to_begin[name]
+
+    def _begin(self, followed: Followed) -> bool:
+        """Follow a topic, or say that it is gone; False if there is no room for what to say."""
+        topic = self._host.topics.find(followed.topic)
+        if topic is None:
+            return self._stream.say(_deleted(followed))
+        cursor = self._cursor_of(topic, followed)
+        if cursor is None:
+            cursor = topic.evict_floor - 1
+            recreated = _MULTI.gap(topic, Gap(1, cursor, "recreated"))
+            if not self._stream.say(recreated, at=(topic.epoch, cursor)):
+                return False
+        self._follow(topic, cursor)
+        return True
+
+    def _cursor_of(self, topic: Topic, followed: Followed) -> int | None:
+        """How far the reader is in this incarnation; None if it was in another one."""
+        cursor = self._cursors.get(topic.epoch)
+        if cursor is None and topic.epoch == followed.epoch:
+            cursor = followed.from_seq
+        if cursor is None or cursor > topic.assigned:
+            return None
+        return min(cursor, topic.head)
 
     def stop(self) -> None:
         """Safe to call twice."""
@@ -279,15 +315,8 @@ class _Follower:
         self._session.open -= 1
         self._host.sessions.touch(self._session, self._host.now_ms())
 
-    def _follow(self, topic: Topic, cursor: int | None) -> None:
-        """Follow a topic after `cursor`; None, or one beyond its end, is of another incarnation."""
-        if cursor is None or cursor > topic.assigned:
-            cursor = topic.evict_floor - 1
-            self._stream.place(topic.epoch, cursor)
-            self._stream.say(_MULTI.gap(topic, Gap(1, cursor, "recreated")))
-        cursor = min(cursor, topic.head)
+    def _follow(self, topic: Topic, cursor: int) -> None:
         self._stream.place(topic.epoch, cursor)
-        self._names.add(topic.name)
         view = self._session.definition.view(_MULTI, dedupe_node=topic.config.dedupe_node)
         watcher = Watcher(topic, view, self._stream, cursor)
         self._watchers = [one for one in self._watchers if not one.closed]
@@ -298,9 +327,9 @@ class _Follower:
         """A topic came into being; if it bears the prefix it is followed from its first record."""
         prefix = self._session.definition.prefix
         if prefix is not None and topic.name.startswith(prefix):
-            self._join(topic, 0)
+            self._join(topic)
 
-    def _join(self, topic: Topic, cursor: int) -> None:
+    def _join(self, topic: Topic) -> None:
         definition = self._session.definition
         if topic.name not in {followed.topic for followed in definition.topics}:
             if len(definition.topics) >= WATCH_TOPICS_MAX:
@@ -319,7 +348,9 @@ class _Follower:
                 return
             definition.topics.append(Followed(topic.name, topic.epoch, 0))
             self._host.topics.start(self._host.sessions.try_save(self._session))
-        self._follow(topic, cursor)
+        # One that waits to be told of keeps its place: its reader knows another incarnation of it.
+        self._to_begin.setdefault(topic.name, Followed(topic.name, topic.epoch, 0))
+        self._begin_more()
 
 
 def _deleted(followed: Followed) -> Frame:

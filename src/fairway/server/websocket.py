@@ -21,14 +21,14 @@ import msgspec
 
 from fairway.errors import FairwayError, InvalidRequest
 from fairway.server.problems import detail_of, status_of
-from fairway.server.topics_api import check_writer, nodes_of
+from fairway.server.topics_api import nodes_of
 from fairway.topics.batch import Projection, encode_record
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
 from fairway.topics.watching import View
 from fairway.topics.writing import NewBatch
-from fairway.wire.topics import LIMIT_MAX, Count, Match, check_name, parse_records
+from fairway.wire.topics import LIMIT_MAX, Count, Match, check_name, check_writer, parse_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

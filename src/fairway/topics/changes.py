@@ -9,11 +9,13 @@ import asyncio
 import logging
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fairway.errors import Closing, Conflict, FairwayError, NotFound, OutcomeUnknown, Throttled
 from fairway.storage.wal import Operation
 from fairway.topics import names
+from fairway.topics.outcome import fail
 from fairway.topics.recovery import StoredTopic, encode_topic
 from fairway.topics.routers import ROUTER
 from fairway.topics.topic import Topic
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from fairway.topics.retention import Retention
     from fairway.topics.routers import Routers
     from fairway.topics.writability import Writability
-    from fairway.wire.topics import TopicPatch
+    from fairway.wire.topics import TopicConfig, TopicPatch
 
 T = TypeVar("T")
 
@@ -55,7 +57,7 @@ class Changes:
         writability: Writability,
         live: Callable[[Topic], LivePart],
         created: Callable[[Topic], None],
-        start: Callable[[Coroutine[Any, Any, None]], None],
+        start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         """`created` is told of each new topic; `start` runs what outlives its caller."""
         self._registry = registry
@@ -70,6 +72,8 @@ class Changes:
         self._created = created
         self._start = start
         self._creating: dict[str, asyncio.Future[Topic]] = {}
+        self.making: dict[str, str] = {}
+        """Topics that are not there yet, and whom each will count for."""
         self._changing = asyncio.Lock()
 
     async def create(self, name: str, patch: TopicPatch | None, owner: str) -> tuple[Topic, bool]:
@@ -79,38 +83,37 @@ class Changes:
             try:
                 return await asyncio.shield(other), False
             except FairwayError:
-                continue
+                self._made(name, other)  # and whoever comes first tries again
         existing = self._registry.by_name.get(name)
         if existing is not None:
             return existing, False
-        if len(self._registry) >= self._topics_max:
+        count = len(self._registry) + len(self.making)
+        if count >= self._topics_max:
             raise Throttled(
-                f"there are {len(self._registry):,} topics already",
+                f"there are {count:,} topics already",
                 retry_after_ns=60_000_000_000,
                 limit="topics",
                 maximum=self._topics_max,
             )
         config = self._registry.shared(self._registry.config(patch))
-        made: asyncio.Future[Topic] = asyncio.get_running_loop().create_future()
-        self._creating[name] = made
+        self.making[name] = owner
+        making = self._creating[name] = self._begin(self._make(name, config, owner))
+        making.add_done_callback(partial(self._made, name))
+        return await asyncio.shield(making), True
+
+    async def _make(self, name: str, config: TopicConfig, owner: str) -> Topic:
+        stored = encode_topic(StoredTopic(config, owner))
         try:
-            epoch = await asyncio.shield(
-                self._catalog.create(TOPIC, name, encode_topic(StoredTopic(config, owner)))
-            )
-            topic = Topic(name, epoch, config, sys.intern(owner))
-            self._registry.add(topic)
-            self._created(topic)
-        except BaseException as error:
-            failure = (
-                error if isinstance(error, FairwayError) else Closing("creating it was cut off")
-            )
-            made.set_exception(failure)
-            made.exception()
-            raise
-        else:
-            made.set_result(topic)
-            return topic, True
+            epoch = await self._catalog.create(TOPIC, name, stored)
         finally:
+            del self.making[name]
+        topic = Topic(name, epoch, config, sys.intern(owner))
+        self._registry.add(topic)
+        self._created(topic)
+        return topic
+
+    def _made(self, name: str, making: asyncio.Future[Topic]) -> None:
+        if self._creating.get(name) is making:
             del self._creating[name]
 
     async def alone(self, change: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -124,24 +127,25 @@ class Changes:
 
     async def to_its_end(self, change: Coroutine[Any, Any, T]) -> T:
         """Carry a change out, whether or not its caller stays."""
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self._begin(change))
+
+    def _begin(self, change: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Start a change; what becomes of it, if only that the engine was closed before its end."""
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         async def carry_out() -> None:
             try:
-                result = await change
-            except asyncio.CancelledError:
-                if not done.done():
-                    done.set_exception(Closing("topics were closed during this change"))
-                raise
+                outcome.set_result(await change)
             except Exception as error:
-                if not done.done():
-                    done.set_exception(error)
-            else:
-                if not done.done():
-                    done.set_result(result)
+                fail(outcome, error)
 
-        self._start(carry_out())
-        return await asyncio.shield(done)
+        def over(_: asyncio.Task[None]) -> None:
+            if not outcome.done():
+                change.close()  # if it was cut off before its first step
+                fail(outcome, Closing("topics were closed during this change"))
+
+        self._start(carry_out()).add_done_callback(over)
+        return outcome
 
     async def delete(self, name: str, if_empty: bool) -> list[str] | None:
         """See `Topics.delete`; to be called within `alone`."""

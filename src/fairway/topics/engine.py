@@ -268,6 +268,11 @@ class Topics:
     def __iter__(self) -> Iterator[Topic]:
         return iter(self._registry)
 
+    @property
+    def making(self) -> Mapping[str, str]:
+        """The names of topics that are being made, and whom each will count for."""
+        return self._changes.making
+
     def ordered(self, *, prefix: str = "", after: str = "", limit: int = 100) -> Iterator[Topic]:
         """Topics whose name begins with `prefix` and lies above `after`, in order."""
         return self._registry.ordered(prefix=prefix, after=after, limit=limit)
@@ -369,7 +374,7 @@ class Topics:
         wait_ns: int,
     ) -> Page:
         deadline_ns = self._clock.now_ns() + wait_ns
-        while not page.records and page.gap is None and not self._closing and topic.epoch >= 0:
+        while not page.records and page.gap is None and not self._closing:
             left_ns = deadline_ns - self._clock.now_ns()
             if left_ns <= 0:
                 break
@@ -386,8 +391,6 @@ class Topics:
             finally:
                 if waiter in live.waiters:
                     live.waiters.remove(waiter)
-            if topic.epoch < 0:
-                raise NotFound("topic", topic.name)
             page = await self.page(topic, page.next_seq, topic.head, limit, max_bytes, selection)
         return page
 
@@ -403,6 +406,8 @@ class Topics:
         """Records after a cursor, from memory or from the store."""
         if topic.config.ttl_ms:
             await self.retention.expire(topic)
+        if topic.epoch < 0:
+            raise NotFound("topic", topic.name)
         page = hot_page(topic, after, upto, limit, max_bytes, selection)
         if page is None:
             page = await cold_page(self._log, topic, after, upto, limit, max_bytes, selection)
@@ -507,11 +512,12 @@ class Topics:
             topic, _ = await self.create(config.dest)
         return topic
 
-    def start(self, chore: Coroutine[Any, Any, None]) -> None:
+    def start(self, chore: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a chore in the engine's own task group."""
         task = self._group.create_task(chore)
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
+        return task
 
     # Small things
 

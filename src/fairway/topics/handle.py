@@ -14,7 +14,7 @@ from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
 from fairway.topics.watching import View, Watcher
 from fairway.topics.writing import NewBatch
-from fairway.wire.topics import Match, TopicPatch, parse_records
+from fairway.wire.topics import Match, TopicPatch, check_writer, parse_records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -110,6 +110,7 @@ class TopicHandle(Generic[T]):
                 config=self.patch,
                 wait_for_room=wait_for_room,
             )
+        check_writer(node, key)
         encode = msgspec.json.encode
         extra = b""
         if tag is not None:
@@ -136,13 +137,14 @@ class TopicHandle(Generic[T]):
             return await remote.read(
                 self.name, self.type, from_seq, limit=limit, node=node, match=match, wait_s=wait_s
             )
-        if self._app.topics.find(self.name) is None:
-            await self._app.topics.create(self.name, self.patch)
+        found = self._app.topics.find(self.name)
+        if found is None:
+            found, _ = await self._app.topics.create(self.name, self.patch)
         answer = await self._app.topics.diff(
             self.name,
             from_seq,
             limit=limit,
-            selection=_selection(node, match),
+            selection=_selection(found, node, match),
             wait_ns=round(wait_s * 1e9),
         )
         topic, page, recreated = answer
@@ -174,9 +176,8 @@ class TopicHandle(Generic[T]):
         if topic is None:
             topic, _ = await engine.create(self.name, self.patch)
         inbox = _Inbox()
-        watcher = engine.watch(
-            topic, View(_PLAIN, _selection(node, match)), inbox, min(from_seq, topic.head)
-        )
+        view = View(_PLAIN, _selection(topic, node, match))
+        watcher = engine.watch(topic, view, inbox, min(from_seq, topic.head))
         try:
             while True:
                 frame = await inbox.take()
@@ -252,11 +253,9 @@ class Read(NamedTuple, Generic[T]):
     caught_up: bool
 
 
-def _selection(node: str | None, match: Match | None) -> Selection:
-    return Selection(
-        frozenset((node,)) if node is not None else NO_NODES,
-        TagMatch.of(match) if match is not None else None,
-    )
+def _selection(topic: Topic, node: str | None, match: Match | None) -> Selection:
+    own = frozenset((node,)) if node is not None and topic.config.dedupe_node else NO_NODES
+    return Selection(own, TagMatch.of(match) if match is not None else None)
 
 
 _DELETED: Final = object()

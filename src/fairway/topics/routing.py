@@ -4,7 +4,7 @@ A router is a reader of its source whose frames become appends to its destinatio
 router's position (the source's epoch and the last seq looked at), which the destination keeps in
 the same operation as the records: that is the router's durable cursor, so a replay after a crash
 finds out what was forwarded and forwards nothing twice. Routers form no cycle unless told that they
-may; then a record stops after `HOPS_MAX` of them.
+may; then a record stops after `HOPS_MAX` of them, and a tombstone at the first that may close one.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairway.topics")
 
 HOPS_MAX: Final = 8
+PASSED_ON: Final = ("source_trim", "mixed")
+"""Reasons of a gap that may have come through a router."""
 IN_FLIGHT_MAX: Final = 64
 RETRY: Final = BackoffConfig(base_ns=10_000_000, cap_ns=1_000_000_000, jitter=0.0)
 _RECORDS = msgspec.json.Decoder(list[NewRecord])
@@ -49,7 +51,7 @@ class Destinations(Protocol):
     writing: Writing
 
     async def topic_for_router(self, config: RouterConfig) -> Topic: ...
-    def start(self, chore: Coroutine[Any, Any, None]) -> None: ...
+    def start(self, chore: Coroutine[Any, Any, None]) -> object: ...
 
 
 class Router:
@@ -142,6 +144,8 @@ class Router:
             return False  # `_settled` resumes
         writing = self._engine.writing
         if isinstance(frame, Gap):
+            if self.config.allow_cycle and frame.reason in PASSED_ON:
+                return True  # it has no hops to be counted, and would go round for ever
             position = Position(self.producer, watcher.topic.epoch, to_seq)
             count = frame.last - frame.first + 1
             return self._queue(

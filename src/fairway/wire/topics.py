@@ -30,6 +30,10 @@ READ_BYTES_MAX: Final = 8 * 1024 * 1024
 WATCH_BYTES_DEFAULT: Final = 256 * 1024
 WATCH_TOPICS_MAX: Final = 256
 PAGE_MAX: Final = 1000
+LEVELS_PLAIN: Final = 128
+"""Nesting that nobody has trouble with."""
+LEVELS_SPARE: Final = 256
+"""Levels that a reader may be further down the stack than the writer was, or wrap a record in."""
 INT_MAX: Final = 2**63 - 1
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
@@ -329,6 +333,7 @@ class ErrorReply(Struct, frozen=True, kw_only=True):
 
 NULL: Final = Raw(b"null")
 _RECORDS = msgspec.json.Decoder(list[NewRecord])
+_VALUE = msgspec.json.Decoder(Raw)
 
 
 def check_name(name: str, *, what: str = "topic") -> str:
@@ -340,6 +345,14 @@ def check_name(name: str, *, what: str = "topic") -> str:
             " the first a letter or a digit"
         )
     return name
+
+
+def check_writer(node: str | None, key: str | None) -> None:
+    """Refuse a node or an idempotency key that is too long."""
+    if node is not None and len(node.encode()) > NODE_BYTES_MAX:
+        raise InvalidRequest(f"node has more than {NODE_BYTES_MAX} bytes", code="record_too_large")
+    if key is not None and not 0 < len(key.encode()) <= KEY_BYTES_MAX:
+        raise InvalidRequest(f"idempotency_key has 1 to {KEY_BYTES_MAX} bytes")
 
 
 def parse_records(raw: bytes) -> tuple[bytes, list[NewRecord]]:
@@ -370,6 +383,10 @@ def parse_records(raw: bytes) -> tuple[bytes, list[NewRecord]]:
         # Checked one by one only if something in there could pass a limit.
         for at, record in enumerate(records):
             _check_record(at, record)
+    if _levels_max(raw) > LEVELS_PLAIN:
+        for at, record in enumerate(records):
+            if len(record.data) > 2 * LEVELS_PLAIN or len(record.meta) > 2 * LEVELS_PLAIN:
+                _check_levels(at, record)
     return raw, records
 
 
@@ -399,6 +416,21 @@ def _check_record(at: int, record: NewRecord) -> None:
             raise InvalidRequest(
                 f"records[{at}].{name} has more than {most} bytes", code="record_too_large"
             )
+
+
+def _levels_max(raw: bytes) -> int:
+    """How deep `raw` can be nested at most."""
+    return raw.count(b"[") + raw.count(b"{")
+
+
+def _check_levels(at: int, record: NewRecord) -> None:
+    """Refuse what can be read here and not by whoever calls from further down, or in a message."""
+    for part in (record.data, record.meta):
+        if _levels_max(raw := bytes(part)) > LEVELS_PLAIN:
+            try:
+                _VALUE.decode(b"[" * LEVELS_SPARE + raw + b"]" * LEVELS_SPARE)
+            except RecursionError:
+                raise InvalidRequest(f"records[{at}] is nested too deeply") from None
 
 
 def _check_meta(at: int, meta: Raw) -> None:

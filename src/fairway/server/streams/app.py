@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from fairway.server.streams.store import Streams
     from fairway.server.streams.stream import Place, Stream
     from fairway.topics.engine import Topics
-    from fairway.topics.topic import Topic
 
 IDENTITY: Final = "fairway.identity"
 """Where the server leaves, in the scope, who asks."""
@@ -77,7 +76,6 @@ class Meter(Protocol):
     """
 
     def charge(self, identity: Identity, topic: str, *, records: int, size: int) -> None: ...
-    def owns(self, identity: Identity, topic: Topic) -> None: ...
     def connect(self, identity: Identity, end: Callable[[FairwayError], None]) -> Any: ...
     def disconnect(self, guest: Any) -> None: ...
 
@@ -154,8 +152,6 @@ class StreamsApp:
         headers = described(stream)
         if made:
             headers.append((b"location", location(request)))
-            if self._meter is not None:
-                self._meter.owns(identity, stream.topic)
         return Reply(201 if made else 200, b"", tuple(headers))
 
     async def _post(self, request: Request, path: str) -> Reply:
