@@ -95,14 +95,15 @@ class Settling:
         finishing: list[Settlement] = []
         going: list[Settlement] = []
         parking: list[Settlement] = []
-        again: list[Settlement] = []
+        rest: Sequence[Settlement] = ()
         seen: set[int] = set()
-        for one in settlements:
-            id = one.claim.id
-            if id in seen:  # an old claim of the job and its successor: one at a time
-                again.append(one)
-                continue
-            seen.add(id)
+        for at, one in enumerate(settlements):
+            if one.claim.id in seen:
+                # An old claim of the job and its successor: one at a time. With it all that follow,
+                # so that what they spawn is numbered in their order.
+                rest = settlements[at:]
+                break
+            seen.add(one.claim.id)
             if one.fate in TERMINAL:
                 finishing.append(one)
             elif one.fate in _SIMPLE and not one.children:
@@ -115,8 +116,8 @@ class Settling:
             await self._requeue(connection, worker, going, out, woken, aside)
         for one in parking:
             await self._park(connection, worker, one, out, woken)
-        if again:
-            await self._settle(connection, worker, again, out, woken, aside)
+        if rest:
+            await self._settle(connection, worker, rest, out, woken, aside)
 
     async def _finish(
         self,
