@@ -91,19 +91,10 @@ async def echo() -> None:
     """On the server's own stack: uvicorn with our protocol class."""
     from fairway.server.http_limits import HttpLimits
     from fairway.server.http_protocol import HttpProtocol
+    from fairway.server.listener import listening
 
-    config = uvicorn.Config(
-        echo_app,
-        port=0,
-        http=HttpProtocol.limited_to(HttpLimits()),
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        proxy_headers=False,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
+    config = listening(
+        echo_app, "127.0.0.1", 0, http=HttpProtocol.limited_to(HttpLimits()), ws="none"
     )
     config.load()
     await _Announcing(config).serve()

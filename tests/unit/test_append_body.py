@@ -30,6 +30,7 @@ BODIES = st.builds(
     st.sampled_from([{}, {"node": "n"}, {"create": True}, {"unknown": 1}]),
     st.booleans(),
 )
+ENDS = st.sampled_from([b"]}", b"]}", b"]", b"]]", b"]x", b"] ", b"}", b"]}}", b""])
 PIECES = st.lists(
     st.sampled_from(
         [
@@ -49,9 +50,10 @@ PIECES = st.lists(
     ),
     max_size=8,
 ).map(lambda pieces: b'{"records":[' + b"".join(pieces) + b"]}")
+TORN = st.builds(lambda whole, end: whole[:-2] + end, PIECES | BODIES, ENDS)
 
 
-@given(BODIES | PIECES)
+@given(BODIES | PIECES | TORN)
 def test_what_is_read_the_short_way_is_the_same_the_long_way(body: bytes) -> None:
     short = _parse_plain(body)
     if short is None:
@@ -71,6 +73,9 @@ def test_the_short_way_is_taken_by_a_plain_body_and_by_no_other() -> None:
         b'{"records":[{"data":1}],"node":["n"]}',
         b'{"records": [{"data":1}]}',
         b'{"records":[{"data":1}]} ',
+        b'{"records":[{"data":1}]]',
+        b'{"records":[{"data":1}] ',
+        b'{"records":[{"data":1}]',
         b'{"records":[]}',
         b'{"records":[]]}',
     ):

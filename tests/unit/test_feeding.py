@@ -16,7 +16,7 @@ CONFIG = FeederConfig(concurrency=4)
 
 def claim(id: int, queue: str, parent: int | None = None) -> Claim:
     return Claim(
-        *(id, 1, "work", 1, "run", b"{}", 0, 0, 20, queue, "", 0, None, parent, None, False, False)
+        *(id, 1, "work", 1, "run", b"{}", 0, 0, 20, queue, "", 0, None, parent, None, False, None)
     )
 
 

@@ -276,6 +276,14 @@ class Checkpoint(msgspec.Struct):
             return True
         return bool(kept.pushes) and next(iter(kept.pushes)) <= marks.get(PUSH, 0)
 
+    def minds(self, over: Sequence[Consumed]) -> bool:
+        """Whether it matters after a crash that these were passed over: some have keys, by which
+        repeats of them are told, are kept, or would be read again without a push beside them."""
+        streams = [stream for each in over for stream in each.marks]
+        if len(streams) > 1 and PUSH in streams:
+            return True
+        return any(each.keys or self.holds(each.source, each.marks) for each in over)
+
     def letters(self) -> list[DeadLetter]:
         """The dead letters, oldest first."""
         first = self.dead_ids - len(self.dead) + 1

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fairway.graphs.graph import Graph
     from fairway.graphs.hands import Hands
     from fairway.graphs.health import ReactorHealth
-    from fairway.graphs.inputs import News, Taken
+    from fairway.graphs.inputs import Taken
     from fairway.graphs.journal import Journal
     from fairway.graphs.outbox import Outbox
     from fairway.graphs.tickets import Ticket
@@ -411,23 +411,15 @@ class Reactor:
         if not unwanted:
             return
         tokens = [token for news in unwanted for token in news.tokens]
-        if self._journal is not None and self._leaves_trace(unwanted):
+        over = [Consumed(news.source, news.marks, None, news.keys) for news in unwanted]
+        if self._journal is not None and self.checkpoint.minds(over):
             # After a crash none of them must be back without the others: it would go together
             # with what it never waited for.
             for token in tokens:
                 token.recorded = True
-            over = [Consumed(news.source, news.marks, None, news.keys) for news in unwanted]
             self._journal.append(Passed(tuple(over)), partial(_passed, tokens))
         else:
             _passed(tokens)
-
-    def _leaves_trace(self, unwanted: list[News]) -> bool:
-        """Whether it matters after a crash that these were passed over: some have keys, by which
-        repeats of them are told, are kept, or would be read again without a push beside them."""
-        streams = [stream for news in unwanted for stream in news.marks]
-        if len(streams) > 1 and PUSH in streams:
-            return True
-        return any(news.keys or self.checkpoint.holds(news.source, news.marks) for news in unwanted)
 
     def _begin(self, taken: Taken, cause: str) -> FiringContext:
         if self._stales:

@@ -65,13 +65,20 @@ def outputs(graph: Graph) -> list[Any]:
 # Waiting that never ended
 
 
-def test_settled_does_not_wait_for_a_firing_after_what_is_only_kept() -> None:
+def adding() -> tuple[Source[int], Source[int], Graph]:
+    """A checkpointed graph that adds what two sources bring."""
     a, b = Source("a", int), Source("b", int)
     graph = Graph("g", when=all_(a, b), checkpoint=True)
 
     @graph.node
     def add(a: int, b: int) -> int:
         return a + b
+
+    return a, b, graph
+
+
+def test_settled_does_not_wait_for_a_firing_after_what_is_only_kept() -> None:
+    *_, graph = adding()
 
     async def play(kit: GraphsUnderTest) -> None:
         graph.push_nowait("a", 1)
@@ -553,12 +560,7 @@ def test_a_refused_push_drops_nothing_and_a_dropped_one_is_no_repeat() -> None:
 
 
 def test_pushes_are_bounded_by_what_is_not_durable_yet() -> None:
-    a, b = Source("a", int), Source("b", int)
-    graph = Graph("g", when=all_(a, b), checkpoint=True)
-
-    @graph.node
-    def add(a: int, b: int) -> int:
-        return a + b
+    a, b, graph = adding()
 
     async def play(kit: GraphsUnderTest) -> None:
         taken = 0
@@ -624,12 +626,7 @@ def test_a_state_too_large_for_a_snapshot_does_not_end_the_graph(
 
 
 def test_pushes_that_were_overtaken_are_not_kept() -> None:
-    a, b = Source("a", int), Source("b", int)
-    graph = Graph("g", when=all_(a, b), checkpoint=True)
-
-    @graph.node
-    def add(a: int, b: int) -> int:
-        return a + b
+    a, b, graph = adding()
 
     async def play(kit: GraphsUnderTest) -> None:
         for value in range(300):

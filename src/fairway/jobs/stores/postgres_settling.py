@@ -17,7 +17,7 @@ from fairway.jobs.store import Ended
 from fairway.jobs.stores.postgres_connections import us
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from fairway.jobs.job import Claim, Lane, Settlement
     from fairway.jobs.store import Exchanged
@@ -66,7 +66,8 @@ class Settling:
         woken: set[int],
     ) -> None:
         aside: dict[object, Settlement] = {}
-        await self._settle(connection, worker, settlements, out, woken, aside)
+        for part in together(settlements):
+            await self._settle(connection, worker, part, out, woken, aside)
         for one in aside.values():
             claim = one.claim
             rows = await connection.fetch(
@@ -85,25 +86,10 @@ class Settling:
         aside: dict[object, Settlement],
     ) -> None:
         """Settle; one settlement of each kind that is set aside is added to `aside`."""
-        if len(settlements) > 1 and any(
-            child.unique_key is not None for one in settlements for child in one.children
-        ):
-            # Whether such a child is new depends on who ended before it was spawned: one by one.
-            for one in settlements:
-                await self._settle(connection, worker, [one], out, woken, aside)
-            return
         finishing: list[Settlement] = []
         going: list[Settlement] = []
         parking: list[Settlement] = []
-        rest: Sequence[Settlement] = ()
-        seen: set[int] = set()
-        for at, one in enumerate(settlements):
-            if one.claim.id in seen:
-                # An old claim of the job and its successor: one at a time. With it all that follow,
-                # so that what they spawn is numbered in their order.
-                rest = settlements[at:]
-                break
-            seen.add(one.claim.id)
+        for one in settlements:
             if one.fate in TERMINAL:
                 finishing.append(one)
             elif one.fate in _SIMPLE and not one.children:
@@ -116,8 +102,6 @@ class Settling:
             await self._requeue(connection, worker, going, out, woken, aside)
         for one in parking:
             await self._park(connection, worker, one, out, woken)
-        if rest:
-            await self._settle(connection, worker, rest, out, woken, aside)
 
     async def _finish(
         self,
@@ -324,6 +308,21 @@ class Settling:
             keys = sorted(set(keyed.values()))
             await connection.execute(self._sql["free_keys"], keys, list(keyed))
             woken |= {row[0] for row in await connection.fetch(self._sql["unblock"], keys)}
+
+
+def together(settlements: Sequence[Settlement]) -> Iterator[Sequence[Settlement]]:
+    """Those that may be settled in one go, in order: what they spawn is numbered in that order."""
+    if any(child.unique_key is not None for one in settlements for child in one.children):
+        # Whether such a child is new depends on who ended before it was spawned: one by one.
+        yield from ([one] for one in settlements)
+        return
+    start, seen = 0, set[int]()
+    for at, one in enumerate(settlements):
+        if one.claim.id in seen:  # an old claim of the job and its successor: one after the other
+            yield settlements[start:at]
+            start, seen = at, set()
+        seen.add(one.claim.id)
+    yield settlements[start:]
 
 
 def lanes_with(one: Settlement) -> set[Lane]:
