@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple
 
 from fairway.errors import Backpressure, Closing, InvalidConfig
-from fairway.runtime.clock import Clock, clock_of
+from fairway.runtime.clock import Clock, clock_of, pause_for_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,7 @@ Done: TypeAlias = "Callable[[Any, BaseException | None], None]"
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+BREATH_NS = 500_000  # how long a busy loop may keep a thread from going on
 RETRY_FLOOR_NS = 1_000_000  # a refusal never invites the caller back within the same millisecond
 
 
@@ -133,6 +134,7 @@ class BlockingPool:
         self._completed = self._refused = self._abandoned = 0
         self._call_ns = 0
         self._closing = False
+        self._threadless = False  # a loop on virtual time makes the calls itself
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -182,6 +184,19 @@ class BlockingPool:
         else:
             self._waiting[accepted] = None
         return accepted
+
+    def breathe(self, now_ns: int) -> int:
+        """Pause the loop for a moment if a call is running; returns when to ask again.
+
+        For whoever keeps the loop busy. CPython gives its lock to a thread that has asked for it
+        for a whole switch interval; but asking begins anew whenever the loop lets go of it between
+        two callbacks, for less time than the thread takes to wake up. So a busy loop would keep
+        each call from going on, after each of its system calls, until it is idle again.
+        """
+        if self._running and not self._threadless and self._clock is not None:
+            pause_for_threads()
+            now_ns = self._clock.now_ns()
+        return now_ns + BREATH_NS
 
     def statistics(self) -> PoolStatistics:
         """A frozen snapshot, cheap enough to be taken ten times a second by the governor."""
@@ -233,7 +248,7 @@ class BlockingPool:
             self._meter = BusyMeter(self._threads, self._window_ns, call.started_ns)
         try:
             if getattr(loop, "clock", None) is not None:
-                # A loop on virtual time makes the call itself.
+                self._threadless = True
                 loop.run_in_executor(None, call.function).add_done_callback(
                     partial(self._finish, call)
                 )

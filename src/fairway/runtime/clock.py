@@ -68,6 +68,11 @@ def clock_of(loop: asyncio.AbstractEventLoop | None = None) -> Clock:
     return SYSTEM_CLOCK if own is None else own
 
 
+def pause_for_threads() -> None:
+    """Stop this thread, and so its loop, for as long as another takes to wake up: under 0.1 ms."""
+    time.sleep(1e-6)
+
+
 async def sleep_ns(delay_ns: int) -> None:
     """Sleep on the running loop's time. Zero or less only lets other tasks run."""
     await asyncio.sleep(max(0, delay_ns) / 1_000_000_000)

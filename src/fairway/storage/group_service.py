@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 
     from fairway.core.groups import Groups
     from fairway.core.lanes import Drained
+    from fairway.runtime.blocking import BlockingPool
     from fairway.runtime.clock import Clock
     from fairway.runtime.telemetry import Counter
 
 T = TypeVar("T")
+
+CROWD = 8  # that many offered during a group's work, and the loop is busy enough to hold it up
 
 
 class GroupOwner(Protocol[T]):
@@ -59,18 +62,22 @@ class GroupService(Generic[T]):
         name: str,
         groups: Groups[int, T],
         owner: GroupOwner[T],
+        pool: BlockingPool,
         *,
         workers: int,
         clock: Clock,
         refused: Counter,
         linger_ns: int = 0,
     ) -> None:
-        """`workers` is how many groups may be served at once."""
+        """`workers` is how many groups may be served at once, in threads of `pool`."""
         self.name = name
         self.groups = groups
         self.linger_ns = linger_ns
         self.refused = refused
         self._owner = owner
+        self._pool = pool
+        self._crowd = 0
+        self._breath_ns = 0  # when the loop is to pause for the threads of the pool
         self._workers = workers
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -100,6 +107,11 @@ class GroupService(Generic[T]):
             )
         if not self._busy:
             self._schedule()
+            return
+        self._crowd += 1
+        if self._crowd >= CROWD and now_ns >= self._breath_ns:
+            self._crowd = 0
+            self._breath_ns = self._pool.breathe(now_ns)
 
     def hurry(self) -> None:
         """Do not wait for company any longer: something urgent was accepted."""

@@ -86,6 +86,7 @@ class FairReader:
             "reader",
             groups,
             self,
+            pool,
             workers=self.config.workers,
             clock=clock,
             refused=self._telemetry.refused,

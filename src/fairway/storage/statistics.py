@@ -75,7 +75,9 @@ class WriterTelemetry:
         for part in group:
             operations += len(part.items)
             oldest_ns = min(oldest_ns, part.items[0].accepted_ns)
-            entries += sum([len(item.operation[0]) for item in part.items])
+            entries += sum(
+                [1 if type(item.what) is bytes else len(item.what.entries) for item in part.items]
+            )
         self._groups.add()
         self._operations.add(operations)
         self._entries.add(entries)

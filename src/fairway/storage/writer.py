@@ -33,7 +33,7 @@ from fairway.storage.statistics import WriterStatistics, WriterTelemetry
 from fairway.storage.wal import INT_MAX, Entry, Operation, Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from fairway.core.lanes import Drained
     from fairway.runtime.blocking import BlockingPool
@@ -125,9 +125,11 @@ class _Pending(msgspec.Struct, gc=False):
     """One accepted operation, where it leaves its partition, and whoever waits for it.
 
     Not the collector's business: there are very many, and what they refer to knows nothing of them.
+    Nor are the tuples of a plain append, which are made when it is written: thousands that wait
+    would have the collector stop everything, for longer than a write takes.
     """
 
-    operation: Operation
+    what: Operation | bytes  # of a plain append the payload of its entry, whose key is `last_key`
     last_key: int
     floor: int
     waiter: Any  # a `Waiter`, or None if nobody waits
@@ -170,6 +172,7 @@ class FairWriter:
             "writer",
             groups,
             self,
+            pool,
             workers=config.workers or wal.parallelism,
             clock=clock,
             refused=self._telemetry.refused,
@@ -255,9 +258,11 @@ class FairWriter:
             plain = plain and term == 0 and type(payload) is bytes
         else:
             plain = False
+        what: Operation | bytes = operation
         if plain:
             size = len(payload) + ENTRY_OVERHEAD
             last_key = key
+            what = payload
         else:
             last_key, _, floor = operation.after(Tail(last_key, 0, floor))
             size = operation.size
@@ -268,7 +273,7 @@ class FairWriter:
         now_ns = self._now_ns()
         quick = durability is MEMORY
         item = _Pending(
-            operation, last_key, floor, None if quick else waiter, durability is FSYNC, now_ns
+            what, last_key, floor, None if quick else waiter, durability is FSYNC, now_ns
         )
         self._service.offer(partition, item, size, now_ns, finishing)
         state.last_key = last_key
@@ -290,7 +295,6 @@ class FairWriter:
         if state is None:
             state = self._partition(partition)
         key = state.last_key + 1
-        operation = Operation.appending(key, payload, term)
         if (
             state.refusal
             or term
@@ -300,12 +304,13 @@ class FairWriter:
             or len(payload) > MIB
             or durability is MEMORY
         ):
+            operation = Operation.appending(key, payload, term)
             return self.submit(partition, operation, durability=durability)
         # The common case, without the calls: everything else goes the long way round.
         waiter = self._create_future()
         now_ns = self._now_ns()
         sync = durability is FSYNC
-        item = _Pending(operation, key, state.floor, waiter, sync, now_ns)
+        item = _Pending(payload, key, state.floor, waiter, sync, now_ns)
         self._service.offer(partition, item, len(payload) + ENTRY_OVERHEAD, now_ns)
         state.last_key = key
         return waiter
@@ -375,7 +380,7 @@ class FairWriter:
         )
 
     def serve(self, group: list[Drained[int, _Pending]], served: Callable[[bool], None]) -> None:
-        operations = {part.key: [item.operation for item in part.items] for part in group}
+        operations = {part.key: _operations(part.items) for part in group}
         sync = any(item.sync for part in group for item in part.items)
         told = partial(self._wrote, group, sync, self._clock.now_ns(), served)
         try:
@@ -476,7 +481,7 @@ class FairWriter:
     def _complete(self, part: Drained[int, _Pending]) -> None:
         state = self._partitions[part.key]
         newest = part.items[-1]
-        if newest.operation.delete:
+        if type(newest.what) is Operation and newest.what.delete:
             self._deleted.add(part.key)
         state.exists = state.refusal is None
         state.written_key = newest.last_key
@@ -520,6 +525,28 @@ class FairWriter:
 
 def _count(part: Drained[int, _Pending]) -> int:
     return len(part.items)
+
+
+def _operations(items: Iterable[_Pending]) -> list[Operation]:
+    """What to write for one partition; its plain appends as one operation.
+
+    A group is all or nothing for each of its partitions, so nobody can tell them apart, and the
+    store has one to look at instead of hundreds.
+    """
+    operations: list[Operation] = []
+    entries: list[Entry] = []
+    for item in items:
+        what = item.what
+        if isinstance(what, bytes):
+            entries.append(tuple.__new__(Entry, (item.last_key, what, 0)))
+            continue
+        if entries:
+            operations.append(Operation(entries))
+            entries = []
+        operations.append(what)
+    if entries:
+        operations.append(Operation(entries))
+    return operations
 
 
 def _write(

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from fairway.errors import Backpressure, Closing, InvalidConfig
-from fairway.runtime.blocking import BlockingPool, BusyMeter
+from fairway.runtime.blocking import BREATH_NS, BlockingPool, BusyMeter
 from fairway.testing import PowerLoss, VirtualLoop, run
 
 if TYPE_CHECKING:
@@ -360,3 +360,33 @@ def test_no_thread_exists_under_the_virtual_loop() -> None:
             return threads
 
     assert run(main, seed=1) == {threading.current_thread()}
+
+
+def test_the_loop_pauses_for_a_thread_only_while_a_call_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paused: list[int] = []
+    monkeypatch.setattr("fairway.runtime.blocking.pause_for_threads", lambda: paused.append(1))
+    release = threading.Event()
+
+    async def real() -> None:
+        async with BlockingPool(1) as pool:
+            assert pool.breathe(7) == 7 + BREATH_NS
+            assert not paused, "nobody to pause for"
+            call = asyncio.ensure_future(pool.run(release.wait, 30))
+            await asyncio.sleep(0)
+            assert pool.breathe(0) > BREATH_NS
+            assert len(paused) == 1
+            release.set()
+            assert await call
+
+    async def virtual() -> None:
+        async with BlockingPool(1) as pool:
+            call = asyncio.ensure_future(pool.run(release.is_set))
+            await asyncio.sleep(0)
+            assert pool.breathe(7) == 7 + BREATH_NS
+            await call
+
+    asyncio.run(real())
+    run(virtual, seed=1)
+    assert len(paused) == 1, "on virtual time there is no thread"

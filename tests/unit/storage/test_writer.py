@@ -20,6 +20,7 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.runtime.telemetry import Telemetry
+from fairway.storage.group_service import CROWD
 from fairway.storage.log import Log
 from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation
 from fairway.storage.wals.memory import MemoryWal
@@ -157,6 +158,29 @@ def test_different_kinds_of_operation_travel_in_order_and_together() -> None:
         assert await log.term_at(1, 2) == 5
 
     on_log(body)
+
+
+def test_plain_appends_of_a_partition_reach_the_store_as_one_operation() -> None:
+    written: list[list[int]] = []
+
+    class Counting(RecordingWal):
+        def write(self, group: Any, *, sync: bool) -> Any:
+            written.append([len(operation.entries) for operation in group.get(1, [])])
+            return super().write(group, sync=sync)
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        held = log.append(8, b"hold the worker")
+        await under_way(log)
+        waiters = [log.append(1, b"a"), log.submit(1, Operation((Entry(5, b"b"),)))]
+        waiters += [log.submit(1, Operation(meta={"name": b"value"})), log.append(1, b"c")]
+        await held
+        assert [await waiter for waiter in waiters] == [1, 5, 5, 6]
+        assert written == [[], [2, 0, 1]]
+        assert await log.read(1) == [Entry(1, b"a"), Entry(5, b"b"), Entry(6, b"c")]
+        assert log.statistics()[0].operations == 5
+        assert log.statistics()[0].entries == 4
+
+    on_log(body, wal=Counting())
 
 
 def test_linger_gathers_company_and_can_be_moved_at_run_time() -> None:
@@ -530,3 +554,33 @@ def test_a_slow_sync_leaves_the_event_loop_turning() -> None:
         assert event.wait(30)
 
     assert asyncio.run(main()) == 1000
+
+
+def test_a_crowd_that_appends_pauses_for_the_thread_that_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a real loop and a real thread, which has the first append until the last is accepted."""
+    pauses = 0
+    accepted = threading.Event()
+
+    def pause() -> None:
+        nonlocal pauses
+        pauses += 1
+
+    def hold() -> None:
+        assert accepted.wait(30)
+
+    async def main(count: int) -> int:
+        async with Log(MemoryWal(sync=hold)) as log:
+            waiters = [log.append(1, b"x")]
+            await under_way(log)
+            waiters += [log.append(1, b"x") for _ in range(count)]
+            paused = pauses
+            accepted.set()
+            await asyncio.gather(*waiters)
+        return paused
+
+    monkeypatch.setattr("fairway.runtime.blocking.pause_for_threads", pause)
+    assert asyncio.run(main(CROWD - 1)) == 0, "not for a few"
+    accepted.clear()
+    assert asyncio.run(main(4000)) > 0

@@ -292,9 +292,10 @@ class Shard:
     def maintain(self) -> None:
         """Checkpoint once the -wal is worth it, or nothing was written since the last call.
 
-        Beside commits first, which never catches up with them. What they added meanwhile is little
-        and is moved while they wait, so that the file starts over instead of growing to its bound.
-        A reader in the way is not waited for; there is always a next time.
+        Beside commits first, which never catches up with them; twice, since what they add during
+        the second time is a fraction of what they add during the first. That little is moved while
+        they wait, so that the file starts over instead of growing to its bound. A reader in the way
+        is not waited for; there is always a next time.
         """
         busy = self._groups != self._groups_seen
         self._groups_seen = self._groups
@@ -302,6 +303,7 @@ class Shard:
             return
         self.checkpoint()
         if self._vfs is None:
+            self.checkpoint()
             self.checkpoint(wait=True, patience_ms=FINISH_BUSY_MS)
 
     def checkpoint(self, *, wait: bool = False, patience_ms: int = CHECKPOINT_BUSY_MS) -> None:
