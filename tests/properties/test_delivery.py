@@ -20,7 +20,7 @@ from fairway.core.priority import WEIGHTS, Band
 from fairway.errors import WriteFailed
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
-from fairway.topics.delivery import Delivery, DeliveryConfig
+from fairway.topics.delivery import AT_ONCE, Delivery, DeliveryConfig
 from fairway.topics.engine import TopicsConfig
 from fairway.topics.watching import View
 from fairway.wire.topics import RouterConfig, TopicPatch
@@ -80,9 +80,11 @@ class Stalling(Notes):
 async def one_race(topics: Topics, chance: random.Random, number: int, tally: Counter[str]) -> None:
     """A watcher comes while somebody writes; what it gets, and when, is all there is to it."""
     name = f"race-{number}"
+    urgent = chance.random() < 0.5  # such a topic may be served within the turn of the write
+    topic, _ = await topics.create(name, TopicPatch(priority=900 if urgent else None))
+    tally["urgent"] += urgent
     for _ in range(chance.randint(0, 4)):
         await topics.append(name, new(*range(chance.randint(1, 6))))
-    topic = topics.find(name) or (await topics.create(name))[0]
     refusals = chance.choice((0, 0, 1, 3))
     notes = Stalling(chance, refusals)
     tally["stalling"] += refusals > 0
@@ -726,6 +728,53 @@ def test_nothing_is_numbered_behind_a_failure() -> None:
 
 def _full() -> None:
     raise OSError(28, "no space")
+
+
+def test_an_urgent_topic_is_served_within_the_turn_of_the_write_if_that_delays_nobody() -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+
+            async def watched(name: str, priority: int, watchers: int = 1) -> tuple[Topic, Notes]:
+                patch = TopicPatch(durability="ephemeral", priority=priority)
+                topic, _ = await topics.create(name, patch)
+                notes = Notes()
+                for _ in range(watchers):
+                    topics.watch(topic, PLAIN, notes, 0)
+                await topics.writing.prepare(topic, new(*range(100)))
+                return topic, notes
+
+            def at_once(topic: Topic, notes: Notes, records: int = 1) -> bool:
+                before = len(notes.frames)
+                topics.writing.enqueue(topic, new(*range(records)))
+                return len(notes.frames) > before
+
+            urgent = await watched("urgent", 900)
+            others = [await watched(f"other-{number}", 900) for number in range(AT_ONCE)]
+            lower = await watched("lower", 600)
+            crowded = await watched("crowded", 900, AT_ONCE + 1)
+            await asyncio.sleep(0)
+            assert at_once(*urgent)
+            assert not at_once(*urgent, records=AT_ONCE + 1), "that is much"
+            assert not at_once(*urgent), "nothing overtakes it"
+            await asyncio.sleep(0.01)
+            assert not at_once(*crowded), "those are many"
+            await asyncio.sleep(0.01)
+            assert not at_once(*lower)
+            assert not at_once(*urgent), "it would take the turn of another"
+            await asyncio.sleep(0.01)
+            served = [at_once(*one) for one in (urgent, *others)]
+            assert served == [True] * AT_ONCE + [False], "a few in each turn of the loop"
+            await asyncio.sleep(0.01)
+            topics.delivery.obey(PACKING)  # the lower bands wait for the end of a window
+            assert not at_once(*lower)
+            await asyncio.sleep(0)
+            topics.writing.enqueue(lower[0], new(1))
+            assert at_once(*urgent), "they have no turn that it could take"
+            await asyncio.sleep(0.05)
+            for topic, notes in (urgent, lower, *others):
+                assert notes.seqs == list(range(1, topic.head + 1))
+
+    run(main, seed=1, quiet=True)
 
 
 def test_a_write_to_an_urgent_topic_does_not_linger() -> None:

@@ -175,3 +175,18 @@ def test_a_topic_whose_priority_rises_while_it_waits_is_served_in_its_new_band()
         assert [key for _, key in line.begun].count("risen") >= PER_TURN, "it takes turns with it"
 
     on_line(body)
+
+
+def test_others_are_let_in_between_two_requests_of_a_turn() -> None:
+    async def main() -> None:
+        told: list[str] = []
+        gate = Gate(clock_of(), lambda key: Band.B2, lambda: told.append("meanwhile"))
+        while gate.passes():
+            pass
+        for name in "ab":
+            gate.wait(name, lambda name=name: told.append(name))  # type: ignore[misc]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert told == ["a", "meanwhile", "b", "meanwhile"]
+
+    run(main, quiet=True)

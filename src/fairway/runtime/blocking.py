@@ -9,7 +9,7 @@ thread exists at all.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -131,6 +131,7 @@ class BlockingPool:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)  # starts none yet
         self._waiting: OrderedDict[_Call, None] = OrderedDict()  # so that withdrawing is O(1)
         self._running: dict[_Call, None] = {}
+        self._ended: deque[tuple[_Call, Future[Any]]] = deque()  # filled by threads
         self._completed = self._refused = self._abandoned = 0
         self._call_ns = 0
         self._closing = False
@@ -265,11 +266,20 @@ class BlockingPool:
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, call: _Call, work: Future[Any]) -> None:
         """In the thread, at the end of a call."""
+        self._ended.append((call, work))
         try:
-            loop.call_soon_threadsafe(self._finish, call, work)
+            loop.call_soon_threadsafe(self.collect)
         except RuntimeError:  # the loop was closed without waiting for us
             if not loop.is_closed():
                 raise
+
+    def collect(self) -> None:
+        """Hear now of the calls that have ended, not in the loop's next turn.
+
+        For whoever makes a turn long, between two of the things it does there.
+        """
+        while self._ended:
+            self._finish(*self._ended.popleft())
 
     def _finish(self, call: _Call, work: asyncio.Future[Any] | Future[Any]) -> None:
         assert self._meter is not None

@@ -33,10 +33,17 @@ LIMITS: Final = LaneLimits(items=WAITING_MAX, size=WAITING_MAX)
 class Gate:
     """Lets requests in. On an idle server that is one comparison."""
 
-    def __init__(self, clock: Clock, band_of: Callable[[str], Band]) -> None:
-        """`band_of` tells the band of a key, asked whenever it gets in line."""
+    def __init__(
+        self,
+        clock: Clock,
+        band_of: Callable[[str], Band],
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`band_of` tells the band of a key, asked whenever it gets in line. `meanwhile` is called
+        between two requests: for what should not wait for the end of the turn."""
         self._clock = clock
         self._band_of = band_of
+        self._meanwhile = meanwhile
         self._begun = self._urgent = 0
         self._lanes: Lanes[str, Callable[[], object]] = Lanes(LIMITS, total=LIMITS)
         self._ready: Ready[str, Band] = Ready(WEIGHTS)
@@ -100,6 +107,7 @@ class Gate:
             for begin in begins:
                 try:
                     begin()
+                    self._meanwhile()
                 except Exception:  # or nobody behind it would ever begin
                     logger.exception("a request could not begin")
         if self._begun:

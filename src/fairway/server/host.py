@@ -132,7 +132,9 @@ class Host:
         cors: Cors,
         random_bytes: Callable[[int], bytes],
         pool: BlockingPool,
+        meanwhile: Callable[[], None],
     ) -> None:
+        """`meanwhile` is called between two requests that begin in the same turn of the loop."""
         self.topics = topics
         self.jobs = jobs
         self.flows = flows
@@ -148,7 +150,7 @@ class Host:
         self.sessions.restore(topics.others.get(KIND, {}), self.now_ms())
         self.heartbeats = Heartbeats()
         self.polls = LongPolls()
-        self.gate = Gate(self.clock, self._band_of)
+        self.gate = Gate(self.clock, self._band_of, meanwhile)
         topics.sampler.add_signal("request_line", lambda: self.gate.fill)
         self._owned: dict[str, tuple[int, int, int]] = {}
         topics.created.append(self._count_owned)

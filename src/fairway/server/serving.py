@@ -165,6 +165,7 @@ class Server:
             cors=cors,
             random_bytes=secrets.token_bytes,
             pool=pool,
+            meanwhile=self.app.log.press_on,
         )
         if settings.keyed:
             keys.access.listen(lambda gone: host.quotas.retain(keys.access.keyring.names))

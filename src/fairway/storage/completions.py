@@ -38,9 +38,11 @@ class Completions:
         self._waiting = 0
         self._scheduled = False
 
-    def holds_back(self, partition: int) -> bool:
-        """Whether the callers of a partition wait for their turn; else tell them at once."""
-        return self.per_turn is not None or partition in self._lanes
+    def holds_back(self, partition: int, count: int, urgent: bool) -> bool:
+        """Whether these callers of a partition wait for their turn; else tell them at once."""
+        if partition in self._lanes:
+            return True  # or they would overtake those
+        return self.per_turn is not None and not (urgent and count <= self.per_turn)
 
     def add(self, partition: int, told: Sequence[tuple[Waiter, int]]) -> None:
         """Resolve these in the turns to come, after what waits in the partition already."""

@@ -182,15 +182,13 @@ class Log:
     ) -> None:
         """As `submit`, but `waiter` is told directly: it costs no future and no turn of the loop.
 
-        It must not raise, and must not wait: others wait to be told. What is `urgent` does not wait
-        for company, however long the others linger.
+        It must not raise, and must not wait: others wait to be told. What is `urgent` waits neither
+        for company, however long the others linger, nor for others to be told.
         """
         writer = self._writer
         if writer is None:
             raise self._refusal
-        writer.accept(waiter, partition, operation, durability)
-        if urgent:
-            writer.hurry()
+        writer.accept(waiter, partition, operation, durability, urgent=urgent)
 
     async def delete(self, partition: int) -> None:
         """Delete a partition durably. Its rows are swept away later, in chunks; its number can be
@@ -262,6 +260,15 @@ class Log:
     def refused(self) -> int:
         """How many operations were refused for want of room so far."""
         return self._open_writer().refused
+
+    def press_on(self) -> None:
+        """If something urgent waits, hear now of what the store has done, not in the next turn.
+
+        For whoever makes a turn of the loop long, between two of its parts. Without urgency it is
+        better to wait: more comes together in the next group.
+        """
+        if self._writer is not None and self._writer.pressed:
+            self._pool.collect()
 
     @property
     def busy_ratio(self) -> float:

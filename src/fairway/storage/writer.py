@@ -161,6 +161,7 @@ class FairWriter:
         self._lane_size_max = config.lane.size
         self._stopped = False
         self._deleted: set[int] = set()
+        self._urgent: set[int] = set()  # partitions with something urgent that is not written
         self._partitions = {number: _Partition(tail, exists=True) for number, tail in tails.items()}
         groups: Groups[int, _Pending] = Groups(
             config.lane,
@@ -188,9 +189,10 @@ class FairWriter:
     def linger_ns(self, value: int) -> None:
         self._service.linger_ns = value
 
-    def hurry(self) -> None:
-        """Write the next group without lingering for company."""
-        self._service.hurry()
+    @property
+    def pressed(self) -> bool:
+        """Whether something urgent waits to be written."""
+        return bool(self._urgent)
 
     @property
     def told_per_turn(self) -> int | None:
@@ -241,8 +243,12 @@ class FairWriter:
         operation: Operation,
         durability: Durability = Durability.FSYNC,
         finishing: bool = False,
+        urgent: bool = False,
     ) -> None:
-        """As `submit`, for a waiter of the caller's own."""
+        """As `submit`, for a waiter of the caller's own.
+
+        What is urgent does not linger for company, and is told before others of its group are.
+        """
         state = self._partitions.get(partition)
         if state is None or type(partition) is not int:
             state = self._partition(partition)
@@ -278,6 +284,9 @@ class FairWriter:
         self._service.offer(partition, item, size, now_ns, finishing)
         state.last_key = last_key
         state.floor = floor
+        if urgent:
+            self._urgent.add(partition)
+            self._service.hurry()
         if delete:
             self._refuse(partition)
         if quick:
@@ -486,7 +495,10 @@ class FairWriter:
         state.exists = state.refusal is None
         state.written_key = newest.last_key
         state.written_floor = newest.floor
-        if self._completions.holds_back(part.key):
+        urgent = part.key in self._urgent
+        if urgent and newest.last_key == state.last_key:
+            self._urgent.discard(part.key)
+        if self._completions.holds_back(part.key, len(part.items), urgent):
             self._completions.add(
                 part.key,
                 [(item.waiter, item.last_key) for item in part.items if item.waiter is not None],
@@ -505,6 +517,7 @@ class FairWriter:
     def _fail(self, part: Drained[int, _Pending], failure: FairwayError) -> None:
         # At once: whoever goes on before it knows would leave a hole where this was to be.
         self._completions.flush(part.key)
+        self._urgent.discard(part.key)
         behind = self._service.groups.withdraw(part.key)
         self._telemetry.failed(len(part.items) + len(behind))
         lost = sum(item.waiter is None for item in (*part.items, *behind))

@@ -29,7 +29,7 @@ from fairway.runtime.telemetry import LATENCY_NS, Telemetry
 from fairway.topics.reading import cold_page, hot_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from fairway.runtime.clock import Clock
     from fairway.storage.log import Log
@@ -44,6 +44,10 @@ AGED_NS = priority.BONUS_MAX * priority.POINT_NS
 """Whoever has waited this long is as urgent as waiting can make it."""
 BURST_BANDS = (Band.B0, Band.B1, Band.B2, Band.B3)
 """Served in bursts while frames are coalesced; the top band never waits for the window."""
+
+AT_ONCE = 8
+"""Records of an urgent topic, and watchers, and such topics in one turn of the loop, up to which it
+is served within the turn that hears of the write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,7 @@ class Delivery:
         self._delay_ns = 0.0
         self._drains = 0
         self._spent_ns = 0
+        self._at_once = 0  # topics served so in this turn of the loop
         telemetry = telemetry if telemetry is not None else Telemetry()
         self._delays = {
             band: telemetry.histogram(
@@ -132,7 +137,12 @@ class Delivery:
         now_ns = self._clock.now_ns()
         if not live.dirty_ns:
             live.dirty_ns = now_ns
-        self._enqueue((topic, True), self._band(topic, now_ns), now_ns)
+        band = self._band(topic, now_ns)
+        if band is Band.B4 and self._goes_at_once(topic, live):
+            for _ in self._serve(topic, live):
+                pass  # it is too little to let others in between
+        else:
+            self._enqueue((topic, True), band, now_ns)
 
     def attach(self, watcher: Watcher, *, router: bool = False) -> None:
         """Follow a topic from the watcher's cursor on."""
@@ -278,21 +288,8 @@ class Delivery:
         if not whole:
             await self._feed_routers(topic, live)
             return
-        self._note_delay(topic, live)
-        target = topic.head
-        start, topic.drained = topic.drained, target
-        for view, group in list(live.readers.items()):
-            watchers = [one for one in group if one.live]
-            if watchers:
-                self.touch(topic)
-                await self._deliver(topic, view, watchers, start, target)
-            for watcher in list(group):
-                # Whoever is on its own way may now stand exactly where the others do, or not.
-                if watcher.live and watcher.cursor < target:
-                    watcher.live = False
-                if not watcher.live:
-                    self._requeue(watcher)
-        self.wake(live)
+        for _ in self._serve(topic, live):
+            await self._let_others()
         if not live.routers:
             return
         if self._ladder.defer:
@@ -301,9 +298,47 @@ class Delivery:
         else:
             await self._feed_routers(topic, live)
 
-    async def _deliver(
+    def _goes_at_once(self, topic: Topic, live: LivePart) -> bool:
+        """Whether what is new in an urgent topic can be handed over now: waiting for its turn takes
+        a turn of the loop, also if it is next. Only if it takes no turn from others; a little, to a
+        few, a few times in each turn of the loop; and not while somebody has the topic in hand."""
+        if self._at_once >= AT_ONCE or live.routers or topic.head - topic.drained > AT_ONCE:
+            return False
+        if sum(map(len, live.readers.values())) > AT_ONCE:
+            return False
+        if any(n for band, n in self._ready.depths().items() if band not in self._withheld):
+            return False
+        if self._ready.is_taken((topic, True)):
+            return False
+        if not self._at_once:
+            asyncio.get_running_loop().call_soon(self._new_turn)
+        self._at_once += 1
+        return True
+
+    def _new_turn(self) -> None:
+        self._at_once = 0
+
+    def _serve(self, topic: Topic, live: LivePart) -> Iterator[None]:
+        """Everything new to everybody who watches. Yields wherever the budget is spent."""
+        self._note_delay(topic, live)
+        target = topic.head
+        start, topic.drained = topic.drained, target
+        for view, group in list(live.readers.items()):
+            watchers = [one for one in group if one.live]
+            if watchers:
+                self.touch(topic)
+                yield from self._deliver(topic, view, watchers, start, target)
+            for watcher in list(group):
+                # Whoever is on its own way may now stand exactly where the others do, or not.
+                if watcher.live and watcher.cursor < target:
+                    watcher.live = False
+                if not watcher.live:
+                    self._requeue(watcher)
+        self.wake(live)
+
+    def _deliver(
         self, topic: Topic, view: View, watchers: list[Watcher], start: int, target: int
-    ) -> None:
+    ) -> Iterator[None]:
         """Frames for (start, target], built once, to every live watcher of one view."""
         limit = view.limit if self._ladder.coalesce_window_ns else 1
         while start < target:
@@ -322,7 +357,7 @@ class Delivery:
                         if not watcher.give(frame, to_seq):
                             self._lagged.add()
                     if self._clock.now_ns() - self._spent_ns > self.config.budget_ns:
-                        await self._let_others()
+                        yield
                 start = to_seq
             for watcher in watchers:
                 if watcher.live and watcher.cursor == start:

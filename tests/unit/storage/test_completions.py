@@ -82,19 +82,31 @@ def test_callers_wait_for_a_turn_only_where_that_is_wanted() -> None:
 
     async def main() -> None:
         completions = Completions()
-        assert not completions.holds_back(1)
+        assert not completions.holds_back(1, 1, False)
         completions.per_turn = PER_TURN
-        assert completions.holds_back(1)
+        assert completions.holds_back(1, 1, False)
         completions.add(1, [(Told("flood", log), key) for key in range(100)])
         completions.tell()
         completions.per_turn = None
-        assert completions.holds_back(1), "what waits is not overtaken"
+        assert completions.holds_back(1, 1, False), "what waits is not overtaken"
         completions.add(1, [(Told("flood", log), key) for key in range(100, 200)])
         await count_turns(2)
-        assert not completions.holds_back(1)
+        assert not completions.holds_back(1, 1, False)
 
     run(main, quiet=True)
     assert [key for _, key, _ in log] == list(range(200))
+
+
+def test_a_few_urgent_callers_do_not_wait_for_a_turn() -> None:
+    async def main() -> None:
+        completions = spread()
+        assert not completions.holds_back(1, PER_TURN, True)
+        assert completions.holds_back(1, PER_TURN + 1, True), "those would be a flood themselves"
+        completions.add(1, [(Told("flood", []), key) for key in range(100)])
+        assert completions.holds_back(1, 1, True), "what waits is not overtaken"
+        assert not completions.holds_back(2, 1, True)
+
+    run(main, quiet=True)
 
 
 def test_a_backlog_cannot_grow_for_ever() -> None:

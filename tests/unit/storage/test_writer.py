@@ -584,3 +584,59 @@ def test_a_crowd_that_appends_pauses_for_the_thread_that_writes(
     assert asyncio.run(main(CROWD - 1)) == 0, "not for a few"
     accepted.clear()
     assert asyncio.run(main(4000)) > 0
+
+
+def test_what_is_urgent_is_told_with_its_group_and_the_rest_in_turns() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        log.told_per_turn = 1
+        writer = log._writer
+        assert writer is not None
+        held = log.append(8, b"hold the worker")
+        await under_way(log)
+        flood = [log.append(1, b"x") for _ in range(100)]
+        urgent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        log.submit_for(urgent, 2, Operation((Entry(1, b"y"),)), urgent=True)
+        assert writer.pressed
+        await held
+        assert await urgent == 1
+        assert not writer.pressed
+        assert not all(waiter.done() for waiter in flood)
+        await asyncio.gather(*flood)
+
+    on_log(body)
+
+
+def test_an_urgent_write_that_fails_presses_no_more() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        writer = log._writer
+        assert writer is not None
+        wal.answers = [OSError("no")]
+        urgent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        log.submit_for(urgent, 2, Operation((Entry(1, b"y"),)), urgent=True)
+        with pytest.raises(OutcomeUnknown):
+            await urgent
+        assert not writer.pressed
+
+    on_log(body)
+
+
+def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_something_urgent_waits() -> None:
+    """On a real loop and a real thread; the loop does not turn while it waits."""
+
+    async def main(urgent: bool) -> bool:
+        async with Log(MemoryWal()) as log:
+            log.press_on()
+            waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            log.submit_for(waiter, 1, Operation((Entry(1, b"y"),)), urgent=urgent)
+            await under_way(log)
+            while not log._pool._ended:
+                pass  # its thread is about to say so
+            assert not waiter.done()
+            log.press_on()
+            heard = waiter.done()
+            await waiter
+        log.press_on()  # closed: nothing to hear of
+        return heard
+
+    assert asyncio.run(main(urgent=True))
+    assert not asyncio.run(main(urgent=False)), "better to wait for company"
