@@ -65,7 +65,7 @@ class TopicMachine(RuleBasedStateMachine):
         records = [{"data": "x" * pad} | ({"tag": tag} if tag else {}) for tag in tags]
         raw, parsed = parse_records(msgspec.json.encode(records))
         name = "host" if node else None
-        size = batch_size(parsed, name)
+        size, _ = batch_size(parsed, name)
         batch = Batch(VERSION, first, len(tags), ts, size, raw, name)
         self.topic.publish(batch)
         self.batches.append(batch)

@@ -16,7 +16,7 @@ def topic_with(*counts: int, **config: int) -> tuple[Topic, list[Batch]]:
     for count in counts:
         raw, records = parse_records(b'[{"data":1}' + b',{"data":1}' * (count - 1) + b"]")
         first, ts = topic.place(count, 1000)
-        batches.append(Batch(VERSION, first, count, ts, batch_size(records, None), raw))
+        batches.append(Batch(VERSION, first, count, ts, batch_size(records, None)[0], raw))
         topic.publish(batches[-1])
     topic.check()
     return topic, batches

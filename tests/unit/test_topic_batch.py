@@ -187,7 +187,7 @@ def test_bad_names(name: str) -> None:
 def batch_of(raw: bytes, **options: Any) -> Batch:
     raw, records = parse_records(raw)
     node = options.get("node")
-    return Batch(VERSION, 5, len(records), 99, batch_size(records, node), raw, **options)
+    return Batch(VERSION, 5, len(records), 99, batch_size(records, node)[0], raw, **options)
 
 
 @pytest.mark.parametrize("raw", GOOD)
@@ -205,7 +205,8 @@ def test_sizes_add_up() -> None:
         b'{"data":3,"meta":null}]'
     )
     for node in (None, "host"):
-        assert batch_size(records, node) == sum(size_of(record, node) for record in records)
+        size = sum(size_of(record, node) for record in records)
+        assert batch_size(records, node) == (size, any(one.tag is not None for one in records))
     assert [size_of(record, None) for record in records] == [27, 27, 24 + 1 + 3 + 7, 24 + 1 + 4]
     assert size_of(records[0], "host") == 31
     assert size_of(records[2], "host") == size_of(records[2], None)
@@ -241,7 +242,7 @@ def test_what_is_taken_can_be_read_however_deep_it_is_nested(
     deepest = max(levels for levels in range(0, 2000, 5) if taken(levels))
     assert deepest > 400
     raw, records = parse_records(nested(deepest))
-    assert read(Batch(VERSION, 1, 1, 0, batch_size(records, None), raw), 200) == 1
+    assert read(Batch(VERSION, 1, 1, 0, batch_size(records, None)[0], raw), 200) == 1
 
 
 def test_what_is_not_a_batch_is_told() -> None:

@@ -9,6 +9,7 @@ thread exists at all.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 BREATH_NS = 500_000  # how long a busy loop may keep a thread from going on
+BREATH_S = BREATH_NS / 1e9
 RETRY_FLOOR_NS = 1_000_000  # a refusal never invites the caller back within the same millisecond
 
 
@@ -192,12 +194,13 @@ class BlockingPool:
         For whoever keeps the loop busy. CPython gives its lock to a thread that has asked for it
         for a whole switch interval; but asking begins anew whenever the loop lets go of it between
         two callbacks, for less time than the thread takes to wake up. So a busy loop would keep
-        each call from going on, after each of its system calls, until it is idle again.
+        each call from going on, after each of its system calls, until it is idle again. Where the
+        interval is shorter than most callbacks, as in a server, that is needed less often.
         """
         if self._running and not self._threadless and self._clock is not None:
             pause_for_threads()
             now_ns = self._clock.now_ns()
-        return now_ns + BREATH_NS
+        return now_ns + (BREATH_NS if sys.getswitchinterval() > BREATH_S else 4 * BREATH_NS)
 
     def statistics(self) -> PoolStatistics:
         """A frozen snapshot, cheap enough to be taken ten times a second by the governor."""

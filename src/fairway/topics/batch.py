@@ -76,17 +76,19 @@ def size_of(record: NewRecord, node: str | None) -> int:
     return size + len(node) if node is not None else size
 
 
-def batch_size(records: Sequence[NewRecord], node: str | None) -> int:
-    """The sum of `size_of`, for the common case without a call each."""
+def batch_size(records: Sequence[NewRecord], node: str | None) -> tuple[int, bool]:
+    """The sum of `size_of`, for the common case without a call each; and whether one has a tag."""
     size = RECORD_OVERHEAD * len(records)
     default = len(node) if node is not None else 0
+    tagged = False
     for record in records:
         size += len(record.data) + (len(record.node) if record.node is not None else default)
         if record.tag is not None:
             size += len(record.tag)
+            tagged = True
         if record.meta:
             size += len(record.meta)
-    return size
+    return size, tagged
 
 
 class Record(NamedTuple):

@@ -563,7 +563,7 @@ class Topics:
     def _check_fits(self, name: str, patch: TopicPatch | None, new: NewBatch) -> None:
         """Refuse the first append to a topic before the topic is made for it."""
         config = self._registry.config(patch)
-        size = batch_size(new.records, new.node)
+        size, _ = batch_size(new.records, new.node)
         empty = Topic(name, 0, config)
         if config.discard == "reject" and empty.would_overflow(len(new.records), size):
             raise TopicFull(f"topic {name!r} could not hold {len(new.records):,} records")

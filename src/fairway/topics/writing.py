@@ -189,7 +189,7 @@ class Writing:
                 reply.set_result(Appended(topic.head, topic.head, deduped=True))
                 return
         count = len(new.records)
-        size = batch_size(new.records, new.node)
+        size, tagged = batch_size(new.records, new.node)
         config = topic.config
         if config.discard == "reject" and topic.would_overflow(count, size):
             raise TopicFull(
@@ -204,7 +204,7 @@ class Writing:
         # Nothing is seen before what was numbered before it, whatever the class was then.
         quick = config.durability in ("memory", "ephemeral") and live.all_shown
         if config.durability == "ephemeral" and quick and not (new.extra or position or new.key):
-            self._publish(topic, live, batch)
+            self._publish(topic, live, batch, tagged)
             reply.set_result(answer)
             return
         meta: Mapping[str, bytes | None] = NO_META
@@ -220,7 +220,7 @@ class Writing:
         if quick:
             then = partial(self._settle_quick, topic, live, batch, producer)
         else:
-            then = partial(self._settle, topic, live, batch, answer, reply, producer)
+            then = partial(self._settle, topic, live, batch, tagged, answer, reply, producer)
         write = Write(live, then)
         try:
             self._log.submit_for(
@@ -238,7 +238,7 @@ class Writing:
             live.producers[position.producer] = (position.epoch, position.number)
         if quick:
             live.quick += 1
-            self._publish(topic, live, batch)
+            self._publish(topic, live, batch, tagged)
             reply.set_result(answer)
         else:
             live.pending_count += count
@@ -358,6 +358,7 @@ class Writing:
         topic: Topic,
         live: LivePart,
         batch: Batch,
+        tagged: bool,
         answer: Appended,
         reply: Told,
         producer: str | None,
@@ -366,7 +367,7 @@ class Writing:
         live.pending_count -= batch.count
         live.pending_bytes -= batch.size
         if error is None:
-            self._publish(topic, live, batch)
+            self._publish(topic, live, batch, tagged)
             if not reply.done():
                 reply.set_result(answer)
             return
@@ -412,13 +413,14 @@ class Writing:
         if live.all_shown:
             topic.unassign()
 
-    def _publish(self, topic: Topic, live: LivePart, batch: Batch) -> None:
+    def _publish(self, topic: Topic, live: LivePart, batch: Batch, tagged: bool) -> None:
         if topic.epoch < 0:
             return  # deleted while it was being written
         topic.publish(batch)
         self._hot.push(topic, live.tail, batch)
-        if topic.config.durability == "fsync":  # what a crash or a failure may take is not noted
-            self._tags.note(live, batch)
+        if tagged or live.tags is not None:
+            if topic.config.durability == "fsync":  # what a failure may take is not noted
+                self._tags.note(live, batch)
         self._published(topic)
 
     # What must be known first

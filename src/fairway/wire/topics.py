@@ -379,10 +379,13 @@ def parse_records(raw: bytes) -> tuple[bytes, list[NewRecord]]:
             f"{len(records):,} records in one append, at most {RECORDS_MAX:,}",
             code="batch_too_large",
         )
-    if len(raw) > RECORD_BYTES_MAX or not _plain(records):
+    plain = _plain(records)
+    if len(raw) > RECORD_BYTES_MAX or not plain:
         # Checked one by one only if something in there could pass a limit.
         for at, record in enumerate(records):
             _check_record(at, record)
+    if plain and max([len(record.data) for record in records]) <= 2 * LEVELS_PLAIN:
+        return raw, records  # nothing as short is nested any deeper
     if _levels_max(raw) > LEVELS_PLAIN:
         for at, record in enumerate(records):
             if len(record.data) > 2 * LEVELS_PLAIN or len(record.meta) > 2 * LEVELS_PLAIN:

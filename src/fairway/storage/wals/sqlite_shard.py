@@ -85,6 +85,7 @@ class Shard:
         self._all_readers: list[apsw.Connection] = []
         self._checkpoint_lock = threading.Lock()
         self._wal_pages = 0
+        self._pages_written = 0  # by the writer's connection
         self._stuck_pages = 0  # how long the -wal was when a reader kept it from starting over
         self._groups = self._groups_seen = 0
         self._deleted: set[int] = set()
@@ -199,7 +200,17 @@ class Shard:
             tables.append_plain(connection, rows)
         else:
             self._deleted |= tables.apply_mixed(connection, group, self._groups + 1)
+        self._count_pages(connection)
         return sync
+
+    def _count_pages(self, connection: apsw.Connection) -> None:
+        """How long the -wal has become. Perhaps less, if it started over by itself.
+
+        Not told by a hook: that would ask for the interpreter lock in the middle of each commit.
+        """
+        pages, _ = connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE)
+        self._wal_pages += pages - self._pages_written
+        self._pages_written = pages
 
     def _failure(self, error: apsw.Error) -> FairwayError:
         """What a failed transaction means. Known to be undone, or in doubt and therefore final."""
@@ -279,6 +290,7 @@ class Shard:
             try:
                 if tables.sweep(self._writer, partition, limit):
                     self._deleted.discard(partition)
+                self._count_pages(self._writer)
             except apsw.Error as error:
                 self._failure(error)  # nobody waits for this; the next write tells, if it is final
                 return False
@@ -444,12 +456,6 @@ class Shard:
             raise Corrupt("the header says that pages have no checksums", place=self.place)
         if connection.pragma("journal_mode", "WAL") != "wal":
             raise Corrupt("the file cannot be put into WAL mode", place=self.place)
-        connection.set_wal_hook(self._committed)
-
-    def _committed(self, _: apsw.Connection, __: str, pages: int) -> int:
-        self._wal_pages = pages
-        self._stuck_pages = min(self._stuck_pages, pages)
-        return apsw.SQLITE_OK
 
     @contextmanager
     def _reading(self, partition: int | None) -> Iterator[apsw.Connection]:
