@@ -418,9 +418,9 @@ class Writing:
             return  # deleted while it was being written
         topic.publish(batch)
         self._hot.push(topic, live.tail, batch)
-        if tagged or live.tags is not None:
-            if topic.config.durability == "fsync":  # what a failure may take is not noted
-                self._tags.note(live, batch)
+        durable = topic.config.durability == "fsync"  # what a failure may take is not noted
+        if durable and (tagged or live.tags is not None):
+            self._tags.note(live, batch)
         self._published(topic)
 
     # What must be known first
