@@ -47,9 +47,9 @@ def run(report: Report, quick: bool) -> None:
             child(FLOORS, "echo") as echo,
         ):
             _delivery(report, server, fanout, quick)
-            _posting(report, server, echo)
-            _batches(report, server)
-            _redis(report, server)
+            _posting(report, server, echo, quick)
+            _batches(report, server, quick)
+            _redis(report, server, quick)
             _overload(report, server, quick)
             _neighbours(report, server, quick)
     _recovery(report, quick)
@@ -118,12 +118,13 @@ def _deliver(port: int, count: int, rate: float, seconds: float) -> list[int]:
 # Posting
 
 
-def _posting(report: Report, server: Child, echo: Child) -> None:
+def _posting(report: Report, server: Child, echo: Child, quick: bool) -> None:
+    seconds = 2 if quick else 4
     body = b'{"records":[{"data":{"text":"%064d"}}]}' % 0
     request = post(PATH, body)
 
     def rate(port: int) -> float:
-        answered, statuses = _run(closed_loop(port, 64, 4, lambda number: request))
+        answered, statuses = _run(closed_loop(port, 64, seconds, lambda number: request))
         assert set(statuses) == {200}, statuses
         return answered
 
@@ -135,26 +136,27 @@ def _posting(report: Report, server: Child, echo: Child) -> None:
     report.ratio("post_vs_echo", samples["post"], samples["echo"], ">= 0.4")
 
 
-def _batches(report: Report, server: Child) -> None:
+def _batches(report: Report, server: Child, quick: bool) -> None:
+    seconds = 2 if quick else 4
     records = [{"data": {"text": f"{number:064d}"}} for number in range(100)]
     body = json.dumps({"records": records}, separators=(",", ":")).encode()
     request = post(PATH + "?return_seqs=false", body)
     payload = body[len(b'{"records":') : -1]
 
     def ours() -> float:
-        answered, statuses = _run(closed_loop(server.port, 16, 4, lambda number: request))
+        answered, statuses = _run(closed_loop(server.port, 16, seconds, lambda number: request))
         assert set(statuses) == {200}, statuses
         return answered * 100
 
     samples = report.alternate(
-        report.rounds(full=5), batch=ours, writer=lambda: _run(_writer_rate(payload)) * 100
+        report.rounds(full=5), batch=ours, writer=lambda: _run(_writer_rate(payload, seconds)) * 100
     )
     report.figure("batch_rate", samples["batch"], "records/s", "16 connections, batches of 100")
     report.figure("writer_rate", samples["writer"], "records/s", "the fair writer in-process")
     report.ratio("batch_vs_writer", samples["batch"], samples["writer"], ">= 0.5")
 
 
-async def _writer_rate(raw: bytes) -> float:
+async def _writer_rate(raw: bytes, seconds: float) -> float:
     """Operations a second of the log alone, given the encoded batches."""
     from fairway import Entry, Log, Operation, wal_at
     from fairway.topics.batch import VERSION, Batch, encode_batch
@@ -167,7 +169,7 @@ async def _writer_rate(raw: bytes) -> float:
 
             async def one() -> None:
                 nonlocal done, key
-                while time.monotonic() - begin < 3:
+                while time.monotonic() - begin < seconds:
                     key += 100
                     batch = Batch(VERSION, key - 99, 100, 0, len(raw), raw)
                     operation = Operation((Entry(key, encode_batch(batch)),))
@@ -183,27 +185,30 @@ async def _writer_rate(raw: bytes) -> float:
 # A peer
 
 
-def _redis(report: Report, server: Child) -> None:
+def _redis(report: Report, server: Child, quick: bool) -> None:
     if not redis.installed():
         reason = "redis-server is not installed"
         report.ratio("vs_redis_batch", None, None, note=reason)
         report.ratio("vs_redis_delivery_p50", None, None, note=reason)
         return
+    seconds = 2 if quick else 4
     payload = b'{"text":"%064d"}' % 0
     records = b",".join([b'{"data":%b}' % payload] * 100)
     request = post(PATH + "?return_seqs=false", b'{"records":[%b]}' % records)
     with redis.redis() as port:
         samples = report.alternate(
             report.rounds(full=3),
-            ours=lambda: _run(closed_loop(server.port, 16, 3, lambda number: request))[0] * 100,
-            redis=lambda: _run(redis.batch_rate(port, payload, 16, 3)),
+            ours=lambda: (
+                _run(closed_loop(server.port, 16, seconds, lambda number: request))[0] * 100
+            ),
+            redis=lambda: _run(redis.batch_rate(port, payload, 16, seconds)),
         )
         report.figure("redis_batch_rate", samples["redis"], "records/s", "XADD, 100 in a pipeline")
         report.ratio("vs_redis_batch", samples["ours"], samples["redis"])
         samples = report.alternate(
             report.rounds(full=3),
-            ours=lambda: percentile(_deliver(server.port, 100, RATE, 3), 0.5),
-            redis=lambda: percentile(_run(redis.deliver(port, 100, RATE, 3)), 0.5),
+            ours=lambda: percentile(_deliver(server.port, 100, RATE, seconds), 0.5),
+            redis=lambda: percentile(_run(redis.deliver(port, 100, RATE, seconds)), 0.5),
         )
         report.figure("redis_delivery_p50_ms", samples["redis"], "ms", "100 readers, XREAD BLOCK")
         report.ratio("vs_redis_delivery_p50", samples["ours"], samples["redis"])
@@ -240,7 +245,7 @@ def _overload(report: Report, server: Child, quick: bool) -> None:
 def _overloaded(server: Child, seconds: float) -> dict[str, Any]:
     request = post(PATH, b'{"records":[{"data":{"text":"%064d"}}]}' % 0)
     peak, _ = _run(closed_loop(server.port, 64, 3, lambda number: request))
-    quiet = _urgent_delays(_probe(server.port, 3))
+    quiet = _urgent_delays(_probe(server.port, 6))  # a p99 of 300
     head, rss = _head(server.port), server.rss_bytes
     probe = _probe(server.port, seconds)
     flood = _run(_flood(server.port, 2 * peak, seconds, request))

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from fairway.topics import reading
-from fairway.topics.delivery import Delivery
+from fairway.topics.catching_up import CatchUp
 from fairway.topics.idempotency import KeyMemory
 from fairway.topics.live import LivePart
 from fairway.topics.retention import Retention
@@ -209,21 +209,21 @@ def the_doubt_is_not_settled() -> Iterator[None]:
 def a_watcher_goes_live_too_soon() -> Iterator[None]:
     """Read before register: after one page it is live, whatever landed meanwhile."""
 
-    async def read_pages(self: Delivery) -> None:
+    async def read_pages(self: CatchUp) -> None:
         while True:
-            await self._catch_up.wait()
-            if not self._behind:
-                self._catch_up.clear()
+            await self._some.wait()
+            if not self._line:
+                self._some.clear()
                 continue
-            watcher = self._behind.popleft()
+            watcher = self._line.popleft()
             watcher.queued = False
             if not watcher.closed:
                 await self._advance(watcher)
                 if not watcher.stalled:
                     watcher.cursor = max(watcher.cursor, watcher.topic.drained)
-                self._requeue(watcher)
+                self.queue(watcher)
 
-    with patch.object(Delivery, "_read_pages", read_pages):
+    with patch.object(CatchUp, "run", read_pages):
         yield
 
 

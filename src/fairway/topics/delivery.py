@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,10 +22,12 @@ from fairway.core import priority
 from fairway.core.pressure import Ladder
 from fairway.core.priority import WEIGHTS, Band
 from fairway.core.ready import Ready
-from fairway.errors import FairwayError, InvalidConfig, NotFound
+from fairway.errors import InvalidConfig
 from fairway.runtime.clock import sleep_ns
 from fairway.runtime.telemetry import LATENCY_NS, Telemetry
-from fairway.topics.reading import cold_page, hot_page
+from fairway.topics.catching_up import CatchUp
+from fairway.topics.hands import Budget, Hands
+from fairway.topics.reading import hot_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from fairway.runtime.clock import Clock
     from fairway.storage.log import Log
     from fairway.topics.live import LivePart
-    from fairway.topics.reading import Page
     from fairway.topics.topic import Topic
     from fairway.topics.watching import View, Watcher
 
@@ -89,16 +89,16 @@ class Delivery:
         self._clock = clock
         self._ready: Ready[tuple[Topic, bool], Band] = Ready(WEIGHTS)
         self._dirty = asyncio.Event()
-        self._behind: deque[Watcher] = deque()
-        self._catch_up = asyncio.Event()
         self._ladder = Ladder()
         self._gathering: asyncio.TimerHandle | None = None
         self._withheld: set[Band] = set()
         self._delay_ns = 0.0
         self._drains = 0
-        self._spent_ns = 0
         self._at_once = 0  # topics served so in this turn of the loop
         telemetry = telemetry if telemetry is not None else Telemetry()
+        self._budget = Budget(clock, self.config.budget_ns)
+        self._hands = Hands(self._budget, telemetry)
+        self._catch_up = CatchUp(log, self._hands, retry_ns=self.config.retry_ns)
         self._delays = {
             band: telemetry.histogram(
                 "fairway_delivery_delay_ns",
@@ -107,16 +107,6 @@ class Delivery:
                 band=band.name,
             )
             for band in Band
-        }
-        self._frames = telemetry.counter("fairway_delivery_frames", "Frames handed to watchers")
-        self._lagged = telemetry.counter(
-            "fairway_watchers_lagged", "Times a watcher's buffer was full"
-        )
-        self._gaps = {
-            reason: telemetry.counter(
-                "fairway_tombstones", "Tombstones handed to watchers", reason=reason
-            )
-            for reason in ("cap", "ttl", "mixed", "crash", "recreated", "source_trim")
         }
         for band in Band:
             telemetry.gauge(
@@ -153,8 +143,8 @@ class Delivery:
         else:
             live.readers.setdefault(watcher.view, []).append(watcher)
             self.touch(watcher.topic)
-        watcher.on_resume = self._requeue
-        self._requeue(watcher)
+        watcher.on_resume = self._catch_up.queue
+        self._catch_up.queue(watcher)
 
     def detach(self, watcher: Watcher) -> None:
         """Follow no more. Safe to call twice."""
@@ -234,12 +224,12 @@ class Delivery:
             group.create_task(self._drain_dirty(), name="delivery-drain")
             group.create_task(self._age(), name="delivery-age")
             for number in range(self.config.catch_up_workers):
-                group.create_task(self._read_pages(), name=f"delivery-catch-up-{number}")
+                group.create_task(self._catch_up.run(), name=f"delivery-catch-up-{number}")
 
     async def _drain_dirty(self) -> None:
         while True:
             await self._dirty.wait()
-            self._spent_ns = self._clock.now_ns()
+            self._budget.begin()
             drained = False
             while (key := self._ready.take()) is not None:
                 drained = True
@@ -289,7 +279,7 @@ class Delivery:
             await self._feed_routers(topic, live)
             return
         for _ in self._serve(topic, live):
-            await self._let_others()
+            await self._budget.let_others()
         if not live.routers:
             return
         if self._ladder.defer:
@@ -333,7 +323,7 @@ class Delivery:
                 if watcher.live and watcher.cursor < target:
                     watcher.live = False
                 if not watcher.live:
-                    self._requeue(watcher)
+                    self._catch_up.queue(watcher)
         self.wake(live)
 
     def _deliver(
@@ -346,39 +336,21 @@ class Delivery:
             if page is None:
                 for watcher in watchers:  # it waited so long that the tail went on without it
                     watcher.live = False
-                    self._requeue(watcher)
+                    self._catch_up.queue(watcher)
                 return
-            for frame, to_seq in self._frames_of(topic, view, page, start, limit):
+            for frame, to_seq in self._hands.frames_of(topic, view, page, start, limit):
                 for watcher in watchers:
                     # Whoever stalled meanwhile, caught up by itself and is live again stands
                     # further on, and has had this frame.
                     if watcher.live and not watcher.closed and watcher.cursor == start:
-                        self._frames.add()
-                        if not watcher.give(frame, to_seq):
-                            self._lagged.add()
-                    if self._clock.now_ns() - self._spent_ns > self.config.budget_ns:
+                        self._hands.give(watcher, frame, to_seq)
+                    if self._budget.spent:
                         yield
                 start = to_seq
             for watcher in watchers:
                 if watcher.live and watcher.cursor == start:
                     watcher.cursor = page.next_seq
             start = page.next_seq
-
-    def _frames_of(
-        self, topic: Topic, view: View, page: Page, start: int, limit: int
-    ) -> list[tuple[object, int]]:
-        frames: list[tuple[object, int]] = []
-        if page.gap is not None:
-            frames.append((view.encoder.gap(topic, page.gap), page.gap.last))
-            self._gaps[page.gap.reason].add()
-            start = page.gap.last
-        records = page.records
-        for at in range(0, len(records), limit):
-            chunk = records[at : at + limit]
-            to_seq = chunk[-1].seq
-            frames.append((view.encoder.records(topic, chunk, start, to_seq, view), to_seq))
-            start = to_seq
-        return frames
 
     async def _feed_routers(self, topic: Topic, live: LivePart) -> None:
         for router in list(live.routers):
@@ -390,98 +362,11 @@ class Delivery:
                     topic, router.cursor, topic.drained, view.limit, view.max_bytes, view.selection
                 )
                 if page is None:
-                    self._requeue(router)  # the disk is somebody else's work, not this drain's
+                    self._catch_up.queue(router)  # the disk is somebody else's work, not ours
                     break
-                await self._hand_over(router, page)
-
-    # Watchers on their own
-
-    def _requeue(self, watcher: Watcher) -> None:
-        if watcher.closed or watcher.queued or watcher.stalled:
-            return
-        topic = watcher.topic
-        if watcher.cursor == topic.drained:
-            self._go_live(watcher)
-        elif watcher.cursor < topic.drained:
-            watcher.queued = True
-            self._behind.append(watcher)
-            self._catch_up.set()
-
-    def _go_live(self, watcher: Watcher) -> None:
-        if watcher.live:
-            return
-        watcher.live = True
-        frame = watcher.view.encoder.caught_up(watcher.topic)
-        if frame is not None and not watcher.give(frame, watcher.cursor):
-            self._lagged.add()
-
-    async def _read_pages(self) -> None:
-        while True:
-            await self._catch_up.wait()
-            if not self._behind:
-                self._catch_up.clear()
-                continue
-            watcher = self._behind.popleft()
-            watcher.queued = False
-            if not watcher.closed:
-                try:
-                    await self._advance(watcher)
-                except FairwayError as error:
-                    # The store cannot be read now: it waits, and nobody with it.
-                    logger.warning("a page of topic %s: %s", watcher.topic.name, error)
-                    watcher.queued = True
-                    asyncio.get_running_loop().call_later(
-                        self.config.retry_ns / 1e9, self._retry, watcher
-                    )
-                    continue
-                self._requeue(watcher)
-
-    def _retry(self, watcher: Watcher) -> None:
-        watcher.queued = False
-        self._requeue(watcher)
-
-    async def _advance(self, watcher: Watcher) -> None:
-        """Read one page for a watcher that is behind and hand it over."""
-        topic, view = watcher.topic, watcher.view
-        watcher.queued = True  # nobody else advances it meanwhile, though it may be sent back
-        cursor = watcher.cursor
-        try:
-            args = (
-                topic,
-                cursor,
-                topic.drained,
-                view.limit,
-                view.max_bytes,
-                view.selection,
-            )
-            page = hot_page(*args)
-            if page is None:
-                page = await cold_page(self._log, *args)
-        except NotFound:
-            return  # deleted meanwhile, and told so
-        finally:
-            watcher.queued = False
-        if watcher.cursor == cursor and not (watcher.closed or watcher.stalled):
-            await self._hand_over(watcher, page)
-
-    async def _hand_over(self, watcher: Watcher, page: Page) -> None:
-        for frame, to_seq in self._frames_of(
-            watcher.topic, watcher.view, page, watcher.cursor, watcher.view.limit
-        ):
-            self._frames.add()
-            if not watcher.give(frame, to_seq):
-                self._lagged.add()
-                return
-        watcher.cursor = page.next_seq
-        if self._clock.now_ns() - self._spent_ns > self.config.budget_ns:
-            await self._let_others()
+                await self._hands.give_page(router, page)
 
     # Small things
-
-    async def _let_others(self) -> None:
-        """The budget is spent: I/O has a turn. Whoever is being drained keeps its place."""
-        await asyncio.sleep(0)
-        self._spent_ns = self._clock.now_ns()
 
     def _band(self, topic: Topic, now_ns: int) -> Band:
         config = topic.config
