@@ -420,6 +420,20 @@ def test_upkeep_moves_pages_once_the_log_is_idle_or_the_wal_long(tmp_path: Path)
     wal.close()
 
 
+def test_the_length_of_the_wal_is_known_without_asking(tmp_path: Path) -> None:
+    wal = opened(tmp_path)
+    shard = wal._shards[0]
+    for key in range(1, 40):
+        put(wal, key % 3, key, size=key * 500)
+        assert shard._writer is not None
+        frames, _ = shard._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        assert shard._wal_pages == frames
+        if key % 13 == 0:
+            shard.checkpoint(wait=True)
+            assert shard._wal_pages == 0
+    wal.close()
+
+
 def test_upkeep_leaves_a_short_wal_alone_while_the_log_is_busy(tmp_path: Path) -> None:
     wal = opened(tmp_path, checkpoint_bytes=64 * KIB)
     shard = wal._shards[0]

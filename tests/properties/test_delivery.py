@@ -21,7 +21,7 @@ from fairway.errors import WriteFailed
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
 from fairway.topics.catching_up import CatchUp
-from fairway.topics.delivery import AT_ONCE, Delivery, DeliveryConfig
+from fairway.topics.delivery import AT_ONCE, AT_ONCE_BYTES, Delivery, DeliveryConfig
 from fairway.topics.engine import TopicsConfig
 from fairway.topics.watching import View
 from fairway.wire.topics import RouterConfig, TopicPatch
@@ -758,6 +758,9 @@ def test_an_urgent_topic_is_served_within_the_turn_of_the_write_if_that_delays_n
             crowded = await watched("crowded", 900, AT_ONCE + 1)
             await asyncio.sleep(0)
             assert at_once(*urgent)
+            topics.writing.enqueue(urgent[0], new("x" * AT_ONCE_BYTES))
+            assert len(urgent[1].seqs) == 1, "that is large"
+            await asyncio.sleep(0.01)
             assert not at_once(*urgent, records=AT_ONCE + 1), "that is much"
             assert not at_once(*urgent), "nothing overtakes it"
             await asyncio.sleep(0.01)

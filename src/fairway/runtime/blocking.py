@@ -271,7 +271,7 @@ class BlockingPool:
         """In the thread, at the end of a call."""
         self._ended.append((call, work))
         try:
-            loop.call_soon_threadsafe(self.collect)
+            loop.call_soon_threadsafe(self._hear)
         except RuntimeError:  # the loop was closed without waiting for us
             if not loop.is_closed():
                 raise
@@ -279,9 +279,14 @@ class BlockingPool:
     def collect(self) -> None:
         """Hear now of the calls that have ended, not in the loop's next turn.
 
-        For whoever makes a turn long, between two of the things it does there.
+        For whoever makes a turn long, between two of the things it does there. Not of those that
+        end meanwhile: whoever is told starts the next ones, and the turn would never end.
         """
-        while self._ended:
+        for _ in range(len(self._ended)):
+            self._hear()
+
+    def _hear(self) -> None:
+        if self._ended:  # else it was heard of before its turn
             self._finish(*self._ended.popleft())
 
     def _finish(self, call: _Call, work: asyncio.Future[Any] | Future[Any]) -> None:

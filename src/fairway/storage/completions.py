@@ -37,12 +37,26 @@ class Completions:
         self._turns: deque[int] = deque()  # the partitions in `_lanes`
         self._waiting = 0
         self._scheduled = False
+        self._hasty = 0  # urgent callers told at once in this turn
 
     def holds_back(self, partition: int, count: int, urgent: bool) -> bool:
-        """Whether these callers of a partition wait for their turn; else tell them at once."""
+        """Whether `count` callers of a partition wait for their turn; else they are told at once.
+
+        Where others wait, as many who are urgent do not, in each turn of the loop.
+        """
         if partition in self._lanes:
             return True  # or they would overtake those
-        return self.per_turn is not None and not (urgent and count <= self.per_turn)
+        if self.per_turn is None:
+            return False
+        if not urgent or self._hasty + count > self.per_turn:
+            return True
+        if not self._hasty:
+            self._loop.call_soon(self._new_turn)
+        self._hasty += count
+        return False
+
+    def _new_turn(self) -> None:
+        self._hasty = 0
 
     def add(self, partition: int, told: Sequence[tuple[Waiter, int]]) -> None:
         """Resolve these in the turns to come, after what waits in the partition already."""

@@ -158,6 +158,7 @@ class GroupService(Generic[T]):
 
     def _take(self) -> None:
         self._next = None
+        self._crowd = 0
         try:
             while len(self._under_way) < self._workers and (group := self._owner.take(self.groups)):
                 self._under_way.append(group)

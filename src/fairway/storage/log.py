@@ -182,8 +182,9 @@ class Log:
     ) -> None:
         """As `submit`, but `waiter` is told directly: it costs no future and no turn of the loop.
 
-        It must not raise, and must not wait: others wait to be told. What is `urgent` waits neither
-        for company, however long the others linger, nor for others to be told.
+        It must not raise, and must not wait: others wait to be told. What is `urgent` does not wait
+        for company, however long the others linger; and up to `told_per_turn` such do not wait for
+        their turn to be told.
         """
         writer = self._writer
         if writer is None:

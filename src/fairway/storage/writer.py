@@ -161,7 +161,7 @@ class FairWriter:
         self._lane_size_max = config.lane.size
         self._stopped = False
         self._deleted: set[int] = set()
-        self._urgent: set[int] = set()  # partitions with something urgent that is not written
+        self._urgent: dict[int, _Pending] = {}  # the last urgent one of a partition, not written
         self._partitions = {number: _Partition(tail, exists=True) for number, tail in tails.items()}
         groups: Groups[int, _Pending] = Groups(
             config.lane,
@@ -247,7 +247,8 @@ class FairWriter:
     ) -> None:
         """As `submit`, for a waiter of the caller's own.
 
-        What is urgent does not linger for company, and is told before others of its group are.
+        What is urgent does not linger for company; nor does it wait for its turn to be told, where
+        callers are told in turns (`told_per_turn`) and not more than those are urgent.
         """
         state = self._partitions.get(partition)
         if state is None or type(partition) is not int:
@@ -285,7 +286,7 @@ class FairWriter:
         state.last_key = last_key
         state.floor = floor
         if urgent:
-            self._urgent.add(partition)
+            self._urgent[partition] = item
             self._service.hurry()
         if delete:
             self._refuse(partition)
@@ -495,10 +496,10 @@ class FairWriter:
         state.exists = state.refusal is None
         state.written_key = newest.last_key
         state.written_floor = newest.floor
-        urgent = part.key in self._urgent
-        if urgent and newest.last_key == state.last_key:
-            self._urgent.discard(part.key)
-        if self._completions.holds_back(part.key, len(part.items), urgent):
+        urgent = self._urgent.get(part.key)
+        if urgent is not None and any(item is urgent for item in part.items):
+            del self._urgent[part.key]
+        if self._completions.holds_back(part.key, len(part.items), urgent is not None):
             self._completions.add(
                 part.key,
                 [(item.waiter, item.last_key) for item in part.items if item.waiter is not None],
@@ -517,7 +518,7 @@ class FairWriter:
     def _fail(self, part: Drained[int, _Pending], failure: FairwayError) -> None:
         # At once: whoever goes on before it knows would leave a hole where this was to be.
         self._completions.flush(part.key)
-        self._urgent.discard(part.key)
+        self._urgent.pop(part.key, None)
         behind = self._service.groups.withdraw(part.key)
         self._telemetry.failed(len(part.items) + len(behind))
         lost = sum(item.waiter is None for item in (*part.items, *behind))

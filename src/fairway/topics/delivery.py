@@ -48,6 +48,8 @@ BURST_BANDS = (Band.B0, Band.B1, Band.B2, Band.B3)
 AT_ONCE = 8
 """Records of an urgent topic, and watchers, and such topics in one turn of the loop, up to which it
 is served within the turn that hears of the write."""
+AT_ONCE_BYTES = 16 * 1024
+"""And the bytes of those records: each view has them encoded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +295,8 @@ class Delivery:
         a turn of the loop, also if it is next. Only if it takes no turn from others; a little, to a
         few, a few times in each turn of the loop; and not while somebody has the topic in hand."""
         if self._at_once >= AT_ONCE or live.routers or topic.head - topic.drained > AT_ONCE:
+            return False
+        if sum(batch.size for batch in live.tail.after(topic.drained)) > AT_ONCE_BYTES:
             return False
         if sum(map(len, live.readers.values())) > AT_ONCE:
             return False

@@ -390,3 +390,34 @@ def test_the_loop_pauses_for_a_thread_only_while_a_call_runs(
     asyncio.run(real())
     run(virtual, seed=1)
     assert len(paused) == 1, "on virtual time there is no thread"
+
+
+def test_a_turn_ends_however_soon_the_calls_end_that_are_started_in_it() -> None:
+    """Whoever is told of one starts the next, which is over before it returns."""
+    heard = 0
+
+    async def main() -> None:
+        async with BlockingPool(1) as pool:
+
+            def told(_: object, error: BaseException | None) -> None:
+                nonlocal heard
+                assert error is None
+                heard += 1
+                if heard < 100:
+                    start()
+
+            def start() -> None:
+                pool.submit(told, int)
+                while not pool._ended:
+                    pass  # its thread is about to say so
+
+            start()
+            pool.collect()
+            assert heard == 1
+            turns = 0
+            while heard < 100:
+                await asyncio.sleep(0)
+                turns += 1
+            assert turns >= 40, "a few were heard of in each turn"
+
+    asyncio.run(main())

@@ -104,7 +104,11 @@ def test_a_few_urgent_callers_do_not_wait_for_a_turn() -> None:
         assert completions.holds_back(1, PER_TURN + 1, True), "those would be a flood themselves"
         completions.add(1, [(Told("flood", []), key) for key in range(100)])
         assert completions.holds_back(1, 1, True), "what waits is not overtaken"
+        assert completions.holds_back(2, 1, True), "as many as may be were told in this turn"
+        await count_turns(1)
         assert not completions.holds_back(2, 1, True)
+        assert not completions.holds_back(3, PER_TURN - 1, True)
+        assert completions.holds_back(4, 1, True)
 
     run(main, quiet=True)
 

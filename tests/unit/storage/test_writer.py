@@ -587,21 +587,49 @@ def test_a_crowd_that_appends_pauses_for_the_thread_that_writes(
 
 
 def test_what_is_urgent_is_told_with_its_group_and_the_rest_in_turns() -> None:
+    class Counted(asyncio.Future[int]):
+        def set_result(self, key: int) -> None:
+            super().set_result(key)
+            told.append(key)
+
+    told: list[int] = []
+
     async def body(log: Log, wal: RecordingWal) -> None:
-        log.told_per_turn = 1
+        log.told_per_turn = 8
         writer = log._writer
         assert writer is not None
-        held = log.append(8, b"hold the worker")
+        log.append(8, b"hold the worker")
         await under_way(log)
-        flood = [log.append(1, b"x") for _ in range(100)]
-        urgent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        log.submit_for(urgent, 2, Operation((Entry(1, b"y"),)), urgent=True)
+        others = [log.append(100 + number, b"x") for number in range(40)]
+        for number in range(8):  # as many as may be; those of the others come first
+            operation = Operation((Entry(number + 1, b"y"),))
+            log.submit_for(Counted(), 2, operation, urgent=True)
         assert writer.pressed
-        await held
-        assert await urgent == 1
+        await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
+        assert told == list(range(1, 9)), "all of them before most of the others"
+        assert not all(waiter.done() for waiter in others)
         assert not writer.pressed
-        assert not all(waiter.done() for waiter in flood)
-        await asyncio.gather(*flood)
+        await asyncio.gather(*others)
+
+    on_log(body)
+
+
+def test_what_is_urgent_presses_until_it_is_written() -> None:
+    """Also what leaves the last key where it was."""
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        writer = log._writer
+        assert writer is not None
+        loop = asyncio.get_running_loop()
+        first, second = loop.create_future(), loop.create_future()
+        log.submit_for(first, 2, Operation(meta={"a": b"1"}), urgent=True)
+        await under_way(log)
+        log.submit_for(second, 2, Operation(meta={"b": b"2"}), urgent=True)
+        await first
+        assert not second.done()
+        assert writer.pressed
+        await second
+        assert not writer.pressed
 
     on_log(body)
 

@@ -85,7 +85,6 @@ class Shard:
         self._all_readers: list[apsw.Connection] = []
         self._checkpoint_lock = threading.Lock()
         self._wal_pages = 0
-        self._pages_written = 0  # by the writer's connection
         self._stuck_pages = 0  # how long the -wal was when a reader kept it from starting over
         self._groups = self._groups_seen = 0
         self._deleted: set[int] = set()
@@ -117,6 +116,8 @@ class Shard:
                 # Whatever was recovered is now rewritten and synced: a sync that once failed may
                 # have left pages that only memory remembers.
                 self._move_pages(self._writer, self._groups, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+                self._count_pages(self._writer)
+                self._wal_pages = 0
                 tails, self._deleted = tables.read_tails(self._writer, self.place)
                 return tails
         except BaseException as error:
@@ -208,9 +209,8 @@ class Shard:
 
         Not told by a hook: that would ask for the interpreter lock in the middle of each commit.
         """
-        pages, _ = connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE)
-        self._wal_pages += pages - self._pages_written
-        self._pages_written = pages
+        pages, _ = connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE, True)  # since the last time
+        self._wal_pages += pages
 
     def _failure(self, error: apsw.Error) -> FairwayError:
         """What a failed transaction means. Known to be undone, or in doubt and therefore final."""
