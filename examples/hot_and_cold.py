@@ -16,7 +16,7 @@ SYNC_NS = 2_000_000
 
 
 class WatchedWal(MemoryWal):
-    """Remembers how many operations of each partition were in each group."""
+    """Remembers how many entries of each partition were in each group."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__(sync=lambda: loop.spend_ns(SYNC_NS))
@@ -25,7 +25,9 @@ class WatchedWal(MemoryWal):
 
     def write(self, group: Group, *, sync: bool) -> Failures:
         self.begun.set()  # no thread exists on the virtual loop, so this is safe
-        self.groups.append({partition: len(group[partition]) for partition in group})
+        self.groups.append(
+            {partition: sum(len(one.entries) for one in group[partition]) for partition in group}
+        )
         return super().write(group, sync=sync)
 
 

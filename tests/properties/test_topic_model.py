@@ -208,3 +208,17 @@ class TopicMachine(RuleBasedStateMachine):
 
 TopicMachine.TestCase.settings = settings(stateful_step_count=30)
 TestTopic = TopicMachine.TestCase
+
+
+def test_what_was_lost_behind_the_records_that_a_cap_takes_is_passed_over() -> None:
+    """A history that the machine finds once in a while: what is left of a batch was deleted."""
+    machine = TopicMachine()
+    machine.start(cap_records=4, cap_bytes=0, ttl_ms=0)
+    machine.append(tags=[None, "b"], pad=0, node=False)
+    machine.crash(count=1)
+    machine.delete_tagged(text="b", prefix=False)
+    machine.append(tags=[None] * 4, pad=0, node=False)
+    machine.agrees()
+    assert machine.topic.earliest == 4
+    machine.restart()
+    machine.agrees()

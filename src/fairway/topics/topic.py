@@ -280,7 +280,7 @@ class Topic:
         self.raise_evict_floor(upto + 1, reason)
         if self.rules:
             first = self.first_live_in(front)
-            self.earliest = max(self.earliest, front.last_seq + 1 if first is None else first)
+            self.start_at(front.last_seq + 1 if first is None else first)
 
     def lose_batch(self, batch: Batch, reason: LossReason) -> None:
         """The oldest batch is lost as a whole."""
