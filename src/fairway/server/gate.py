@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fairway.server")
 
-PER_TURN: Final = 8
-"""Requests begun in one turn of the loop, and as many urgent ones: half a millisecond of work."""
+PER_TURN: Final = 16
+"""Requests begun in one turn of the loop, and as many urgent ones: about a millisecond of work."""
 WAITING_MAX: Final = 4096
 LIMITS: Final = LaneLimits(items=WAITING_MAX, size=WAITING_MAX)
 
