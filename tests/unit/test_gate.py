@@ -168,7 +168,8 @@ def test_a_topic_whose_priority_rises_while_it_waits_is_served_in_its_new_band()
             line.ask("risen", Band.B0)
         line.begun.clear()
         await line.turns(2)
-        assert [key for _, key in line.begun].count("risen") <= 3, "it waits in the lowest band"
+        begun = [key for _, key in line.begun]
+        assert begun.count("risen") <= len(begun) // 5 + 1, "it waits in the lowest band"
         line.bands["risen"] = Band.B3
         line.begun.clear()
         await line.turns(4)

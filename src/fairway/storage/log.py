@@ -263,13 +263,14 @@ class Log:
         return self._open_writer().refused
 
     def press_on(self) -> None:
-        """If something urgent waits, hear now of what the store has done, not in the next turn.
+        """If something urgent waits, hear now of what the store has done, not in the next turn, or
+        pause a moment so that it can go on.
 
         For whoever makes a turn of the loop long, between two of its parts. Without urgency it is
         better to wait: more comes together in the next group.
         """
-        if self._writer is not None and self._writer.pressed:
-            self._pool.collect()
+        if self._writer is not None:
+            self._writer.press_on()
 
     @property
     def busy_ratio(self) -> float:

@@ -44,6 +44,7 @@ logger = logging.getLogger("fairway.log")
 
 MIB = 1024 * 1024
 WRITE_LANE = LaneLimits(items=4096, size=64 * MIB)
+PRESSED_BREATH_NS = 300_000  # how often a busy loop pauses for a write that is urgent
 ENTRY_OVERHEAD = Operation((Entry(1, b""),)).size
 
 
@@ -161,6 +162,7 @@ class FairWriter:
         self._lane_size_max = config.lane.size
         self._stopped = False
         self._deleted: set[int] = set()
+        self._breath_ns = 0  # when whoever presses on is to pause again
         self._urgent: dict[int, _Pending] = {}  # the last urgent one of a partition, not written
         self._partitions = {number: _Partition(tail, exists=True) for number, tail in tails.items()}
         groups: Groups[int, _Pending] = Groups(
@@ -193,6 +195,14 @@ class FairWriter:
     def pressed(self) -> bool:
         """Whether something urgent waits to be written."""
         return bool(self._urgent)
+
+    def press_on(self) -> None:
+        """See `Log.press_on`."""
+        if self._urgent:
+            self._pool.collect()
+        if self._urgent and (now_ns := self._now_ns()) >= self._breath_ns:
+            self._pool.breathe(now_ns)
+            self._breath_ns = now_ns + PRESSED_BREATH_NS
 
     @property
     def told_per_turn(self) -> int | None:

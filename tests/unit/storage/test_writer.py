@@ -668,3 +668,31 @@ def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_something_urgen
 
     assert asyncio.run(main(urgent=True))
     assert not asyncio.run(main(urgent=False)), "better to wait for company"
+
+
+def test_a_turn_pauses_for_the_thread_that_writes_while_something_urgent_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a real loop and a real thread, which has the write until it may go on."""
+    pauses: list[int] = []
+    may_go_on = threading.Event()
+
+    def hold() -> None:
+        assert may_go_on.wait(30)
+
+    async def main(urgent: bool) -> None:
+        async with Log(MemoryWal(sync=hold)) as log:
+            waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            log.submit_for(waiter, 1, Operation((Entry(1, b"y"),)), urgent=urgent)
+            await under_way(log)
+            log.press_on()
+            log.press_on()  # at once again, which is too soon if this machine is awake
+            may_go_on.set()
+            await waiter
+
+    monkeypatch.setattr("fairway.runtime.blocking.pause_for_threads", lambda: pauses.append(1))
+    asyncio.run(main(urgent=False))
+    assert not pauses
+    may_go_on.clear()
+    asyncio.run(main(urgent=True))
+    assert 1 <= len(pauses) <= 2
