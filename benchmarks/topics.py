@@ -65,7 +65,7 @@ def _stamped(number: int) -> bytes:
 
 
 def _delivery(report: Report, server: Child, fanout: Child, quick: bool) -> None:
-    seconds = 3 if quick else 5
+    seconds = 2 if quick else 5
     figures: dict[str, list[float]] = {"p50": [], "p99": [], "floor_p50": []}
 
     def ours() -> float:
