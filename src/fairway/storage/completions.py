@@ -13,6 +13,8 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from fairway.runtime.per_turn import PerTurn
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -37,7 +39,7 @@ class Completions:
         self._turns: deque[int] = deque()  # the partitions in `_lanes`
         self._waiting = 0
         self._scheduled = False
-        self._hasty = 0  # urgent callers told at once in this turn
+        self._hasty = PerTurn()  # urgent callers told at once
 
     def holds_back(self, partition: int, count: int, urgent: bool) -> bool:
         """Whether `count` callers of a partition wait for their turn; else they are told at once.
@@ -48,15 +50,7 @@ class Completions:
             return True  # or they would overtake those
         if self.per_turn is None:
             return False
-        if not urgent or self._hasty + count > self.per_turn:
-            return True
-        if not self._hasty:
-            self._loop.call_soon(self._new_turn)
-        self._hasty += count
-        return False
-
-    def _new_turn(self) -> None:
-        self._hasty = 0
+        return not (urgent and self._hasty.take(self.per_turn, count))
 
     def add(self, partition: int, told: Sequence[tuple[Waiter, int]]) -> None:
         """Resolve these in the turns to come, after what waits in the partition already."""

@@ -198,9 +198,9 @@ class FairWriter:
 
     def press_on(self) -> None:
         """See `Log.press_on`."""
-        if self._urgent:
+        if self.pressed:
             self._pool.collect()
-        if self._urgent and (now_ns := self._now_ns()) >= self._breath_ns:
+        if self.pressed and (now_ns := self._now_ns()) >= self._breath_ns:
             self._pool.breathe(now_ns)
             self._breath_ns = now_ns + PRESSED_BREATH_NS
 

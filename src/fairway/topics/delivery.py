@@ -24,6 +24,7 @@ from fairway.core.priority import WEIGHTS, Band
 from fairway.core.ready import Ready
 from fairway.errors import InvalidConfig
 from fairway.runtime.clock import sleep_ns
+from fairway.runtime.per_turn import PerTurn
 from fairway.runtime.telemetry import LATENCY_NS, Telemetry
 from fairway.topics.catching_up import CatchUp
 from fairway.topics.hands import Budget, Hands
@@ -96,7 +97,7 @@ class Delivery:
         self._withheld: set[Band] = set()
         self._delay_ns = 0.0
         self._drains = 0
-        self._at_once = 0  # topics served so in this turn of the loop
+        self._at_once = PerTurn()  # topics served before their turn
         telemetry = telemetry if telemetry is not None else Telemetry()
         self._budget = Budget(clock, self.config.budget_ns)
         self._hands = Hands(self._budget, telemetry)
@@ -294,7 +295,7 @@ class Delivery:
         """Whether what is new in an urgent topic can be handed over now: waiting for its turn takes
         a turn of the loop, also if it is next. Only if it takes no turn from others; a little, to a
         few, a few times in each turn of the loop; and not while somebody has the topic in hand."""
-        if self._at_once >= AT_ONCE or live.routers or topic.head - topic.drained > AT_ONCE:
+        if live.routers or topic.head - topic.drained > AT_ONCE:
             return False
         if sum(batch.size for batch in live.tail.after(topic.drained)) > AT_ONCE_BYTES:
             return False
@@ -302,15 +303,7 @@ class Delivery:
             return False
         if any(n for band, n in self._ready.depths().items() if band not in self._withheld):
             return False
-        if self._ready.is_taken((topic, True)):
-            return False
-        if not self._at_once:
-            asyncio.get_running_loop().call_soon(self._new_turn)
-        self._at_once += 1
-        return True
-
-    def _new_turn(self) -> None:
-        self._at_once = 0
+        return not self._ready.is_taken((topic, True)) and self._at_once.take(AT_ONCE)
 
     def _serve(self, topic: Topic, live: LivePart) -> Iterator[None]:
         """Everything new to everybody who watches. Yields wherever the budget is spent."""
