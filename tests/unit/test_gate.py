@@ -186,8 +186,22 @@ def test_others_are_let_in_between_two_requests_of_a_turn() -> None:
             pass
         for name in "ab":
             gate.wait(name, lambda name=name: told.append(name))  # type: ignore[misc]
+        assert told == ["meanwhile"] * 2, "also between two that are only read"
+        told.clear()
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert told == ["a", "meanwhile", "b", "meanwhile"]
+
+    run(main, quiet=True)
+
+
+def test_others_are_let_in_after_a_request_that_is_urgent() -> None:
+    async def main() -> None:
+        told: list[str] = []
+        gate = Gate(clock_of(), lambda key: Band.B4, lambda: told.append("meanwhile"))
+        while gate.passes():
+            pass
+        gate.wait("a", lambda: told.append("a"))
+        assert told == ["a", "meanwhile"]
 
     run(main, quiet=True)

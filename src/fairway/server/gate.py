@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fairway.server")
 
-PER_TURN: Final = 16
+PER_TURN: Final = 12
 """Requests begun in one turn of the loop, and as many urgent ones: about a millisecond of work."""
 WAITING_MAX: Final = 4096
 LIMITS: Final = LaneLimits(items=WAITING_MAX, size=WAITING_MAX)
@@ -74,6 +74,7 @@ class Gate:
         if band is Band.B4 and self._urgent < PER_TURN:
             self._urgent += 1
             begin()
+            self._meanwhile()
             return
         now_ns = self._clock.now_ns()
         refusal = self._lanes.offer(key, begin, 1, now_ns)
@@ -86,6 +87,7 @@ class Gate:
             )
         if not in_line:
             self._line_up(key, band, now_ns)
+        self._meanwhile()
 
     def _line_up(self, key: str, band: Band, now_ns: int) -> None:
         self._bands[key] = band

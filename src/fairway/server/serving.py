@@ -53,7 +53,7 @@ SWITCH_S: Final = 0.0001
 
 Python's own 5 ms would be most of a write's time under load: a write needs it several times.
 """
-TOLD_PER_TURN: Final = 16
+TOLD_PER_TURN: Final = 12
 """Writes answered in one turn of the loop: about half a millisecond of work."""
 COLLECT_AFTER: Final = (10_000, 20, 50)
 """How often the collector looks: almost nothing of a request is in a cycle."""

@@ -37,7 +37,8 @@ class Completions:
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[int, deque[tuple[Waiter, int]]] = {}
         self._turns: deque[int] = deque()  # the partitions in `_lanes`
-        self._waiting = 0
+        self.waiting = 0
+        """Callers to be told in the turns to come."""
         self._scheduled = False
         self._hasty = PerTurn()  # urgent callers told at once
 
@@ -61,11 +62,11 @@ class Completions:
             lane = self._lanes[partition] = deque()
             self._turns.append(partition)
         lane.extend(told)
-        self._waiting += len(told)
+        self.waiting += len(told)
 
     def tell(self) -> None:
         """Resolve the first few now, if none were in this turn, and the others in the next ones."""
-        if self._waiting and not self._scheduled:
+        if self.waiting and not self._scheduled:
             self._turn()
 
     def flush(self, partition: int) -> None:
@@ -73,7 +74,7 @@ class Completions:
         lane = self._lanes.pop(partition, None)
         if lane is not None:
             self._turns.remove(partition)
-            self._waiting -= len(lane)
+            self.waiting -= len(lane)
             for waiter, value in lane:
                 _resolve(waiter, value)
 
@@ -83,9 +84,9 @@ class Completions:
             self.flush(partition)
 
     def _turn(self) -> None:
-        left = self._waiting
+        left = self.waiting
         if self.per_turn is not None:
-            left = max(self.per_turn, self._waiting // CATCH_UP)
+            left = max(self.per_turn, self.waiting // CATCH_UP)
         lanes, turns = self._lanes, self._turns
         while left > 0 and turns:
             partition = turns.popleft()
@@ -95,7 +96,7 @@ class Completions:
                 waiter, last_key = lane.popleft()
                 _resolve(waiter, last_key)
             left -= share
-            self._waiting -= share
+            self.waiting -= share
             if lane:
                 turns.append(partition)
             else:

@@ -30,6 +30,14 @@ CROWD = 8  # that many offered during a group's work, and the loop is busy enoug
 class GroupOwner(Protocol[T]):
     """What the owner of the items does with them. Nothing here may raise for a failing store."""
 
+    def hurries(self) -> bool:
+        """Whether something waits that is not to linger."""
+        ...
+
+    def gathers(self) -> bool:
+        """Whether company is on its way in the loop's turns to come. Not for ever."""
+        ...
+
     def take(self, groups: Groups[int, T]) -> list[Drained[int, T]]:
         """Take the next group, with the owner's limits."""
         ...
@@ -82,7 +90,7 @@ class GroupService(Generic[T]):
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._under_way: list[list[Drained[int, T]]] = []
-        self._next: asyncio.Handle | None = None  # when the next group is taken
+        self._next: asyncio.Handle | None = None  # when the next group is to be taken
         self._lingering = False  # it is taken later than it could be
         self._busy = False  # a group will be taken, or as many as may be are under way
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -120,6 +128,11 @@ class GroupService(Generic[T]):
             self._lingering = False
             self._next = self._loop.call_soon(self._take)
 
+    def go_on(self) -> None:
+        """Take now what would be taken later, unless as many groups as may be are under way."""
+        if self._next is not None:
+            self._take()
+
     async def run(self) -> None:
         """Serve until cancelled. Whatever is still accepted then is abandoned, callers told."""
         self._running = True
@@ -150,14 +163,23 @@ class GroupService(Generic[T]):
         """Take the next group in the next turn, with what others offer in this one."""
         if self._running and len(self._under_way) < self._workers and self._next is None:
             self._busy = True
-            self._lingering = bool(self.linger_ns) and not self._closing
+            patient = not (self._closing or self._owner.hurries())
+            self._lingering = bool(self.linger_ns) and patient
             if self._lingering:
                 self._next = self._loop.call_later(self.linger_ns / 1e9, self._take)
             else:
-                self._next = self._loop.call_soon(self._take)
+                self._next = self._loop.call_soon(self._take_in_company)
+
+    def _take_in_company(self) -> None:
+        if self._owner.gathers() and not self._closing:
+            self._next = self._loop.call_soon(self._take_in_company)
+        else:
+            self._take()
 
     def _take(self) -> None:
-        self._next = None
+        if self._next is not None:
+            self._next.cancel()  # of no effect if it is what calls
+            self._next = None
         self._crowd = 0
         try:
             while len(self._under_way) < self._workers and (group := self._owner.take(self.groups)):
@@ -175,7 +197,7 @@ class GroupService(Generic[T]):
     def _served(self, group: list[Drained[int, T]], at_once: bool) -> None:
         self._settle(group)
         if self.groups.waiting_keys and self._running:
-            if at_once and self._next is None and not self.linger_ns:
+            if at_once:
                 self._take()
             else:
                 self._schedule()  # a turn's company makes fewer and larger groups

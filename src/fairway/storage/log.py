@@ -263,8 +263,8 @@ class Log:
         return self._open_writer().refused
 
     def press_on(self) -> None:
-        """If something urgent waits, hear now of what the store has done, not in the next turn, or
-        pause a moment so that it can go on.
+        """If something urgent waits: hear of what the store has done now, not a turn later; hand
+        it the next group; pause a moment so that it can go on.
 
         For whoever makes a turn of the loop long, between two of its parts. Without urgency it is
         better to wait: more comes together in the next group.

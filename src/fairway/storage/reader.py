@@ -118,6 +118,12 @@ class FairReader:
 
     # What the group service asks of its owner.
 
+    def hurries(self) -> bool:
+        return False
+
+    def gathers(self) -> bool:
+        return False
+
     def take(self, groups: Groups[int, _Read]) -> list[Drained[int, _Read]]:
         config = self.config
         return groups.take(keys=1, items=config.max_batch, size=config.lane.size)

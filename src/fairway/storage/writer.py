@@ -30,6 +30,7 @@ from fairway.runtime.clock import SYSTEM_CLOCK, Clock
 from fairway.storage.completions import Completions
 from fairway.storage.group_service import GroupService
 from fairway.storage.statistics import WriterStatistics, WriterTelemetry
+from fairway.storage.urgency import Urgency
 from fairway.storage.wal import INT_MAX, Entry, Operation, Tail
 
 if TYPE_CHECKING:
@@ -44,7 +45,6 @@ logger = logging.getLogger("fairway.log")
 
 MIB = 1024 * 1024
 WRITE_LANE = LaneLimits(items=4096, size=64 * MIB)
-PRESSED_BREATH_NS = 300_000  # how often a busy loop pauses for a write that is urgent
 ENTRY_OVERHEAD = Operation((Entry(1, b""),)).size
 
 
@@ -162,8 +162,7 @@ class FairWriter:
         self._lane_size_max = config.lane.size
         self._stopped = False
         self._deleted: set[int] = set()
-        self._breath_ns = 0  # when whoever presses on is to pause again
-        self._urgent: dict[int, _Pending] = {}  # the last urgent one of a partition, not written
+        self._urgent = Urgency(pool, clock)
         self._partitions = {number: _Partition(tail, exists=True) for number, tail in tails.items()}
         groups: Groups[int, _Pending] = Groups(
             config.lane,
@@ -193,16 +192,12 @@ class FairWriter:
 
     @property
     def pressed(self) -> bool:
-        """Whether something urgent waits to be written."""
-        return bool(self._urgent)
+        """Whether something urgent waits to be written, and few such came of late."""
+        return self._urgent.presses
 
     def press_on(self) -> None:
         """See `Log.press_on`."""
-        if self.pressed:
-            self._pool.collect()
-        if self.pressed and (now_ns := self._now_ns()) >= self._breath_ns:
-            self._pool.breathe(now_ns)
-            self._breath_ns = now_ns + PRESSED_BREATH_NS
+        self._urgent.press_on(self._service.go_on)
 
     @property
     def told_per_turn(self) -> int | None:
@@ -296,7 +291,7 @@ class FairWriter:
         state.last_key = last_key
         state.floor = floor
         if urgent:
-            self._urgent[partition] = item
+            self._urgent.accepted(partition, item, now_ns)
             self._service.hurry()
         if delete:
             self._refuse(partition)
@@ -390,6 +385,15 @@ class FairWriter:
 
     # What the group service asks of its owner.
 
+    def hurries(self) -> bool:
+        return self._urgent.waits
+
+    def gathers(self) -> bool:
+        # Those who are being told are the company: most of them ask for the next thing then.
+        if self._urgent.presses or not self._completions.waiting:
+            return False
+        return self._service.groups.depth < self.config.max_batch
+
     def take(self, groups: Groups[int, _Pending]) -> list[Drained[int, _Pending]]:
         config = self.config
         return groups.take(
@@ -446,7 +450,7 @@ class FairWriter:
         # With a full batch at hand nobody is worth waiting for: the store goes on while callers are
         # told. With less, those who are told now are the company that the next group waits for.
         waiting = self._service.groups.depth - sum(map(_count, group))
-        ahead = not failures and waiting >= self.config.max_batch
+        ahead = not (failures or self.linger_ns) and waiting >= self.config.max_batch
         if ahead:
             served(True)
         for part in group:
@@ -457,7 +461,7 @@ class FairWriter:
                 self._fail(part, failure)
         self._completions.tell()
         if not ahead:
-            served(False)
+            served(self.pressed)
 
     def _look_again(
         self, doubtful: list[int], failures: Mapping[int, FairwayError], then: Callable[[], None]
@@ -506,10 +510,8 @@ class FairWriter:
         state.exists = state.refusal is None
         state.written_key = newest.last_key
         state.written_floor = newest.floor
-        urgent = self._urgent.get(part.key)
-        if urgent is not None and any(item is urgent for item in part.items):
-            del self._urgent[part.key]
-        if self._completions.holds_back(part.key, len(part.items), urgent is not None):
+        urgent = self._urgent.written(part.key, part.items)
+        if self._completions.holds_back(part.key, len(part.items), urgent):
             self._completions.add(
                 part.key,
                 [(item.waiter, item.last_key) for item in part.items if item.waiter is not None],
@@ -528,7 +530,7 @@ class FairWriter:
     def _fail(self, part: Drained[int, _Pending], failure: FairwayError) -> None:
         # At once: whoever goes on before it knows would leave a hole where this was to be.
         self._completions.flush(part.key)
-        self._urgent.pop(part.key, None)
+        self._urgent.failed(part.key)
         behind = self._service.groups.withdraw(part.key)
         self._telemetry.failed(len(part.items) + len(behind))
         lost = sum(item.waiter is None for item in (*part.items, *behind))

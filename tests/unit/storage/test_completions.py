@@ -123,7 +123,7 @@ def test_a_backlog_cannot_grow_for_ever() -> None:
         for _ in range(200):  # ten times what a turn tells at least, in each turn
             completions.add(1, [(waiter, 0)] * (10 * PER_TURN))
             completions.tell()
-            most = max(most, completions._waiting)
+            most = max(most, completions.waiting)
             await asyncio.sleep(0)
         return most
 

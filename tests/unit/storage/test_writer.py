@@ -22,6 +22,7 @@ from fairway.errors import (
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.group_service import CROWD
 from fairway.storage.log import Log
+from fairway.storage.urgency import FEW, WINDOW_NS
 from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation
 from fairway.storage.wals.memory import MemoryWal
 from fairway.storage.writer import Durability, WriterConfig
@@ -696,3 +697,164 @@ def test_a_turn_pauses_for_the_thread_that_writes_while_something_urgent_waits(
     may_go_on.clear()
     asyncio.run(main(urgent=True))
     assert 1 <= len(pauses) <= 2
+
+
+class Client(asyncio.Future[int]):
+    """Whoever is told of a write and asks for the next one at once, as most clients do."""
+
+    def __init__(self, log: Log, partition: int, times: int) -> None:
+        super().__init__()
+        self._log = log
+        self._partition = partition
+        self._times = times
+
+    def set_result(self, key: int) -> None:
+        if key == self._times:
+            super().set_result(key)
+        else:
+            self.ask(key + 1)
+
+    def ask(self, key: int) -> None:
+        self._log.submit_for(self, self._partition, Operation((Entry(key, b"x"),)))
+
+
+def groups_under_way(log: Log) -> int:
+    writer = log._writer
+    assert writer is not None
+    return len(writer._service._under_way)
+
+
+def test_a_group_waits_for_those_who_are_still_being_told() -> None:
+    """They are told a few in each turn, and come again: one group instead of several small ones."""
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        log.told_per_turn = 8
+        clients = [Client(log, partition, 4) for partition in range(50)]
+        for client in clients:
+            client.ask(1)
+        await asyncio.gather(*clients)
+
+    wal = on_log(body)
+    assert [len(group) for _, group in wal.groups] == [50] * 4
+
+
+def test_a_group_does_not_wait_for_more_than_it_can_hold() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        log.told_per_turn = 1
+        told = [log.append(partition, b"x") for partition in range(30)]
+        await told[0]
+        for _ in range(4):
+            log.append(50, b"y")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not groups_under_way(log)
+        log.append(50, b"y")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert groups_under_way(log)
+        assert not told[-1].done()
+        await asyncio.gather(*told)
+
+    on_log(body, max_batch=5)
+
+
+@pytest.mark.parametrize("pressed_on", [True, False])
+def test_what_is_urgent_waits_neither_for_those_nor_for_the_next_turn(pressed_on: bool) -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        log.told_per_turn = 1
+        crowd = [log.append(partition, b"x") for partition in range(40)]
+        await crowd[0]
+        other = log.append(50, b"waits with it")
+        await asyncio.sleep(0)
+        urgent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        log.submit_for(urgent, 60, Operation((Entry(1, b"y"),)), urgent=True)
+        assert not groups_under_way(log), "it waits for those who are being told"
+        if pressed_on:
+            log.press_on()
+        else:
+            await asyncio.sleep(0)
+        assert groups_under_way(log)
+        assert not crowd[-1].done()
+        await asyncio.gather(urgent, other, *crowd)
+
+    wal = on_log(body)
+    assert wal.groups[1][1] == {50: [1], 60: [1]}
+
+
+def test_the_group_of_something_urgent_follows_in_the_turn_that_hears_of_the_one_before() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        seen: list[int] = []
+
+        class First(asyncio.Future[int]):
+            def set_result(self, key: int) -> None:
+                asyncio.get_running_loop().call_soon(lambda: seen.append(groups_under_way(log)))
+                super().set_result(key)
+
+        for urgent in (True, False):
+            first, second = First(), asyncio.get_running_loop().create_future()
+            log.submit_for(first, 1, Operation.appending(2 - urgent, b"x", 0))
+            await under_way(log)
+            log.submit_for(second, 2, Operation.appending(2 - urgent, b"x", 0), urgent=urgent)
+            await asyncio.gather(first, second)
+        assert seen == [1, 0], "others wait a turn for company"
+
+    on_log(body)
+
+
+def test_a_group_with_something_urgent_follows_at_once_however_long_others_linger() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        loop = asyncio.get_running_loop()
+        begin = loop.time()
+        for count in (FEW, FEW + 1):  # few, and so many that they do not press
+            first = loop.create_future()
+            log.submit_for(first, 1, Operation((Entry(count, b"y"),)), urgent=True)
+            await under_way(log)
+            urgent = [loop.create_future() for _ in range(count)]
+            for partition, waiter in enumerate(urgent):
+                operation = Operation((Entry(count, b"y"),))
+                log.submit_for(waiter, 100 + partition, operation, urgent=True)
+            await asyncio.gather(first, *urgent)
+        assert loop.time() - begin < 0.1, "the time of four writes"
+        begin = loop.time()
+        await log.append(1, b"x")
+        assert loop.time() - begin >= 1, "the others linger"
+
+    on_log(body, linger_ns=1_000_000_000)
+
+
+def test_where_much_is_urgent_nothing_presses() -> None:
+    """Then large groups are worth more; and it is over when a while has passed with little."""
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        writer = log._writer
+        assert writer is not None
+        loop = asyncio.get_running_loop()
+        key = 0
+
+        def submit() -> asyncio.Future[int]:
+            nonlocal key
+            key += 1
+            waiter: asyncio.Future[int] = loop.create_future()
+            log.submit_for(waiter, 2, Operation((Entry(key, b"y"),)), urgent=True)
+            return waiter
+
+        waiters = [submit() for _ in range(FEW)]
+        assert writer.pressed
+        waiters.append(submit())
+        assert not writer.pressed
+        await asyncio.gather(*waiters)
+        await asyncio.sleep(WINDOW_NS / 1e9)
+        waiter = submit()
+        assert not writer.pressed, "there were many in the window before"
+        await waiter
+        await asyncio.sleep(WINDOW_NS / 1e9)
+        waiter = submit()
+        assert writer.pressed
+        await waiter
+        await asyncio.gather(*(submit() for _ in range(FEW + 1)))
+        await asyncio.sleep(2 * WINDOW_NS / 1e9)
+        waiter = submit()
+        assert writer.pressed, "that was long ago"
+        await waiter
+
+    on_log(body, latency_ns=(1000, 1000))
