@@ -19,7 +19,8 @@ from fairway.jobs.kinds import Order
 from fairway.jobs.store import Cursor
 from fairway.topics.handle import consumed
 from fairway.topics.writing import NewBatch, Position
-from fairway.wire.topics import check_name, parse_records
+from fairway.wire.records import parse_records
+from fairway.wire.topics import check_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -107,10 +108,8 @@ class EffectDestinations:
         for each in effects:
             tag = b"" if each.tag is None else b',"tag":' + _encode(each.tag)
             parts.append(b'{"data":%b%b}' % (each.data, tag))
-        raw, records = parse_records(b"[%b]" % b",".join(parts))
         new = NewBatch(
-            raw=raw,
-            records=records,
+            records=parse_records(b"[%b]" % b",".join(parts)),
             # Whoever writes to topics owns the log, so nobody can come in between here.
             position=None if position is None else Position(*position[:3]),
             patient=True,

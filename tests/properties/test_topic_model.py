@@ -10,10 +10,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fairway.topics.batch import VERSION, Batch, batch_size, size_of
+from fairway.topics.batch import VERSION, Batch, size_of
 from fairway.topics.match import TagMatch
 from fairway.topics.topic import Topic, decode_snapshot, encode_snapshot
-from fairway.wire.topics import TopicConfig, parse_records
+from fairway.wire.records import decode_records, parse_records
+from fairway.wire.topics import TopicConfig
 
 TAGS = st.sampled_from([None, "a", "ab", "b"])
 State = Literal["live", "lost", "deleted"]
@@ -63,13 +64,12 @@ class TopicMachine(RuleBasedStateMachine):
     def append(self, tags: list[str | None], pad: int, node: bool) -> None:
         first, ts = self.topic.place(len(tags), self.now_ms)
         records = [{"data": "x" * pad} | ({"tag": tag} if tag else {}) for tag in tags]
-        raw, parsed = parse_records(msgspec.json.encode(records))
+        parsed = parse_records(msgspec.json.encode(records))
         name = "host" if node else None
-        size, _ = batch_size(parsed, name)
-        batch = Batch(VERSION, first, len(tags), ts, size, raw, name)
+        batch = Batch(VERSION, first, len(tags), ts, parsed.size(name), parsed.raw, name)
         self.topic.publish(batch)
         self.batches.append(batch)
-        for seq, record in enumerate(parsed, first):
+        for seq, record in enumerate(decode_records(parsed.raw), first):
             self.twin.states[seq] = "live"
             self.twin.facts[seq] = (ts, size_of(record, name), record.tag)
         self.evict()

@@ -95,7 +95,7 @@ def shown_before_it_is_durable() -> Iterator[None]:
             return real(self, topic, new)
         config = topic.config
         topic.config = msgspec.structs.replace(config, durability="memory")
-        topic.reserved = max(topic.reserved, topic.assigned + len(new.records))
+        topic.reserved = max(topic.reserved, topic.assigned + new.records.count)
         try:
             return real(self, topic, new)
         finally:
@@ -112,7 +112,7 @@ def seqs_are_not_reserved() -> Iterator[None]:
     async def pretend(self: Writing, topic: Topic, count: int) -> None:
         topic.reserved = max(topic.reserved, topic.assigned + count)
 
-    with patch.object(Writing, "_reserve", pretend):
+    with patch.object(Writing, "reserve", pretend):
         yield
 
 

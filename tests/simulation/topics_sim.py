@@ -37,7 +37,8 @@ from fairway.topics.reading import Selection
 from fairway.topics.retention import RetentionConfig
 from fairway.topics.watching import View
 from fairway.topics.writing import NewBatch, Position
-from fairway.wire.topics import TopicPatch, parse_records
+from fairway.wire.records import decode_records, parse_records
+from fairway.wire.topics import TopicPatch
 from tests.support.promises import Broken, broken_by, demand
 from tests.support.topics import PLAIN, Forced
 
@@ -136,9 +137,9 @@ class World:
             {"data": [number, at, pad], **({} if tag is None else {"tag": tag})}
             for at, tag in enumerate(tags)
         ]
-        raw, parsed = parse_records(msgspec.json.encode(records))
-        made.sizes = [size_of(record, None) for record in parsed]
-        return made, NewBatch(raw=raw, records=parsed)
+        parsed = parse_records(msgspec.json.encode(records))
+        made.sizes = [size_of(record, None) for record in decode_records(parsed.raw)]
+        return made, NewBatch(records=parsed)
 
 
 class Consumer:
@@ -510,11 +511,9 @@ async def repeat(
         {"data": [attempt.number, at, ""], **({} if tag is None else {"tag": tag})}
         for at, tag in enumerate(attempt.tags)
     ]
-    raw, parsed = parse_records(msgspec.json.encode(records))
-    attempt.sizes = [size_of(record, None) for record in parsed]
-    await carry_out(
-        world, topics, topic, attempt, NewBatch(raw=raw, records=parsed, **options), again=True
-    )
+    parsed = parse_records(msgspec.json.encode(records))
+    attempt.sizes = [size_of(record, None) for record in decode_records(parsed.raw)]
+    await carry_out(world, topics, topic, attempt, NewBatch(records=parsed, **options), again=True)
 
 
 async def produce(world: World, topics: Topics, sampler: Forced) -> None:

@@ -16,7 +16,7 @@ from fairway.storage.wals.memory import MemoryWal
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.watching import View
 from fairway.topics.writing import NewBatch
-from fairway.wire.topics import parse_records
+from fairway.wire.records import parse_records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -35,8 +35,7 @@ def new(*data: Any, tag: str | None = None, **options: Any) -> NewBatch:
     for one in data:
         value, own = one if isinstance(one, tuple) else (one, tag)
         records.append({"data": value} if own is None else {"data": value, "tag": own})
-    raw, parsed = parse_records(msgspec.json.encode(records))
-    return NewBatch(raw=raw, records=parsed, **options)
+    return NewBatch(records=parse_records(msgspec.json.encode(records)), **options)
 
 
 class Plain:

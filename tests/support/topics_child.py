@@ -83,7 +83,7 @@ async def main(place: str, seed: str, plant: str = "") -> None:
         def early(self: Writing, topic: Any, new: Any, enqueue: Any = Writing.enqueue) -> Any:
             config = topic.config
             topic.config = msgspec.structs.replace(config, durability="memory")
-            topic.reserved = max(topic.reserved, topic.assigned + len(new.records))
+            topic.reserved = max(topic.reserved, topic.assigned + new.records.count)
             try:
                 return enqueue(self, topic, new)
             finally:

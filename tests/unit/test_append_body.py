@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fairway.errors import InvalidRequest
 from fairway.server.exchange import parse
 from fairway.server.topics_api import _APPEND, _PLAIN, _parse_plain
-from fairway.wire.topics import AppendRequest, parse_records
+from fairway.wire.records import parse_records
+from fairway.wire.topics import AppendRequest
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=4),

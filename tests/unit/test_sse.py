@@ -25,7 +25,8 @@ from fairway.topics.batch import VERSION, Batch, Projection
 from fairway.topics.reading import EVERYTHING, select
 from fairway.topics.topic import Gap, Topic
 from fairway.topics.watching import View
-from fairway.wire.topics import TopicConfig, parse_records
+from fairway.wire.records import parse_records
+from fairway.wire.topics import TopicConfig
 
 NUMBERS = st.integers(0, 2**63 - 1)
 EPOCHS = st.dictionaries(NUMBERS, NUMBERS, max_size=40)
@@ -94,11 +95,11 @@ def test_no_record_breaks_a_line(
     with suppress(UnicodeEncodeError):  # half a surrogate, which a client cannot even send
         body = json.dumps(records, indent=indent, ensure_ascii=ascii_only).encode()
         try:
-            raw, parsed = parse_records(body)
+            parsed = parse_records(body)
         except InvalidRequest:
             return
-        batch = Batch(VERSION, 1, len(parsed), 5, 0, raw, None, trace)
-        held = topic(head=len(parsed))
+        batch = Batch(VERSION, 1, parsed.count, 5, 0, parsed.raw, None, trace)
+        held = topic(head=parsed.count)
         found, _ = select(held, [batch], 0, held.head, 100, 1 << 20, EVERYTHING)
         view = View(SHARED, projection=Projection(tags=True))
         event = SHARED.records(held, found, 0, held.head, view).bare
@@ -114,10 +115,10 @@ def test_no_record_breaks_a_line(
 @given(st.binary(max_size=60))
 def test_what_is_accepted_as_records_is_one_line_of_json(tail: bytes) -> None:
     with suppress(InvalidRequest):
-        raw, records = parse_records(b'[{"data":' + tail)
-        assert b"\n" not in raw
-        assert b"\r" not in raw
-        assert len(json.loads(raw)) == len(records)
+        records = parse_records(b'[{"data":' + tail)
+        assert b"\n" not in records.raw
+        assert b"\r" not in records.raw
+        assert len(json.loads(records.raw)) == records.count
 
 
 def test_events_of_one_topic_carry_their_id_and_those_of_several_do_not() -> None:

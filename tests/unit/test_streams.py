@@ -24,7 +24,7 @@ from fairway.errors import (
 from fairway.server.auth import ANYONE, Identity
 from fairway.server.streams import events, protocol
 from fairway.server.streams.app import StreamsApp
-from fairway.server.streams.content import PIECE_BYTES, Content, joined, piece_of
+from fairway.server.streams.content import PIECE_BYTES, joined, piece_of, records_of
 from fairway.server.streams.live import StreamsConfig
 from fairway.server.streams.protocol import AppendRequest, Offset, Producer
 from fairway.server.streams.stored import StreamMeta
@@ -34,6 +34,7 @@ from fairway.testing import run
 from fairway.topics.engine import TopicsConfig
 from fairway.topics.retention import RetentionConfig
 from fairway.topics.topic import Topic
+from fairway.wire.records import decode_records
 from fairway.wire.topics import TopicConfig, TopicPatch
 from tests.support.streams import Answer, Client, streams_on
 from tests.support.topics import new, topics_on
@@ -214,17 +215,17 @@ def test_what_is_not_utf8_is_not_waited_for_for_ever() -> None:
 
 @given(st.binary(min_size=1, max_size=100))
 def test_bytes_come_back_as_they_were(body: bytes) -> None:
-    content = Content.of(body, json=False)
+    content = records_of(body, json=False)
     assert json.loads(content.raw) == [{"data": base64.b64encode(body).decode()}]
-    pieces = [piece_of(bytes(record.data), json=False) for record in content.records]
+    pieces = [piece_of(bytes(record.data), json=False) for record in decode_records(content.raw)]
     assert joined(pieces, json=False) == body
 
 
 def test_a_large_body_is_several_records_of_one_append() -> None:
     body = bytes(range(256)) * (PIECE_BYTES // 100)
-    content = Content.of(body, json=False)
-    assert len(content.records) == 3
-    pieces = [piece_of(bytes(record.data), json=False) for record in content.records]
+    content = records_of(body, json=False)
+    assert content.count == 3
+    pieces = [piece_of(bytes(record.data), json=False) for record in decode_records(content.raw)]
     assert joined(pieces, json=False) == body
 
 
@@ -240,19 +241,19 @@ def test_a_large_body_is_several_records_of_one_append() -> None:
     ],
 )
 def test_json_is_flattened_one_level(body: bytes, messages: list[str]) -> None:
-    content = Content.of(body, json=True)
-    assert [bytes(record.data).decode() for record in content.records] == messages
+    content = records_of(body, json=True)
+    assert [bytes(record.data).decode() for record in decode_records(content.raw)] == messages
 
 
 @pytest.mark.parametrize("body", [b"{", b"1 2", b'1},{"data":2', b"[1,]", b'"\xff"', b'"a\nb"'])
 def test_what_is_not_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        Content.of(body, json=True)
+        records_of(body, json=True)
 
 
 def test_too_many_messages_are_a_payload_too_large() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        Content.of(b"[" + b"1," * 10_000 + b"1]", json=True)
+        records_of(b"[" + b"1," * 10_000 + b"1]", json=True)
     assert refused.value.code == "payload_too_large"
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 
-from fairway.topics.batch import VERSION, Batch, batch_size
+from fairway.topics.batch import VERSION, Batch
 from fairway.topics.match import TagMatch
 from fairway.topics.topic import Gap, Hole, Topic
-from fairway.wire.topics import TopicConfig, parse_records
+from fairway.wire.records import parse_records
+from fairway.wire.topics import TopicConfig
 
 
 def topic_with(*counts: int, **config: int) -> tuple[Topic, list[Batch]]:
     topic = Topic("t", 1, TopicConfig(**config))  # type: ignore[arg-type]
     batches = []
     for count in counts:
-        raw, records = parse_records(b'[{"data":1}' + b',{"data":1}' * (count - 1) + b"]")
+        records = parse_records(b'[{"data":1}' + b',{"data":1}' * (count - 1) + b"]")
         first, ts = topic.place(count, 1000)
-        batches.append(Batch(VERSION, first, count, ts, batch_size(records, None)[0], raw))
+        batches.append(Batch(VERSION, first, count, ts, records.size(None), records.raw))
         topic.publish(batches[-1])
     topic.check()
     return topic, batches

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairway.errors import Corrupt, InvalidRequest, UnknownFormat
 from fairway.topics.batch import (
@@ -14,23 +16,24 @@ from fairway.topics.batch import (
     Batch,
     Projection,
     Record,
-    batch_size,
     decode_batch,
     encode_batch,
     encode_new,
     encode_record,
     size_of,
 )
-from fairway.wire.topics import (
+from fairway.wire.records import (
     META_BYTES_MAX,
     META_KEYS_MAX,
     NODE_BYTES_MAX,
     RECORD_BYTES_MAX,
     RECORDS_MAX,
     TAG_BYTES_MAX,
-    check_name,
+    Records,
+    decode_records,
     parse_records,
 )
+from fairway.wire.topics import check_name
 
 
 def refused(raw: bytes) -> InvalidRequest:
@@ -56,8 +59,9 @@ GOOD = [
 
 @pytest.mark.parametrize("raw", GOOD)
 def test_records_stay_as_they_were_spelled(raw: bytes) -> None:
-    kept, records = parse_records(raw)
+    kept = parse_records(raw).raw
     assert kept == raw
+    records = decode_records(kept)
     assert json.loads(kept)
     for record, wanted in zip(records, json.loads(raw), strict=True):
         assert json.loads(bytes(record.data)) == wanted["data"]
@@ -111,7 +115,8 @@ def test_what_is_not_a_list_of_records_is_refused(raw: bytes) -> None:
 
 def test_line_breaks_between_tokens_are_taken_out() -> None:
     """A record goes out in one line of an event stream."""
-    kept, records = parse_records(b'[\r\n {"data":\n {"a": [1,\n 2]}, "tag": "t"}\n]')
+    kept = parse_records(b'[\r\n {"data":\n {"a": [1,\n 2]}, "tag": "t"}\n]').raw
+    records = decode_records(kept)
     assert b"\n" not in kept
     assert b"\r" not in kept
     assert bytes(records[0].data) == b'{"a":[1,2]}'
@@ -185,9 +190,9 @@ def test_bad_names(name: str) -> None:
 
 
 def batch_of(raw: bytes, **options: Any) -> Batch:
-    raw, records = parse_records(raw)
-    node = options.get("node")
-    return Batch(VERSION, 5, len(records), 99, batch_size(records, node)[0], raw, **options)
+    records = parse_records(raw)
+    size = records.size(options.get("node"))
+    return Batch(VERSION, 5, records.count, 99, size, records.raw, **options)
 
 
 @pytest.mark.parametrize("raw", GOOD)
@@ -200,17 +205,43 @@ def test_a_batch_is_read_as_it_was_written(raw: bytes) -> None:
 
 
 def test_sizes_add_up() -> None:
-    raw, records = parse_records(
+    raw = (
         b'[{"data":[1]},{"data":2,"tag":"ab"},{"data":3,"node":"xyz","meta":{"a":1}},'
         b'{"data":3,"meta":null}]'
     )
-    for node in (None, "host"):
-        size = sum(size_of(record, node) for record in records)
-        assert batch_size(records, node) == (size, any(one.tag is not None for one in records))
+    records = decode_records(raw)
     assert [size_of(record, None) for record in records] == [27, 27, 24 + 1 + 3 + 7, 24 + 1 + 4]
     assert size_of(records[0], "host") == 31
     assert size_of(records[2], "host") == size_of(records[2], None)
-    assert raw.startswith(b"[")
+
+
+SPELLED = st.sampled_from(
+    [
+        b'{"data":1}',
+        b'{ "data" : [ 1 ] }',
+        b'{"data":"\xc3\xa9"}',
+        b'{"data":{"a":[%b]}}' % b",".join([b"[]"] * 200),
+        b'{"data":%b1%b}' % (b"[" * 100, b"]" * 100),
+        b'{"data":2,"tag":"\xc3\xa9"}',
+        b'{"data":2,"tag":null}',
+        b'{"tag":"","data":2}',
+        b'{"data":3,"node":"xyz","meta":{"a":1}}',
+        b'{"data":3,"meta":null}',
+    ]
+)
+
+
+@given(st.lists(SPELLED, min_size=1, max_size=6), st.sampled_from([None, "host"]))
+def test_what_a_batch_counts_for_is_the_sum_of_its_records(
+    spelled: list[bytes], node: str | None
+) -> None:
+    raw = b"[%b]" % b" ,".join(spelled)
+    records, each = parse_records(raw), decode_records(raw)
+    assert records.raw == raw
+    assert records.count == len(each)
+    assert records.size(node) == sum(size_of(record, node) for record in each)
+    assert records.tagged == any(record.tag is not None for record in each)
+    assert records == Records.of(raw, each)
 
 
 @pytest.mark.parametrize(
@@ -241,8 +272,7 @@ def test_what_is_taken_can_be_read_however_deep_it_is_nested(
 
     deepest = max(levels for levels in range(0, 2000, 5) if taken(levels))
     assert deepest > 400
-    raw, records = parse_records(nested(deepest))
-    assert read(Batch(VERSION, 1, 1, 0, batch_size(records, None)[0], raw), 200) == 1
+    assert read(Batch(VERSION, 1, 1, 0, 0, parse_records(nested(deepest)).raw), 200) == 1
 
 
 def test_what_is_not_a_batch_is_told() -> None:
@@ -283,7 +313,7 @@ def test_a_record_on_its_way_out() -> None:
 def test_a_copy_is_what_its_writer_would_have_sent(keep: bool) -> None:
     record = Record(7, 1000, b'{"a":1}', 'quote"', "né", b'{"m":2}')
     raw = b"[%b]" % encode_new(record, keep_tag=keep, keep_node=keep)
-    (copy,) = parse_records(raw)[1]
+    (copy,) = decode_records(parse_records(raw).raw)
     assert bytes(copy.data) == record.data
     assert (copy.tag, copy.node) == ((record.tag, record.node) if keep else (None, None))
     assert bytes(copy.meta) == record.meta

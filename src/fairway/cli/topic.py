@@ -24,7 +24,8 @@ from fairway.cli.remote import (
 from fairway.client.bulk import BATCH_RECORDS
 from fairway.client.clock import SYSTEM_CLOCK
 from fairway.client.exchange import AUTO
-from fairway.wire.topics import LIMIT_DEFAULT, LIMIT_MAX, RECORDS_MAX
+from fairway.wire.records import RECORDS_MAX
+from fairway.wire.topics import LIMIT_DEFAULT, LIMIT_MAX
 
 if TYPE_CHECKING:
     from fairway.client import Page, TopicHandle

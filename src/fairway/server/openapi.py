@@ -9,9 +9,9 @@ import msgspec
 
 from fairway.server.exchange import FALSE, TRUE
 from fairway.wire.jobs import TEXT_MAX, StatusName
+from fairway.wire.records import RECORDS_MAX
 from fairway.wire.topics import (
     INT_MAX,
-    RECORDS_MAX,
     AppendRequest,
     DiffReply,
     ErrorReply,

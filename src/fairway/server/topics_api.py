@@ -15,6 +15,7 @@ from fairway.topics.batch import Projection, encode_record
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.writing import NewBatch
+from fairway.wire.records import parse_records
 from fairway.wire.topics import (
     LIMIT_DEFAULT,
     LIMIT_MAX,
@@ -40,7 +41,6 @@ from fairway.wire.topics import (
     TopicSummary,
     check_name,
     check_writer,
-    parse_records,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fairway.topics.engine import Diff
     from fairway.topics.outcome import Appended
     from fairway.topics.topic import Topic
-    from fairway.wire.topics import NewRecord
+    from fairway.wire.records import Records
 
 _APPEND = msgspec.json.Decoder(AppendRequest)
 _DIFF = msgspec.json.Decoder(DiffRequest)
@@ -110,7 +110,7 @@ def _read_append(
     identity.require("write", topic)
     if message.config is not None:
         identity.require("admin", topic)  # as for PUT: a writer does not set its own priority
-    raw, records = parsed if parsed is not None else parse_records(bytes(message.records))
+    records = parsed if parsed is not None else parse_records(bytes(message.records))
     node, key = message.node, message.idempotency_key
     if key is None and b"idempotency-key" in headers:
         key = request.header(b"idempotency-key")
@@ -118,9 +118,8 @@ def _read_append(
         check_writer(node, key)
     trace = request.header(b"traceparent") if b"traceparent" in headers else None
     if identity.quota is not UNLIMITED:
-        host.charge(identity, topic, records=len(records), size=len(raw))
+        host.charge(identity, topic, records=records.count, size=len(records.raw))
     return message, NewBatch(
-        raw=raw,
         records=records,
         node=node,
         key=key,
@@ -129,7 +128,7 @@ def _read_append(
     )
 
 
-def _parse_plain(body: bytes) -> tuple[bytes, list[NewRecord]] | None:
+def _parse_plain(body: bytes) -> Records | None:
     """The records of a body that has nothing else in it, which most have; None for any other.
 
     What is left between these ends is a JSON array if and only if the body is such an object, so

@@ -28,7 +28,8 @@ from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
 from fairway.topics.watching import View
 from fairway.topics.writing import NewBatch
-from fairway.wire.topics import LIMIT_MAX, Count, Match, check_name, check_writer, parse_records
+from fairway.wire.records import parse_records
+from fairway.wire.topics import LIMIT_MAX, Count, Match, check_name, check_writer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -231,10 +232,12 @@ class Socket:
 
     async def _publish(self, request: Publish) -> bytes:
         self._identity.require("write", request.topic)
-        raw, records = parse_records(bytes(request.records))
+        records = parse_records(bytes(request.records))
         check_writer(request.node, request.idempotency_key)
-        self._host.charge(self._identity, request.topic, records=len(records), size=len(raw))
-        new = NewBatch(raw=raw, records=records, node=request.node, key=request.idempotency_key)
+        self._host.charge(
+            self._identity, request.topic, records=records.count, size=len(records.raw)
+        )
+        new = NewBatch(records=records, node=request.node, key=request.idempotency_key)
         topic, appended, created = await self._host.topics.append(
             request.topic, new, create=request.create, owner=self._identity.name
         )

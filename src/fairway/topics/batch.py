@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from fairway.errors import Corrupt, UnknownFormat
-from fairway.wire.topics import NewRecord
+from fairway.wire.records import RECORD_OVERHEAD, NewRecord, decode_records
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 VERSION: Final = 1
-RECORD_OVERHEAD: Final = 24
-"""Bytes each record counts against `cap_bytes` beside its own: its seq, its time, its place."""
 
 
 class Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -45,12 +43,11 @@ class Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return self.first_seq + self.count - 1
 
     def parse(self) -> list[NewRecord]:
-        return _RECORDS.decode(self.records)
+        return decode_records(self.records)
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(Batch)
-_RECORDS = msgspec.json.Decoder(list[NewRecord])
 
 encode_batch = _ENCODER.encode
 
@@ -74,21 +71,6 @@ def size_of(record: NewRecord, node: str | None) -> int:
     size += len(record.meta)
     node = record.node if record.node is not None else node
     return size + len(node) if node is not None else size
-
-
-def batch_size(records: Sequence[NewRecord], node: str | None) -> tuple[int, bool]:
-    """The sum of `size_of`, for the common case without a call each; and whether one has a tag."""
-    size = RECORD_OVERHEAD * len(records)
-    default = len(node) if node is not None else 0
-    tagged = False
-    for record in records:
-        size += len(record.data) + (len(record.node) if record.node is not None else default)
-        if record.tag is not None:
-            size += len(record.tag)
-            tagged = True
-        if record.meta:
-            size += len(record.meta)
-    return size, tagged
 
 
 class Record(NamedTuple):

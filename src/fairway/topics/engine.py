@@ -27,7 +27,7 @@ from fairway.runtime.telemetry import Telemetry
 from fairway.storage.catalog import Catalog
 from fairway.storage.wal import Operation
 from fairway.topics import names
-from fairway.topics.batch import batch_size, decode_batch
+from fairway.topics.batch import decode_batch
 from fairway.topics.changes import TOPIC, Changes
 from fairway.topics.delivery import Delivery, DeliveryConfig
 from fairway.topics.idempotency import KeyMemory
@@ -563,10 +563,10 @@ class Topics:
     def _check_fits(self, name: str, patch: TopicPatch | None, new: NewBatch) -> None:
         """Refuse the first append to a topic before the topic is made for it."""
         config = self._registry.config(patch)
-        size, _ = batch_size(new.records, new.node)
+        count, size = new.records.count, new.records.size(new.node)
         empty = Topic(name, 0, config)
-        if config.discard == "reject" and empty.would_overflow(len(new.records), size):
-            raise TopicFull(f"topic {name!r} could not hold {len(new.records):,} records")
+        if config.discard == "reject" and empty.would_overflow(count, size):
+            raise TopicFull(f"topic {name!r} could not hold {count:,} records")
 
     def stop_admitting(self) -> None:
         """Refuse new work from now on, and let whoever waits for something new go."""

@@ -14,7 +14,8 @@ from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
 from fairway.topics.watching import View, Watcher
 from fairway.topics.writing import NewBatch
-from fairway.wire.topics import Match, TopicPatch, check_writer, parse_records
+from fairway.wire.records import parse_records
+from fairway.wire.topics import Match, TopicPatch, check_writer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -118,8 +119,7 @@ class TopicHandle(Generic[T]):
         if meta is not None:
             extra += b',"meta":' + encode(meta)
         raw = b"[%b]" % b",".join(b'{"data":%b%b}' % (encode(value), extra) for value in values)
-        raw, records = parse_records(raw)
-        new = NewBatch(raw=raw, records=records, node=node, key=key, patient=wait_for_room)
+        new = NewBatch(records=parse_records(raw), node=node, key=key, patient=wait_for_room)
         _, appended, _ = await self._app.topics.append(self.name, new, config=self.patch)
         return appended
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fairway.errors import Corrupt, NotFound
 from fairway.topics.batch import Record, decode_batch
-from fairway.wire.topics import NULL
+from fairway.wire.records import NULL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

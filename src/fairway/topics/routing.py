@@ -20,13 +20,14 @@ import msgspec
 
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import FairwayError
-from fairway.topics.batch import RECORD_OVERHEAD, Record, encode_new
+from fairway.topics.batch import Record, encode_new
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import Selection
 from fairway.topics.topic import Gap, Topic
 from fairway.topics.watching import View, Watcher
 from fairway.topics.writing import NewBatch, Position
-from fairway.wire.topics import NewRecord, RouterConfig, RouterState
+from fairway.wire.records import RECORD_OVERHEAD, Records, decode_records
+from fairway.wire.topics import RouterConfig, RouterState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -41,7 +42,6 @@ PASSED_ON: Final = ("source_trim", "mixed")
 """Reasons of a gap that may have come through a router."""
 IN_FLIGHT_MAX: Final = 64
 RETRY: Final = BackoffConfig(base_ns=10_000_000, cap_ns=1_000_000_000, jitter=0.0)
-_RECORDS = msgspec.json.Decoder(list[NewRecord])
 _hops = attrgetter("hops")
 
 
@@ -197,8 +197,7 @@ class Router:
             for record in records
         )
         return NewBatch(
-            raw=raw,
-            records=_RECORDS.decode(raw),
+            records=Records.of(raw, decode_records(raw)),
             position=position,
             trace=records[-1].trace,
             hops=records[-1].hops + 1,
@@ -248,13 +247,8 @@ class Router:
         assert watcher is not None
         try:
             dest = await self._engine.topic_for_router(self.config)
-            batch = NewBatch(
-                raw=b"",
-                records=[None] * count,  # type: ignore[list-item]
-                position=Position(self.producer, watcher.topic.epoch, 0),
-            )
             known = await self._engine.writing.position_of(dest, self.producer)
-            await self._engine.writing.prepare(dest, batch)
+            await self._engine.writing.reserve(dest, count)
         except FairwayError as error:
             self._preparing = False
             self._failed(error)

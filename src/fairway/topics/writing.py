@@ -29,7 +29,7 @@ from fairway.runtime.clock import sleep_ns
 from fairway.storage.wal import NO_META, Entry, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
-from fairway.topics.batch import VERSION, Batch, batch_size, encode_batch
+from fairway.topics.batch import VERSION, Batch, encode_batch
 from fairway.topics.live import Doubt, Write
 from fairway.topics.names import SeenKey
 from fairway.topics.once import Once
@@ -37,7 +37,7 @@ from fairway.topics.outcome import Appended, Told, fail
 from fairway.topics.topic import RESERVE_SEQS, Gap, encode_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from fairway.runtime.clock import Clock
     from fairway.storage.log import Log
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from fairway.topics.tail import HotBytes
     from fairway.topics.topic import Topic
     from fairway.topics.writability import Writability
-    from fairway.wire.topics import LossReason, NewRecord
+    from fairway.wire.records import Records
+    from fairway.wire.topics import LossReason
 
 logger = logging.getLogger("fairway.topics")
 
@@ -74,10 +75,9 @@ class Position:
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """An append that is to be made. `raw` is the JSON array that `records` was parsed from."""
+    """An append that is to be made."""
 
-    raw: bytes
-    records: Sequence[NewRecord]
+    records: Records
     node: str | None = None
     key: str | None = None
     position: Position | None = None
@@ -146,7 +146,7 @@ class Writing:
         if new.position is not None:
             await self.position_of(topic, new.position.producer)
         if topic.weak and not new.patient:
-            await self._reserve(topic, len(new.records))
+            await self.reserve(topic, new.records.count)
 
     async def position_of(self, topic: Topic, producer: str) -> tuple[int, int] | None:
         """The (epoch, number) of a producer's last append, or None if it never made one."""
@@ -188,8 +188,8 @@ class Writing:
             if known is not None and (position.epoch, position.number) <= known:
                 reply.set_result(Appended(topic.head, topic.head, deduped=True))
                 return
-        count = len(new.records)
-        size, tagged = batch_size(new.records, new.node)
+        records = new.records
+        count, tagged, size = records.count, records.tagged, records.size(new.node)
         config = topic.config
         if config.discard == "reject" and topic.would_overflow(count, size):
             raise TopicFull(
@@ -198,7 +198,7 @@ class Writing:
         assert not topic.weak or topic.assigned + count <= topic.reserved, "seqs are not reserved"
         before = topic.assigned
         first, ts = topic.place(count, self._clock.wall_ns() // 1_000_000)
-        batch = Batch(VERSION, first, count, ts, size, new.raw, new.node, new.trace, new.hops)
+        batch = Batch(VERSION, first, count, ts, size, records.raw, new.node, new.trace, new.hops)
         last = first + count - 1
         answer = Appended(first, last)
         # Nothing is seen before what was numbered before it, whatever the class was then.
@@ -427,7 +427,7 @@ class Writing:
 
     async def _enqueue_patiently(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
         """Wait for room up to a deadline; how much may wait is bounded too."""
-        size = len(new.raw)
+        size = len(new.records.raw)
         if self._patient_bytes + size > PATIENT_BYTES_MAX:
             raise Unavailable("too many writes wait for room already")
         self._patient_bytes += size
@@ -436,7 +436,7 @@ class Writing:
             while True:
                 try:
                     if topic.weak:
-                        await self._reserve(topic, len(new.records))
+                        await self.reserve(topic, new.records.count)
                     return self.enqueue(topic, new)
                 except Backpressure as refusal:
                     if self._clock.now_ns() + refusal.retry_after_ns > deadline_ns:
@@ -448,7 +448,7 @@ class Writing:
         finally:
             self._patient_bytes -= size
 
-    async def _reserve(self, topic: Topic, count: int) -> None:
+    async def reserve(self, topic: Topic, count: int) -> None:
         """Make sure that the next `count` seqs will not be given out again after a crash."""
         live = self._live(topic)
         while topic.weak and topic.assigned + count > topic.reserved:

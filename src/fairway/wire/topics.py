@@ -13,14 +13,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from fairway.errors import InvalidRequest
+from fairway.wire.records import NODE_BYTES_MAX
 
-RECORDS_MAX: Final = 10_000
-RECORD_BYTES_MAX: Final = 1024 * 1024
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-META_BYTES_MAX: Final = 16 * 1024
-META_KEYS_MAX: Final = 64
-TAG_BYTES_MAX: Final = 256
-NODE_BYTES_MAX: Final = 128
 KEY_BYTES_MAX: Final = 256
 LIMIT_MAX: Final = 1000
 LIMIT_DEFAULT: Final = 256
@@ -30,10 +25,6 @@ READ_BYTES_MAX: Final = 8 * 1024 * 1024
 WATCH_BYTES_DEFAULT: Final = 256 * 1024
 WATCH_TOPICS_MAX: Final = 256
 PAGE_MAX: Final = 1000
-LEVELS_PLAIN: Final = 128
-"""Nesting that nobody has trouble with."""
-LEVELS_SPARE: Final = 256
-"""Levels that a reader may be further down the stack than the writer was, or wrap a record in."""
 INT_MAX: Final = 2**63 - 1
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
@@ -95,18 +86,8 @@ class TopicPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(config, **changes) if changes else config
 
 
-class NewRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One record as its writer gives it. `data` and `meta` stay as they were spelled."""
-
-    data: Raw
-    tag: str | None = None
-    node: str | None = None
-    meta: Raw = Raw()
-    """An object, or empty or null if there is none (msgspec has no optional `Raw`)."""
-
-
 class AppendRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of `POST /v0/topics/{t}`. The records are decoded apart: see `parse_records`."""
+    """The body of `POST /v0/topics/{t}`. The records are decoded apart: see `records`."""
 
     records: Raw
     node: str | None = None
@@ -331,11 +312,6 @@ class ErrorReply(Struct, frozen=True, kw_only=True):
     error: Problem
 
 
-NULL: Final = Raw(b"null")
-_RECORDS = msgspec.json.Decoder(list[NewRecord])
-_VALUE = msgspec.json.Decoder(Raw)
-
-
 def check_name(name: str, *, what: str = "topic") -> str:
     """`name`, or `InvalidRequest` if it cannot name a topic or a router."""
     pattern = ROUTER_NAME if what == "router" else NAME
@@ -353,111 +329,3 @@ def check_writer(node: str | None, key: str | None) -> None:
         raise InvalidRequest(f"node has more than {NODE_BYTES_MAX} bytes", code="record_too_large")
     if key is not None and not 0 < len(key.encode()) <= KEY_BYTES_MAX:
         raise InvalidRequest(f"idempotency_key has 1 to {KEY_BYTES_MAX} bytes")
-
-
-def parse_records(raw: bytes) -> tuple[bytes, list[NewRecord]]:
-    """Check a JSON array of records; returns it without line breaks, and its records.
-
-    Raises `InvalidRequest`, whose `code` says which limit was passed.
-    """
-    if not raw.isascii():
-        try:
-            raw.decode()
-        except UnicodeDecodeError as error:
-            raise InvalidRequest(f"records are not UTF-8: {error}") from None
-    if b"\n" in raw or b"\r" in raw:
-        # A stored record goes out in one line of an event stream.
-        raw = reformat(raw)
-    try:
-        records = _RECORDS.decode(raw)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"records: {error}") from None
-    if not records:
-        raise InvalidRequest("records is empty: an append has 1 to 10,000 records")
-    if len(records) > RECORDS_MAX:
-        raise InvalidRequest(
-            f"{len(records):,} records in one append, at most {RECORDS_MAX:,}",
-            code="batch_too_large",
-        )
-    plain = _plain(records)
-    if len(raw) > RECORD_BYTES_MAX or not plain:
-        # Checked one by one only if something in there could pass a limit.
-        for at, record in enumerate(records):
-            _check_record(at, record)
-    if plain and max([len(record.data) for record in records]) <= 2 * LEVELS_PLAIN:
-        return raw, records  # nothing as short is nested any deeper
-    if _levels_max(raw) > LEVELS_PLAIN:
-        for at, record in enumerate(records):
-            if len(record.data) > 2 * LEVELS_PLAIN or len(record.meta) > 2 * LEVELS_PLAIN:
-                _check_levels(at, record)
-    return raw, records
-
-
-def _plain(records: list[NewRecord]) -> bool:
-    """Whether no record has anything but data."""
-    for record in records:  # noqa: SIM110  (a generator costs a call for each record)
-        if record.meta or record.tag or record.node:
-            return False
-    return True
-
-
-def _check_record(at: int, record: NewRecord) -> None:
-    size = len(record.data)
-    if record.meta and record.meta != NULL:
-        _check_meta(at, record.meta)
-        size += len(record.meta)
-    if size > RECORD_BYTES_MAX:
-        raise InvalidRequest(
-            f"records[{at}] has {size:,} bytes, at most {RECORD_BYTES_MAX:,}",
-            code="record_too_large",
-        )
-    for name, text, most in (
-        ("tag", record.tag, TAG_BYTES_MAX),
-        ("node", record.node, NODE_BYTES_MAX),
-    ):
-        if text is not None and len(text.encode()) > most:
-            raise InvalidRequest(
-                f"records[{at}].{name} has more than {most} bytes", code="record_too_large"
-            )
-
-
-def _levels_max(raw: bytes) -> int:
-    """How deep `raw` can be nested at most."""
-    return raw.count(b"[") + raw.count(b"{")
-
-
-def _check_levels(at: int, record: NewRecord) -> None:
-    """Refuse what can be read here and not by whoever calls from further down, or in a message."""
-    for part in (record.data, record.meta):
-        if _levels_max(raw := bytes(part)) > LEVELS_PLAIN:
-            try:
-                _VALUE.decode(b"[" * LEVELS_SPARE + raw + b"]" * LEVELS_SPARE)
-            except RecursionError:
-                raise InvalidRequest(f"records[{at}] is nested too deeply") from None
-
-
-def _check_meta(at: int, meta: Raw) -> None:
-    if len(meta) > META_BYTES_MAX:
-        raise InvalidRequest(
-            f"records[{at}].meta has more than {META_BYTES_MAX} bytes", code="record_too_large"
-        )
-    try:
-        keys = msgspec.json.decode(meta, type=dict[str, Raw])
-    except (msgspec.DecodeError, RecursionError):
-        raise InvalidRequest(f"records[{at}].meta is an object with string keys") from None
-    if len(keys) > META_KEYS_MAX:
-        raise InvalidRequest(
-            f"records[{at}].meta has {len(keys)} keys, at most {META_KEYS_MAX}",
-            code="record_too_large",
-        )
-
-
-def reformat(raw: bytes) -> bytes:
-    """The same JSON on one line; `InvalidRequest` if it is not JSON."""
-    try:
-        compact = msgspec.json.format(raw, indent=-1)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"not JSON: {error}") from None
-    if b"\n" in compact or b"\r" in compact:
-        raise InvalidRequest("not JSON: a line break inside a string")
-    return compact

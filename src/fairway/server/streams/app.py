@@ -169,7 +169,7 @@ class StreamsApp:
             self._meter.charge(
                 request.identity,
                 stream.topic.name,
-                records=len(content.records),
+                records=content.count,
                 size=len(content.raw),
             )
         trace = request.header(b"traceparent")

@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from fairway.errors import InvalidRequest, NotFound
-from fairway.server.streams.content import Content
+from fairway.server.streams.content import records_of
 from fairway.server.streams.stored import META, encode_meta
 from fairway.server.streams.stream import Denied, Place, Repeat, Stream
 from fairway.topics.writing import NewBatch, Position
+from fairway.wire.records import NO_RECORDS, Records
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -44,12 +47,12 @@ class Appending:
         self._topics = topics
         self._reload = reload
 
-    def content(self, stream: Stream, request: AppendRequest, body: bytes) -> Content:
+    def content(self, stream: Stream, request: AppendRequest, body: bytes) -> Records:
         """The records of a body, if it is one that could be appended; else none."""
         if not body or stream.meta.closed or not stream.takes(request.content_type):
-            return Content()
-        content = Content.of(body, json=stream.json)
-        if not content.records:
+            return NO_RECORDS
+        content = records_of(body, json=stream.json)
+        if not content.count:
             raise InvalidRequest("an empty array appends nothing")
         return content
 
@@ -57,7 +60,7 @@ class Appending:
         self,
         stream: Stream,
         request: AppendRequest,
-        content: Content,
+        content: Records,
         *,
         empty: bool,
         trace: str | None = None,
@@ -65,7 +68,7 @@ class Appending:
         """Append content, close the stream, or both; all of it or nothing."""
         self._topics.check_admits()
         producer, topic, writing = request.producer, stream.topic, self._topics.writing
-        new = NewBatch(raw=content.raw, records=content.records, trace=trace)
+        new = NewBatch(records=content, trace=trace)
         name = PRODUCER + producer.id if producer is not None else ""
         known: tuple[int, int] | None = None
         while True:
@@ -118,10 +121,8 @@ class Appending:
             seq = answer.last_seq if answer is not None else topic.head
             told.set_result(stream.offset_of(Place(len(stream.segments), seq)))
 
-        if new.records:
-            new = NewBatch(
-                raw=new.raw, records=new.records, trace=new.trace, position=position, extra=extra
-            )
+        if new.records.count:
+            new = msgspec.structs.replace(new, position=position, extra=extra)
             self._topics.writing.enqueue(topic, new).add_done_callback(settle)
         else:
             written = self._topics.writing.enqueue_meta(topic, extra, position)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from msgspec import Raw
 
 from fairway.errors import InvalidRequest
-from fairway.wire.topics import NewRecord, parse_records, reformat
+from fairway.wire.records import NO_RECORDS, Records, parse_records, reformat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,28 +44,21 @@ def pieces_of(body: bytes, *, json: bool) -> list[bytes]:
         raise InvalidRequest(f"not JSON: {error}") from None
 
 
-class Content(NamedTuple):
-    """What is to be appended: the JSON array of its records, and each of them."""
-
-    raw: bytes = b"[]"
-    records: Sequence[NewRecord] = ()
-
-    @classmethod
-    def of(cls, body: bytes, *, json: bool, prefix: Sequence[bytes] = ()) -> Content:
-        """A body as records; `prefix` are pieces that go before it."""
-        pieces = [*prefix, *(pieces_of(body, json=json) if body else ())]
-        if not pieces:
-            return cls()
-        data = pieces if json else [b'"%b"' % b64encode(piece) for piece in pieces]
-        raw = b"[%b]" % b",".join([b'{"data":%b}' % one for one in data])
-        if not json:
-            return cls(raw, [NewRecord(data=Raw(one)) for one in data])
-        try:
-            return cls(*parse_records(raw))
-        except InvalidRequest as error:
-            if error.code in ("record_too_large", "batch_too_large"):
-                raise InvalidRequest(str(error), code="payload_too_large") from None
-            raise
+def records_of(body: bytes, *, json: bool, prefix: Sequence[bytes] = ()) -> Records:
+    """A body as records; `prefix` are pieces that go before it."""
+    pieces = [*prefix, *(pieces_of(body, json=json) if body else ())]
+    if not pieces:
+        return NO_RECORDS
+    data = pieces if json else [b'"%b"' % b64encode(piece) for piece in pieces]
+    raw = b"[%b]" % b",".join([b'{"data":%b}' % one for one in data])
+    if not json:
+        return Records(raw, len(data), sum(map(len, data)), len(data), tagged=False)
+    try:
+        return parse_records(raw)
+    except InvalidRequest as error:
+        if error.code in ("record_too_large", "batch_too_large"):
+            raise InvalidRequest(str(error), code="payload_too_large") from None
+        raise
 
 
 def piece_of(data: bytes, *, json: bool) -> bytes:

@@ -19,7 +19,7 @@ import msgspec
 from fairway.errors import Conflict, FairwayError, InvalidRequest, NotFound, OutcomeUnknown
 from fairway.runtime.clock import clock_of
 from fairway.server.streams.appending import Appending
-from fairway.server.streams.content import Content
+from fairway.server.streams.content import records_of
 from fairway.server.streams.forks import Inheritance, forked_at
 from fairway.server.streams.protocol import JSON, OCTETS, media_type, topic_name
 from fairway.server.streams.reading import Reading
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fairway.server.streams.protocol import CreateRequest
     from fairway.topics.engine import Topics
     from fairway.topics.topic import Topic
+    from fairway.wire.records import Records
 
 logger = logging.getLogger("fairway.streams")
 
@@ -190,7 +191,7 @@ class Streams:
         if inherited is not None:
             kind = request.content_type or inherited.source.meta.content_type
             lifetime, prefix = inherited.lifetime, inherited.prefix
-        content = Content.of(body, json=media_type(kind) == JSON, prefix=prefix)
+        content = records_of(body, json=media_type(kind) == JSON, prefix=prefix)
         topic, made = await self.topics.create(topic_name(path), owner=owner)
         if not made and topic.head:
             raise Conflict(f"topic {topic.name!r} holds other records", code="stream_exists")
@@ -218,11 +219,11 @@ class Streams:
         self._register(Stream(meta, topic, touched_ms=now_ms))
         return self._streams[topic.name]
 
-    async def _write_first(self, topic: Topic, meta: StreamMeta, content: Content) -> None:
+    async def _write_first(self, topic: Topic, meta: StreamMeta, content: Records) -> None:
         extra = {META: encode_meta(meta)}
         writing = self.topics.writing
-        if content.records:
-            new = NewBatch(raw=content.raw, records=content.records, extra=extra)
+        if content.count:
+            new = NewBatch(records=content, extra=extra)
             await asyncio.shield(writing.append(topic, new))
         else:
             await asyncio.shield(writing.enqueue_meta(topic, extra))

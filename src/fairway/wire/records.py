@@ -1,0 +1,206 @@
+"""Records as their writer gives them: what may be in them, and what they count for.
+
+They are stored as they were spelled, so a batch is gone through once, when it comes in, and nothing
+is kept of that but a few sums.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Raw, Struct
+
+from fairway.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+RECORDS_MAX: Final = 10_000
+RECORD_BYTES_MAX: Final = 1024 * 1024
+META_BYTES_MAX: Final = 16 * 1024
+META_KEYS_MAX: Final = 64
+TAG_BYTES_MAX: Final = 256
+NODE_BYTES_MAX: Final = 128
+LEVELS_PLAIN: Final = 128
+"""Nesting that nobody has trouble with."""
+SHALLOW_BYTES: Final = 2 * LEVELS_PLAIN
+"""Nothing as short is nested any deeper."""
+LEVELS_SPARE: Final = 256
+"""Levels that a reader may be further down the stack than the writer was, or wrap a record in."""
+RECORD_OVERHEAD: Final = 24
+"""Bytes each record counts against `cap_bytes` beside its own: its seq, its time, its place."""
+
+
+class NewRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One record as its writer gives it. `data` and `meta` stay as they were spelled."""
+
+    data: Raw
+    tag: str | None = None
+    node: str | None = None
+    meta: Raw = Raw()
+    """An object, or empty or null if there is none (msgspec has no optional `Raw`)."""
+
+
+class _PlainRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A `NewRecord` with nothing but data, as most are."""
+
+    data: Raw
+
+
+class Records(Struct, frozen=True, gc=False):
+    """A JSON array of `NewRecord` that was checked, and what a topic counts it for."""
+
+    raw: bytes
+    count: int
+    own_size: int
+    """Bytes of their data, tags, nodes and meta."""
+    nodeless: int
+    """How many have no node of their own, and take that of the append."""
+    tagged: bool
+    """Whether any has a tag."""
+
+    @classmethod
+    def of(cls, raw: bytes, records: Sequence[NewRecord]) -> Records:
+        """`records` is what `raw` says."""
+        size = nodeless = 0
+        tagged = False
+        for record in records:
+            size += len(record.data) + len(record.meta)
+            if record.tag is not None:
+                size += len(record.tag)
+                tagged = True
+            if record.node is not None:
+                size += len(record.node)
+            else:
+                nodeless += 1
+        return cls(raw, len(records), size, nodeless, tagged)
+
+    def size(self, node: str | None) -> int:
+        """What they count against `cap_bytes` if they are appended under `node`."""
+        size = RECORD_OVERHEAD * self.count + self.own_size
+        return size + self.nodeless * len(node) if node is not None else size
+
+
+NO_RECORDS: Final = Records(b"[]", 0, 0, 0, False)
+NULL: Final = Raw(b"null")
+_PLAIN_RECORDS = msgspec.json.Decoder(list[_PlainRecord])
+_RECORDS = msgspec.json.Decoder(list[NewRecord])
+_VALUE = msgspec.json.Decoder(Raw)
+_data = attrgetter("data")
+
+
+def parse_records(raw: bytes) -> Records:
+    """Check a JSON array of records. It is kept without line breaks.
+
+    Raises `InvalidRequest`, whose `code` says which limit was passed.
+    """
+    if not raw.isascii():
+        try:
+            raw.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"records are not UTF-8: {error}") from None
+    if b"\n" in raw or b"\r" in raw:
+        # A stored record goes out in one line of an event stream.
+        raw = reformat(raw)
+    try:
+        data = list(map(_data, _PLAIN_RECORDS.decode(raw)))
+    except (msgspec.DecodeError, RecursionError):
+        return _parse_any(raw)
+    sizes = list(map(len, data))
+    count = len(sizes)
+    longest = max(sizes, default=0)
+    if not 0 < count <= RECORDS_MAX or longest > RECORD_BYTES_MAX:
+        return _parse_any(raw)  # which says why not
+    if longest > SHALLOW_BYTES and _levels_max(raw) > LEVELS_PLAIN:
+        for at, one in enumerate(data):
+            _check_levels(at, one)
+    return Records(raw, count, sum(sizes), count, False)
+
+
+def _parse_any(raw: bytes) -> Records:
+    try:
+        records = _RECORDS.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"records: {error}") from None
+    if not records:
+        raise InvalidRequest("records is empty: an append has 1 to 10,000 records")
+    if len(records) > RECORDS_MAX:
+        raise InvalidRequest(
+            f"{len(records):,} records in one append, at most {RECORDS_MAX:,}",
+            code="batch_too_large",
+        )
+    for at, record in enumerate(records):
+        _check_record(at, record)
+    if _levels_max(raw) > LEVELS_PLAIN:
+        for at, record in enumerate(records):
+            _check_levels(at, record.data)
+            _check_levels(at, record.meta)
+    return Records.of(raw, records)
+
+
+def decode_records(raw: bytes) -> list[NewRecord]:
+    """The records of an array that was checked before."""
+    return _RECORDS.decode(raw)
+
+
+def _check_record(at: int, record: NewRecord) -> None:
+    size = len(record.data)
+    if record.meta and record.meta != NULL:
+        _check_meta(at, record.meta)
+        size += len(record.meta)
+    if size > RECORD_BYTES_MAX:
+        raise InvalidRequest(
+            f"records[{at}] has {size:,} bytes, at most {RECORD_BYTES_MAX:,}",
+            code="record_too_large",
+        )
+    for name, text, most in (
+        ("tag", record.tag, TAG_BYTES_MAX),
+        ("node", record.node, NODE_BYTES_MAX),
+    ):
+        if text is not None and len(text.encode()) > most:
+            raise InvalidRequest(
+                f"records[{at}].{name} has more than {most} bytes", code="record_too_large"
+            )
+
+
+def _levels_max(raw: bytes) -> int:
+    """How deep `raw` can be nested at most."""
+    return raw.count(b"[") + raw.count(b"{")
+
+
+def _check_levels(at: int, part: Raw) -> None:
+    """Refuse what can be read here and not by whoever calls from further down, or in a message."""
+    if len(part) > SHALLOW_BYTES and _levels_max(raw := bytes(part)) > LEVELS_PLAIN:
+        try:
+            _VALUE.decode(b"[" * LEVELS_SPARE + raw + b"]" * LEVELS_SPARE)
+        except RecursionError:
+            raise InvalidRequest(f"records[{at}] is nested too deeply") from None
+
+
+def _check_meta(at: int, meta: Raw) -> None:
+    if len(meta) > META_BYTES_MAX:
+        raise InvalidRequest(
+            f"records[{at}].meta has more than {META_BYTES_MAX} bytes", code="record_too_large"
+        )
+    try:
+        keys = msgspec.json.decode(meta, type=dict[str, Raw])
+    except (msgspec.DecodeError, RecursionError):
+        raise InvalidRequest(f"records[{at}].meta is an object with string keys") from None
+    if len(keys) > META_KEYS_MAX:
+        raise InvalidRequest(
+            f"records[{at}].meta has {len(keys)} keys, at most {META_KEYS_MAX}",
+            code="record_too_large",
+        )
+
+
+def reformat(raw: bytes) -> bytes:
+    """The same JSON on one line; `InvalidRequest` if it is not JSON."""
+    try:
+        compact = msgspec.json.format(raw, indent=-1)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"not JSON: {error}") from None
+    if b"\n" in compact or b"\r" in compact:
+        raise InvalidRequest("not JSON: a line break inside a string")
+    return compact
