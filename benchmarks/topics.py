@@ -45,9 +45,10 @@ def run(report: Report, quick: bool) -> None:
             child(FLOORS, "fairway", directory, json.dumps(topics)) as server,
             child(FLOORS, "fanout") as fanout,
             child(FLOORS, "echo") as echo,
+            child(FLOORS, "echo", "knows_heads") as quick_echo,
         ):
             _delivery(report, server, fanout, quick)
-            _posting(report, server, echo, quick)
+            _posting(report, server, echo, quick_echo, quick)
             _batches(report, server, quick)
             _redis(report, server, quick)
             _overload(report, server, quick)
@@ -118,7 +119,7 @@ def _deliver(port: int, count: int, rate: float, seconds: float) -> list[int]:
 # Posting
 
 
-def _posting(report: Report, server: Child, echo: Child, quick: bool) -> None:
+def _posting(report: Report, server: Child, echo: Child, quick_echo: Child, quick: bool) -> None:
     seconds = 2 if quick else 4
     body = b'{"records":[{"data":{"text":"%064d"}}]}' % 0
     request = post(PATH, body)
@@ -129,11 +130,18 @@ def _posting(report: Report, server: Child, echo: Child, quick: bool) -> None:
         return answered
 
     samples = report.alternate(
-        report.rounds(full=5), post=lambda: rate(server.port), echo=lambda: rate(echo.port)
+        report.rounds(full=5),
+        post=lambda: rate(server.port),
+        echo=lambda: rate(echo.port),
+        quick_echo=lambda: rate(quick_echo.port),
     )
     report.figure("post_rate", samples["post"], "requests/s", "64 connections, one record, fsync")
     report.figure("echo_rate", samples["echo"], "requests/s", "the same stack, no topics")
+    report.figure(
+        "quick_echo_rate", samples["quick_echo"], "requests/s", "it knows repeated heads, as we do"
+    )
     report.ratio("post_vs_echo", samples["post"], samples["echo"], ">= 0.4")
+    report.ratio("post_vs_quick_echo", samples["post"], samples["quick_echo"])
 
 
 def _batches(report: Report, server: Child, quick: bool) -> None:
@@ -144,14 +152,14 @@ def _batches(report: Report, server: Child, quick: bool) -> None:
     payload = body[len(b'{"records":') : -1]
 
     def ours() -> float:
-        answered, statuses = _run(closed_loop(server.port, 16, seconds, lambda number: request))
+        answered, statuses = _run(closed_loop(server.port, 64, seconds, lambda number: request))
         assert set(statuses) == {200}, statuses
         return answered * 100
 
     samples = report.alternate(
         report.rounds(full=5), batch=ours, writer=lambda: _run(_writer_rate(payload, seconds)) * 100
     )
-    report.figure("batch_rate", samples["batch"], "records/s", "16 connections, batches of 100")
+    report.figure("batch_rate", samples["batch"], "records/s", "64 connections, batches of 100")
     report.figure("writer_rate", samples["writer"], "records/s", "the fair writer in-process")
     report.ratio("batch_vs_writer", samples["batch"], samples["writer"], ">= 0.5")
 
@@ -177,7 +185,7 @@ async def _writer_rate(raw: bytes, seconds: float) -> float:
                     done += 1
 
             async with asyncio.TaskGroup() as group:
-                for _ in range(16):
+                for _ in range(64):
                     group.create_task(one())
             return done / (time.monotonic() - begin)
 

@@ -87,14 +87,31 @@ async def echo_app(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": answer})
 
 
-async def echo() -> None:
-    """On the server's own stack: uvicorn with our protocol class."""
+class _AtOnce:
+    """A site where every request begins at once and is the app's."""
+
+    def admit(self, scope: Any, begin: Any) -> None:
+        begin()
+
+    def express(self, answer: Any) -> bool:
+        return False
+
+
+async def echo(knows_heads: str = "") -> None:
+    """On the server's own stack: uvicorn with our protocol class, as any app has it.
+
+    With an argument it also knows the head of a request by the one before, as our server does.
+    """
     from fairway.server.http_limits import HttpLimits
     from fairway.server.http_protocol import HttpProtocol
     from fairway.server.listener import listening
 
     config = listening(
-        echo_app, "127.0.0.1", 0, http=HttpProtocol.limited_to(HttpLimits()), ws="none"
+        echo_app,
+        "127.0.0.1",
+        0,
+        http=HttpProtocol.limited_to(HttpLimits(), _AtOnce() if knows_heads else None),
+        ws="none",
     )
     config.load()
     await _Announcing(config).serve()

@@ -11,142 +11,26 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
-from uvicorn.server import ServerState
 
 from fairway.errors import InvalidConfig
 from fairway.server.connection import EXTENSION, Connection
-from fairway.server.http_limits import CROWDED, SECOND_NS, HttpLimits
-from fairway.server.http_protocol import HttpProtocol
+from fairway.server.http_limits import CROWDED, HttpLimits
 from fairway.testing import run
+from tests.support.http_protocol import (
+    KIB,
+    LIMITS,
+    Client,
+    echo,
+    end_of,
+    on_virtual_time,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Iterator
 
-KIB = 1024
-LIMITS = HttpLimits(
-    first_byte_ns=3 * SECOND_NS,
-    idle_ns=5 * SECOND_NS,
-    head_ns=10 * SECOND_NS,
-    body_ns=30 * SECOND_NS,
-    body_rate_min=100,
-    linger_ns=SECOND_NS,
-    half_closed_ns=4 * SECOND_NS,
-    stall_ns=20 * SECOND_NS,
-)
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
-
-
-class FakeTransport(asyncio.Transport):
-    """Takes everything and keeps what `stuck` says: 0 sends all at once, as an idle socket does."""
-
-    def __init__(self, protocol: HttpProtocol, held: socket.socket) -> None:
-        super().__init__({"socket": held})
-        self.protocol = protocol
-        self.sent = bytearray()
-        self.writes = 0
-        self.waiting = 0
-        self.stuck = False
-        self.paused = False
-        self.low = self.high = 64 * KIB
-        self.eof = self.aborted = self.closed_by_us = False
-        self.ended_at: float | None = None
-
-    def write(self, data: bytes) -> None:  # type: ignore[override]
-        assert not self.eof
-        self.sent += data
-        self.writes += 1
-        if self.stuck:
-            self.waiting += len(data)
-            self._maybe_pause()
-
-    def drain(self, left: int = 0) -> None:
-        self.waiting = left
-        if self.paused and left <= self.low:
-            self.paused = False
-            self.protocol.resume_writing()
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self.high = 64 * KIB if high is None else high
-        self.low = self.high if low is None else low
-        self._maybe_pause()
-
-    def get_write_buffer_size(self) -> int:
-        return self.waiting
-
-    def can_write_eof(self) -> bool:
-        return True
-
-    def write_eof(self) -> None:
-        self.eof = True
-
-    def is_closing(self) -> bool:
-        return self.closed_by_us
-
-    def close(self) -> None:
-        if not self.closed_by_us:
-            self.closed_by_us = True
-            if not self.waiting:
-                asyncio.get_running_loop().call_soon(self.lose)
-
-    def abort(self) -> None:
-        self.closed_by_us = self.aborted = True
-        asyncio.get_running_loop().call_soon(self.lose)
-
-    def lose(self) -> None:
-        if self.ended_at is None:
-            self.ended_at = asyncio.get_running_loop().time()
-            self.protocol.connection_lost(None)
-
-    def pause_reading(self) -> None: ...
-
-    def resume_reading(self) -> None: ...
-
-    def _maybe_pause(self) -> None:
-        if not self.paused and self.waiting > self.high:
-            self.paused = True
-            self.protocol.pause_writing()
-
-
-class Client:
-    """One connection to an app, without a network."""
-
-    def __init__(self, app: Any, held: socket.socket, limits: HttpLimits = LIMITS) -> None:
-        config = uvicorn.Config(
-            app, http=HttpProtocol.limited_to(limits), ws="none", log_config=None, lifespan="off"
-        )
-        config.load()
-        self.state = ServerState()
-        self.protocol = config.http_protocol_class(config, self.state, {})  # type: ignore[call-arg]
-        self.transport = FakeTransport(self.protocol, held)
-        self.protocol.connection_made(self.transport)
-
-    def send(self, data: bytes) -> None:
-        self.protocol.data_received(data)
-
-    @property
-    def status(self) -> int:
-        return int(self.transport.sent.split(b" ", 2)[1])
-
-    @property
-    def error(self) -> str:
-        code = json.loads(self.transport.sent.partition(b"\r\n\r\n")[2])["error"]["code"]
-        assert isinstance(code, str)
-        return code
-
-
-async def echo(scope: Any, receive: Any, send: Any) -> None:
-    body, more = b"", True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return
-        body, more = body + message["body"], message["more_body"]
-    headers = [(b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 async def silent(scope: Any, receive: Any, send: Any) -> None:
@@ -158,18 +42,6 @@ async def silent(scope: Any, receive: Any, send: Any) -> None:
 def held() -> Iterator[socket.socket]:
     with socket.socket() as made:
         yield made
-
-
-async def end_of(client: Client) -> float:
-    """The virtual time at which the connection ended; it must."""
-    await asyncio.sleep(3600)
-    assert client.transport.ended_at is not None
-    assert not client.state.connections
-    return client.transport.ended_at
-
-
-def on_virtual_time(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run(scenario, seed=1, quiet=True)
 
 
 # --- limits

@@ -32,6 +32,7 @@ from fairway.server.http_limits import (
     HttpLimits,
     Refusal,
 )
+from fairway.server.same_head import TRIES, SameHead
 
 if TYPE_CHECKING:
     import asyncio
@@ -114,6 +115,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._lingering = False
 
         self._scope: dict[str, Any] | None = None  # of a connection's requests, what they share
+        self._same_head: SameHead | None = None  # of the last request, if it may come again
+        self._tries = TRIES if self.site is not None else 0
         self._reading = BETWEEN
         self._messages = 0  # complete ones, to see whether a read held the end of one
         self._read_bytes = 0  # of the present read
@@ -145,6 +148,8 @@ class HttpProtocol(HttpToolsProtocol):
             return
         messages = self._messages
         size = self._read_bytes = len(data)
+        if self._same_head is not None and before is BETWEEN and self._repeats(data):
+            return
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -158,10 +163,40 @@ class HttpProtocol(HttpToolsProtocol):
             if same and data.strip(b"\r\n"):  # the first letters of a method
                 self._reading = HEAD
                 self._head_goes_on(size, fresh=True, whole=True)
+            elif self._tries and before is BETWEEN and not same:
+                self._learn(data)
         elif after is HEAD:
             self._head_goes_on(size, fresh=before is not HEAD or not same, whole=same)
         elif after is BODY:
             self._body_goes_on(size, fresh=before is not BODY or not same)
+
+    def _learn(self, data: bytes) -> None:
+        """`data` was one request: the next one may have the same head."""
+        self._tries -= 1
+        answer = self.cycle
+        if answer.begins_whole and answer.keep_alive:
+            self._same_head = SameHead.of(data, self._body_bytes, self.scope)
+
+    def _repeats(self, data: bytes) -> bool:
+        """Take in a request whose head is known, without the parser; or return False."""
+        assert self._same_head is not None
+        assert self._scope is not None
+        at = self._same_head.body_at(data)
+        size = len(data) - at
+        if not at or self._owes_answer() or at > self.limits.head_bytes_max:
+            return False
+        if size > HIGH_WATER_LIMIT or size > self.limits.body_bytes_max:
+            return False
+        self._tries = TRIES
+        self._body_bytes = size
+        own = {**self._same_head.meaning(size), "state": self.app_state.copy()}
+        scope: Any = {**self._scope, **own}
+        self.scope, self.headers, self.expect_100_continue = scope, scope["headers"], False
+        self._reading = BODY
+        self._take_on(scope, keep_alive=True, size=size)
+        self.cycle.take_in(data[at:])
+        self.on_message_complete()
+        return True
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. A request that is complete is still answered, if soon."""
@@ -265,7 +300,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise _Over
         size = self._content_length if self._transfer_encoding is None else None
         self._hosts = self._content_length = self._head_bytes = self._body_bytes = 0
-        self._transfer_encoding = None
+        self._transfer_encoding = self._same_head = None
         scope["method"] = parser.get_method().decode("ascii")
         if upgrade and self._should_upgrade():
             return
