@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fairway.runtime.clock import clock_of
 from fairway.server.connection import EXTENSION, Answer, Connection
+from fairway.server.deadline import Deadline
 from fairway.server.http_limits import (
     BODY_LARGE,
     BODY_LATE,
@@ -76,11 +77,7 @@ BETWEEN, HEAD, BODY, OVER = Reading
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One client's connection.
-
-    At most one deadline holds at a time, in `_due_ns`, and one timer chases it lazily: moving the
-    deadline back, as each request does, costs a clock reading and no timer.
-    """
+    """One client's connection."""
 
     limits: ClassVar[HttpLimits] = HttpLimits()
     site: ClassVar[Site | None] = None
@@ -103,9 +100,7 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._now_ns = clock_of(self.loop).now_ns
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ns = 0  # when the timer fires
-        self._due_ns = 0  # when patience ends; 0 while it is our turn
+        self._deadline = Deadline(self.loop, self._now_ns, self._lose_patience)
         self._unsent = 0  # what waited to be sent when we last looked for progress
 
         self._running: Answer | None = None  # `cycle` is the one last parsed
@@ -135,7 +130,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         excess = len(self.connections) - self.limits.connections_max
         if excess <= 0:
-            self._expect(self.limits.first_byte_ns)
+            self._deadline.grant(self.limits.first_byte_ns)
         elif excess <= 1 + self.limits.connections_max // 10:
             self._answer(CROWDED)
         else:  # telling them politely needs connections too
@@ -208,7 +203,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._reading = OVER
             self._half_closed = True
             self._unsent = self.transport.get_write_buffer_size()
-            self._expect(self.limits.half_closed_ns)
+            self._deadline.grant(self.limits.half_closed_ns)
             return True
         elif not self._lingering and self.transport.get_write_buffer_size():
             self._expect_progress()  # the transport closes when that is sent
@@ -216,7 +211,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading = OVER
-        self._stop_timer()
+        self._deadline.end()
         self.pipeline.clear()
         owed = self._running if self._owes_answer() else None
         super().connection_lost(exc)
@@ -368,9 +363,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._reading = BETWEEN
         cycle = self.cycle
         if cycle.response_complete:
-            self._expect(self.limits.idle_ns)
+            self._deadline.grant(self.limits.idle_ns)
         else:
-            self._due_ns = 0
+            self._deadline.lift()
             cycle.more_body = False
             cycle.message_event.set()
             if cycle.begins_whole and cycle is self._running:
@@ -400,7 +395,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self.flow.resume_reading()
             if self._reading is BETWEEN:
-                self._expect(self.limits.idle_ns)
+                self._deadline.grant(self.limits.idle_ns)
 
     def start_stream(self, connection: Connection) -> bool:
         """Let `connection` write the response of its request. True if the client may go on after.
@@ -458,7 +453,7 @@ class HttpProtocol(HttpToolsProtocol):
         if fresh:
             self._head_bytes = 0
             self._foreign_bytes = 0 if whole else size
-            self._expect(self.limits.head_ns)
+            self._deadline.grant(self.limits.head_ns)
         self._head_bytes += size
         too_large = self._head_bytes - self._foreign_bytes > self.limits.head_bytes_max
         if too_large or len(self.headers) > self.limits.header_count_max:
@@ -469,7 +464,7 @@ class HttpProtocol(HttpToolsProtocol):
         if fresh:
             self._framing_bytes = 0
             self._body_from_ns = self._now_ns()
-            self._expect(self.limits.body_ns)
+            self._deadline.grant(self.limits.body_ns)
             return
         # Trailers and the extensions of chunks are no body, so they have the limit of a head.
         self._framing_bytes += size
@@ -485,7 +480,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(replace(MALFORMED, message="an upgrade cannot be asked for in advance"))
         else:
             self._reading = OVER
-            self._stop_timer()
+            self._deadline.end()
             self.handle_websocket_upgrade()
 
     # --- refusing
@@ -494,7 +489,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Answer the request being read with an error and read no further."""
         in_body = self._reading is BODY
         self._reading = OVER
-        self._due_ns = 0
+        self._deadline.lift()
         if in_body and self.cycle is not self._running:
             self.pipeline.popleft()  # it was waiting for its turn; the refusal takes its place
         elif in_body and self.cycle.response_started:
@@ -525,12 +520,12 @@ class HttpProtocol(HttpToolsProtocol):
     def _linger_until_abort(self) -> None:
         self._reading = OVER
         self._lingering = True
-        self._expect(self.limits.linger_ns)
+        self._deadline.grant(self.limits.linger_ns)
 
     def _ignore_the_rest(self) -> None:
         """Answer what was taken on, and close."""
         self._reading = OVER
-        self._due_ns = 0
+        self._deadline.lift()
         last = self._running if self._stream is not None else self.cycle
         assert last is not None
         last.keep_alive = False
@@ -551,51 +546,22 @@ class HttpProtocol(HttpToolsProtocol):
 
     # --- deadlines
 
-    def _expect(self, within_ns: int) -> None:
-        """Have patience for so long, in place of any deadline before."""
-        now_ns = self._now_ns()
-        self._due_ns = now_ns + within_ns
-        if self._timer is not None:
-            if self._timer_ns <= self._due_ns:
-                return  # it will look again when it fires
-            self._timer.cancel()
-        self._timer_ns = self._due_ns
-        self._timer = self.loop.call_later(within_ns / SECOND_NS, self._look)
-
     def _expect_client(self) -> None:
         """Have the patience that the place in its bytes deserves."""
         if self._half_closed:
-            self._expect(self.limits.half_closed_ns)
+            self._deadline.grant(self.limits.half_closed_ns)
         elif self._reading is HEAD:
-            self._expect(self.limits.head_ns)
+            self._deadline.grant(self.limits.head_ns)
         elif self._reading is BODY:
-            self._expect(self.limits.body_ns)
+            self._deadline.grant(self.limits.body_ns)
         elif self._owes_answer():
-            self._due_ns = 0
+            self._deadline.lift()
         else:
-            self._expect(self.limits.idle_ns)
+            self._deadline.grant(self.limits.idle_ns)
 
     def _expect_progress(self) -> None:
         self._unsent = self.transport.get_write_buffer_size()
-        self._expect(self.limits.stall_ns)
-
-    def _stop_timer(self) -> None:
-        self._due_ns = 0
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _look(self) -> None:
-        self._timer = None
-        if not self._due_ns:
-            return
-        left_ns = self._due_ns - self._now_ns()
-        if left_ns > 0:
-            self._timer_ns = self._due_ns
-            self._timer = self.loop.call_later(left_ns / SECOND_NS, self._look)
-        else:
-            self._due_ns = 0
-            self._lose_patience()
+        self._deadline.grant(self.limits.stall_ns)
 
     def _lose_patience(self) -> None:
         unsent = self.transport.get_write_buffer_size()
@@ -611,7 +577,7 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._reading is BODY:
             self._body_is_late()
         elif self._reading is HEAD and self.flow.read_paused:  # it is we who do not read
-            self._expect(self.limits.head_ns)
+            self._deadline.grant(self.limits.head_ns)
         elif self._reading is HEAD:
             self._refuse(HEAD_LATE)
         else:
@@ -622,9 +588,9 @@ class HttpProtocol(HttpToolsProtocol):
         granted_ns = limits.body_ns + self._body_bytes * SECOND_NS // limits.body_rate_min
         left_ns = self._body_from_ns + granted_ns - self._now_ns()
         if self.flow.read_paused:  # it is our app that does not read
-            self._expect(limits.body_ns)
+            self._deadline.grant(limits.body_ns)
         elif left_ns > 0:
-            self._expect(left_ns)
+            self._deadline.grant(left_ns)
         else:
             self._refuse(BODY_LATE)
 
