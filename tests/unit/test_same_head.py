@@ -194,6 +194,10 @@ REQUESTS = st.one_of(
         [b"POST /u HTTP/1.1\r\nhost: a\r\nx: ", post()],
         [post(more="connection: close\r\n")],
         [b"POST /t HTTP/1.1\r\nhost: ", END_OF_POST, END_OF_POST],
+        [post() + b"P", post()[1:], post()[1:]],
+        [post() + b"POST ", post()[5:], post()[5:]],
+        [post() + b"P", post()],
+        [post() + b"\r\n", post(), post()],
         [post(b"x" * 40, more="x: y\r\n" * 5, path="/" + "u" * 180), post(b"x" * 101)],
     ],
 )

@@ -169,8 +169,10 @@ class HttpProtocol(HttpToolsProtocol):
         """`data` was one request: the next one may have the same head."""
         self._tries -= 1
         answer = self.cycle
-        if answer.begins_whole and answer.keep_alive:
-            self._same_head = SameHead.of(data, self._body_bytes, self.scope)
+        # The parser may have had the first letters of the method before, which `data` then lacks.
+        whole = data.startswith(answer.scope["method"].encode() + b" ")
+        if whole and answer.begins_whole and answer.keep_alive:
+            self._same_head = SameHead.of(data, self._body_bytes, answer.scope)
 
     def _repeats(self, data: bytes) -> bool:
         """Take in a request whose head is known, without the parser; or return False."""

@@ -39,6 +39,8 @@ class Completions:
         self._turns: deque[int] = deque()  # the partitions in `_lanes`
         self.waiting = 0
         """Callers to be told in the turns to come."""
+        self.telling = False
+        """Some are told at this moment."""
         self._scheduled = False
         self._hasty = PerTurn()  # urgent callers told at once
 
@@ -84,6 +86,13 @@ class Completions:
             self.flush(partition)
 
     def _turn(self) -> None:
+        self.telling = True
+        try:
+            self._tell_some()
+        finally:
+            self.telling = False
+
+    def _tell_some(self) -> None:
         left = self.waiting
         if self.per_turn is not None:
             left = max(self.per_turn, self.waiting // CATCH_UP)

@@ -130,7 +130,7 @@ class GroupService(Generic[T]):
 
     def go_on(self) -> None:
         """Take now what would be taken later, unless as many groups as may be are under way."""
-        if self._next is not None:
+        if self._next is not None and self._running:
             self._take()
 
     async def run(self) -> None:

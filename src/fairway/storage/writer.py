@@ -163,6 +163,7 @@ class FairWriter:
         self._stopped = False
         self._deleted: set[int] = set()
         self._urgent = Urgency(pool, clock)
+        self._telling = False  # the outcome of a group
         self._partitions = {number: _Partition(tail, exists=True) for number, tail in tails.items()}
         groups: Groups[int, _Pending] = Groups(
             config.lane,
@@ -196,8 +197,11 @@ class FairWriter:
         return self._urgent.presses
 
     def press_on(self) -> None:
-        """See `Log.press_on`."""
-        self._urgent.press_on(self._service.go_on)
+        """See `Log.press_on`. Not while callers are told: that may be what makes a request begin,
+        and another group would be told in the middle of this one.
+        """
+        if not (self._telling or self._completions.telling):
+            self._urgent.press_on(self._service.go_on)
 
     @property
     def told_per_turn(self) -> int | None:
@@ -390,7 +394,7 @@ class FairWriter:
 
     def gathers(self) -> bool:
         # Those who are being told are the company: most of them ask for the next thing then.
-        if self._urgent.presses or not self._completions.waiting:
+        if self._urgent.waits or not self._completions.waiting:
             return False
         return self._service.groups.depth < self.config.max_batch
 
@@ -444,6 +448,22 @@ class FairWriter:
     ) -> None:
         if self._stopped:
             return  # they were told that nobody knows
+        self._telling = True
+        try:
+            self._settle(group, sync, started_ns, served, failures)
+        except Exception as error:  # a fault of ours: better no writer than one that stands still
+            self._service.crash(error)
+        finally:
+            self._telling = False
+
+    def _settle(
+        self,
+        group: list[Drained[int, _Pending]],
+        sync: bool,
+        started_ns: int,
+        served: Callable[[bool], None],
+        failures: Mapping[int, FairwayError],
+    ) -> None:
         group.sort(key=_count)  # whoever asked for little hears of it before a flood does
         written = [part for part in group if part.key not in failures] if failures else group
         self._telemetry.wrote(written, sync, started_ns, self._clock.now_ns())
@@ -461,7 +481,7 @@ class FairWriter:
                 self._fail(part, failure)
         self._completions.tell()
         if not ahead:
-            served(self.pressed)
+            served(self.pressed and not failures)
 
     def _look_again(
         self, doubtful: list[int], failures: Mapping[int, FairwayError], then: Callable[[], None]

@@ -13,6 +13,7 @@ from fairway.core.lanes import LaneLimits
 from fairway.errors import (
     Backpressure,
     Closing,
+    FairwayError,
     Fenced,
     InvalidConfig,
     InvalidOperation,
@@ -758,16 +759,19 @@ def test_a_group_does_not_wait_for_more_than_it_can_hold() -> None:
     on_log(body, max_batch=5)
 
 
-@pytest.mark.parametrize("pressed_on", [True, False])
-def test_what_is_urgent_waits_neither_for_those_nor_for_the_next_turn(pressed_on: bool) -> None:
+@pytest.mark.parametrize(("pressed_on", "count"), [(True, 1), (False, 1), (False, FEW + 1)])
+def test_what_is_urgent_waits_neither_for_those_nor_for_the_next_turn(
+    pressed_on: bool, count: int
+) -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
         log.told_per_turn = 1
         crowd = [log.append(partition, b"x") for partition in range(40)]
         await crowd[0]
         other = log.append(50, b"waits with it")
         await asyncio.sleep(0)
-        urgent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        log.submit_for(urgent, 60, Operation((Entry(1, b"y"),)), urgent=True)
+        urgent = [asyncio.get_running_loop().create_future() for _ in range(count)]
+        for key, waiter in enumerate(urgent, 1):
+            log.submit_for(waiter, 60, Operation((Entry(key, b"y"),)), urgent=True)
         assert not groups_under_way(log), "it waits for those who are being told"
         if pressed_on:
             log.press_on()
@@ -775,10 +779,10 @@ def test_what_is_urgent_waits_neither_for_those_nor_for_the_next_turn(pressed_on
             await asyncio.sleep(0)
         assert groups_under_way(log)
         assert not crowd[-1].done()
-        await asyncio.gather(urgent, other, *crowd)
+        await asyncio.gather(other, *urgent, *crowd)
 
     wal = on_log(body)
-    assert wal.groups[1][1] == {50: [1], 60: [1]}
+    assert wal.groups[1][1] == {50: [1], 60: list(range(1, count + 1))}
 
 
 def test_the_group_of_something_urgent_follows_in_the_turn_that_hears_of_the_one_before() -> None:
@@ -858,3 +862,139 @@ def test_where_much_is_urgent_nothing_presses() -> None:
         await waiter
 
     on_log(body, latency_ns=(1000, 1000))
+
+
+class Presser(asyncio.Future[int]):
+    """Whoever makes another request begin when it is told, which presses on."""
+
+    def __init__(self, log: Log, told: list[int], at: int) -> None:
+        super().__init__()
+        self._log = log
+        self._told = told
+        self._at = at
+
+    def set_result(self, key: int) -> None:
+        self._told.append(key)
+        super().set_result(key)
+        if key == self._at:
+            until_ended(self._log)
+            self._log.press_on()
+
+
+def until_ended(log: Log) -> None:
+    """Let this turn of a real loop last until the store has answered."""
+    while not log._pool._ended:
+        pass
+
+
+@pytest.mark.parametrize("per_turn", [None, 3])
+def test_no_group_is_told_in_the_middle_of_another(per_turn: int | None) -> None:
+    """On a real loop and real threads; the next group goes ahead while this one is told."""
+
+    async def main() -> list[int]:
+        told: list[int] = []
+        async with Log(MemoryWal(), writer=WriterConfig(max_batch=4)) as log:
+            log.told_per_turn = per_turn
+            waiters = [Presser(log, told, at=1) for _ in range(12)]
+            for key, waiter in enumerate(waiters, 1):
+                log.submit_for(waiter, 1, Operation.appending(key, b"x", 0), urgent=key % 4 == 0)
+            await asyncio.gather(*waiters)
+        return told
+
+    assert asyncio.run(main()) == list(range(1, 13))
+
+
+def test_a_group_that_fails_while_others_are_told_stops_nobody() -> None:
+    """On a real loop and a real thread. The second group of a partition fails, and the store has
+    said so while callers of its first are being told, one of whom presses on."""
+    may_fail = threading.Event()
+
+    class Failing(MemoryWal):
+        groups = 0
+
+        def write(self, group: Any, *, sync: bool) -> Any:
+            self.groups += 1
+            if self.groups == 2:
+                assert may_fail.wait(30)
+                return {1: WriteFailed("disk full")}
+            return super().write(group, sync=sync)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with Log(Failing()) as log:
+            log.told_per_turn = 4
+            told: list[int] = []
+            first = [Presser(log, told, at=10) for _ in range(40)]
+            for key, waiter in enumerate(first, 1):
+                log.submit_for(waiter, 1, Operation.appending(key, b"x", 0))
+            await first[0]
+            second, urgent, more = (loop.create_future() for _ in range(3))
+            log.submit_for(second, 1, Operation.appending(41, b"x", 0))
+            log.submit_for(urgent, 2, Operation.appending(1, b"x", 0), urgent=True)
+            log.press_on()
+            log.submit_for(more, 3, Operation.appending(1, b"x", 0), urgent=True)
+            may_fail.set()
+            with pytest.raises(WriteFailed):
+                await second
+            await asyncio.gather(urgent, more, *first)
+            assert told == list(range(1, 41))
+            assert await log.append(4, b"x") == 1
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+def test_a_fault_while_callers_are_told_ends_the_log_and_does_not_leave_it_standing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        writer = log._writer
+        assert writer is not None
+        monkeypatch.setattr(writer, "_complete", lambda part: 1 / 0)
+        with pytest.raises((OutcomeUnknown, Closing)):
+            await log.append(1, b"x")
+
+    with pytest.raises(ExceptionGroup) as raised:
+        on_log(body)
+    assert raised.group_contains(ZeroDivisionError)
+
+
+def test_a_pool_that_takes_nothing_fails_everybody_one_group_after_the_other() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        loop = asyncio.get_running_loop()
+        await log.append(1, b"x")
+
+        def refuse(*args: Any) -> None:
+            raise Closing("the pool is closing")
+
+        submit, log._pool.submit = log._pool.submit, refuse  # type: ignore[method-assign]
+        waiters = [loop.create_future() for _ in range(3000)]
+        for number, waiter in enumerate(waiters):
+            operation = Operation.appending(1, b"x", 0)
+            log.submit_for(waiter, 100 + number, operation, urgent=number == 2999)
+        told = await asyncio.gather(*waiters, return_exceptions=True)
+        assert all(isinstance(one, FairwayError) for one in told)
+        log._pool.submit = submit  # type: ignore[method-assign]
+
+    on_log(body, max_group_partitions=1)
+
+
+def test_nothing_is_written_once_the_writer_has_ended() -> None:
+    """Not even for a caller who presses on when it is told that its write was abandoned."""
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        await log.append(1, b"x")
+
+        class Abandoned(asyncio.Future[int]):
+            def set_exception(self, error: BaseException | type[BaseException]) -> None:
+                super().set_exception(error)
+                self.exception()
+                log.press_on()
+
+        log._services[0].cancel()
+        for partition in range(100, 300):
+            log.submit_for(Abandoned(), partition, Operation.appending(1, b"x", 0))
+        log.submit_for(Abandoned(), 400, Operation.appending(1, b"x", 0), urgent=True)
+        await asyncio.sleep(1)
+        assert len(wal.groups) == 1
+
+    on_log(body, workers=2)
