@@ -46,6 +46,8 @@ logger = logging.getLogger("fairway.log")
 MIB = 1024 * 1024
 WRITE_LANE = LaneLimits(items=4096, size=64 * MIB)
 ENTRY_OVERHEAD = Operation((Entry(1, b""),)).size
+ENOUGH_BYTES = 128 * 1024
+"""Writing as much takes longer than a sync, so that company for it would save little."""
 
 
 class Durability(IntEnum):
@@ -396,7 +398,12 @@ class FairWriter:
         # Those who are being told are the company: most of them ask for the next thing then.
         if self._urgent.waits or not self._completions.waiting:
             return False
-        return self._service.groups.depth < self.config.max_batch
+        groups = self._service.groups
+        return not self._enough(groups.depth, groups.size)
+
+    def _enough(self, count: int, size: int) -> bool:
+        """Whether so much is at hand that nobody is worth waiting for."""
+        return count >= self.config.max_batch or size >= ENOUGH_BYTES
 
     def take(self, groups: Groups[int, _Pending]) -> list[Drained[int, _Pending]]:
         config = self.config
@@ -467,10 +474,12 @@ class FairWriter:
         group.sort(key=_count)  # whoever asked for little hears of it before a flood does
         written = [part for part in group if part.key not in failures] if failures else group
         self._telemetry.wrote(written, sync, started_ns, self._clock.now_ns())
-        # With a full batch at hand nobody is worth waiting for: the store goes on while callers are
-        # told. With less, those who are told now are the company that the next group waits for.
-        waiting = self._service.groups.depth - sum(map(_count, group))
-        ahead = not (failures or self.linger_ns) and waiting >= self.config.max_batch
+        # With enough at hand the store goes on while callers are told. With less, those who are
+        # told now are the company that the next group waits for.
+        groups = self._service.groups
+        count = groups.depth - sum(map(_count, group))
+        size = groups.size - sum(map(_size, group))
+        ahead = not (failures or self.linger_ns) and self._enough(count, size)
         if ahead:
             served(True)
         for part in group:
@@ -571,6 +580,10 @@ class FairWriter:
 
 def _count(part: Drained[int, _Pending]) -> int:
     return len(part.items)
+
+
+def _size(part: Drained[int, _Pending]) -> int:
+    return part.size
 
 
 def _operations(items: Iterable[_Pending]) -> list[Operation]:

@@ -105,17 +105,17 @@ def parse_records(raw: bytes) -> Records:
         # A stored record goes out in one line of an event stream.
         raw = reformat(raw)
     try:
-        data = list(map(_data, _PLAIN_RECORDS.decode(raw)))
+        records = _PLAIN_RECORDS.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         return _parse_any(raw)
-    sizes = list(map(len, data))
+    sizes = list(map(len, map(_data, records)))
     count = len(sizes)
     longest = max(sizes, default=0)
     if not 0 < count <= RECORDS_MAX or longest > RECORD_BYTES_MAX:
         return _parse_any(raw)  # which says why not
     if longest > SHALLOW_BYTES and _levels_max(raw) > LEVELS_PLAIN:
-        for at, one in enumerate(data):
-            _check_levels(at, one)
+        for at, record in enumerate(records):
+            _check_levels(at, record.data)
     return Records(raw, count, sum(sizes), count, False)
 
 

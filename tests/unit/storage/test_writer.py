@@ -26,7 +26,7 @@ from fairway.storage.log import Log
 from fairway.storage.urgency import FEW, WINDOW_NS
 from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation
 from fairway.storage.wals.memory import MemoryWal
-from fairway.storage.writer import Durability, WriterConfig
+from fairway.storage.writer import ENOUGH_BYTES, Durability, WriterConfig
 from fairway.testing import run
 from fairway.testing.loop import LATENCY_NS
 
@@ -739,7 +739,8 @@ def test_a_group_waits_for_those_who_are_still_being_told() -> None:
     assert [len(group) for _, group in wal.groups] == [50] * 4
 
 
-def test_a_group_does_not_wait_for_more_than_it_can_hold() -> None:
+@pytest.mark.parametrize("last", [b"y", b"y" * ENOUGH_BYTES])
+def test_a_group_waits_for_nobody_once_it_has_enough(last: bytes) -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
         log.told_per_turn = 1
         told = [log.append(partition, b"x") for partition in range(30)]
@@ -749,14 +750,40 @@ def test_a_group_does_not_wait_for_more_than_it_can_hold() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert not groups_under_way(log)
-        log.append(50, b"y")
+        log.append(50, last)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert groups_under_way(log)
         assert not told[-1].done()
         await asyncio.gather(*told)
 
-    on_log(body, max_batch=5)
+    on_log(body, max_batch=5 if last == b"y" else 256)
+
+
+@pytest.mark.parametrize(("waiting", "meanwhile"), [(ENOUGH_BYTES, [2]), (1000, [1])])
+def test_the_store_goes_on_while_callers_are_told_if_enough_bytes_wait(
+    waiting: int, meanwhile: list[int]
+) -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        writer = log._writer
+        assert writer is not None
+        seen: list[int] = []
+
+        class Told(asyncio.Future[int]):
+            def set_result(self, key: int) -> None:
+                seen.extend(part.key for group in writer._service._under_way for part in group)
+                super().set_result(key)
+
+        first = Told()
+        log.submit_for(first, 1, Operation.appending(1, b"x", 0))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert groups_under_way(log)
+        second = log.append(2, b"y" * waiting)
+        await asyncio.gather(first, second)
+        assert seen == meanwhile
+
+    on_log(body)
 
 
 @pytest.mark.parametrize(("pressed_on", "count"), [(True, 1), (False, 1), (False, FEW + 1)])
