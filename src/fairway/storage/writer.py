@@ -30,6 +30,7 @@ from fairway.runtime.clock import SYSTEM_CLOCK, Clock
 from fairway.storage.completions import Completions
 from fairway.storage.group_service import GroupService
 from fairway.storage.statistics import WriterStatistics, WriterTelemetry
+from fairway.storage.tails import Tails
 from fairway.storage.urgency import Urgency
 from fairway.storage.wal import INT_MAX, Entry, Operation, Tail
 
@@ -102,18 +103,6 @@ class WriterConfig:
             raise InvalidConfig("the total bound is below the bound of a single lane")
 
 
-class _Partition:
-    """Where a partition ends: once all that is queued is written, and what is written already."""
-
-    __slots__ = ("exists", "floor", "last_key", "refusal", "written_floor", "written_key")
-
-    def __init__(self, tail: Tail, *, exists: bool) -> None:
-        self.exists = exists
-        self.last_key = self.written_key = tail.last_key
-        self.floor = self.written_floor = tail.floor
-        self.refusal: FairwayError | None = None  # why it takes no operation: deleted, or in doubt
-
-
 class Waiter(Protocol):
     """Who is told the outcome of an operation: a future, or whatever else has its methods."""
 
@@ -163,10 +152,9 @@ class FairWriter:
         self._completions = Completions()
         self._lane_size_max = config.lane.size
         self._stopped = False
-        self._deleted: set[int] = set()
+        self._tails = Tails(tails)
         self._urgent = Urgency(pool, clock)
         self._telling = False  # the outcome of a group
-        self._partitions = {number: _Partition(tail, exists=True) for number, tail in tails.items()}
         groups: Groups[int, _Pending] = Groups(
             config.lane,
             total=config.total,
@@ -261,9 +249,9 @@ class FairWriter:
         What is urgent does not linger for company; nor does it wait for its turn to be told, where
         callers are told in turns (`told_per_turn`) and not more than those are urgent.
         """
-        state = self._partitions.get(partition)
+        state = self._tails.find(partition)
         if state is None or type(partition) is not int:
-            state = self._partition(partition)
+            state = self._tails.of(partition)
         if state.refusal is not None:
             raise type(state.refusal)(str(state.refusal))
         entries, meta, truncate, compact, hard_state, delete = operation
@@ -300,7 +288,7 @@ class FairWriter:
             self._urgent.accepted(partition, item, now_ns)
             self._service.hurry()
         if delete:
-            self._refuse(partition)
+            self._tails.refuse(partition)
         if quick:
             waiter.set_result(last_key)
 
@@ -312,9 +300,9 @@ class FairWriter:
         durability: Durability = Durability.FSYNC,
     ) -> asyncio.Future[int]:
         """Append one entry under the next key; see `submit`."""
-        state = self._partitions.get(partition)
+        state = self._tails.find(partition)
         if state is None:
-            state = self._partition(partition)
+            state = self._tails.of(partition)
         key = state.last_key + 1
         if (
             state.refusal
@@ -338,17 +326,8 @@ class FairWriter:
 
     def tail(self, partition: int) -> Tail:
         """Where the partition ends once everything accepted is written (its last term aside)."""
-        state = self._partitions.get(partition)
+        state = self._tails.find(partition)
         return Tail(state.last_key, 0, state.floor) if state is not None else Tail()
-
-    def _partition(self, partition: int) -> _Partition:
-        # The type first: 1.0 and True would find partition 1.
-        if type(partition) is not int or not 0 <= partition <= INT_MAX:
-            raise InvalidOperation(f"partition {partition!r} is not a number in range")
-        state = self._partitions.get(partition)
-        if state is None:
-            state = self._partitions[partition] = _Partition(Tail(), exists=False)
-        return state
 
     async def run(self) -> None:
         """Serve until cancelled (a service of `runtime`)."""
@@ -364,26 +343,20 @@ class FairWriter:
 
     def partitions(self) -> list[int]:
         """Every partition that has or had something written, in order; deleted ones are gone."""
-        return sorted(number for number, state in self._partitions.items() if state.exists)
+        return self._tails.existing()
 
     def block(self, partition: int) -> None:
         """A deleted partition may have rows to sweep: its number cannot be used yet."""
-        self._refuse(partition)
-        self._deleted.add(partition)
+        self._tails.refuse(partition)
+        self._tails.deleted(partition)
 
     def deleted(self) -> set[int]:
         """The partitions that were deleted durably and are blocked."""
-        return set(self._deleted)
+        return self._tails.to_sweep()
 
     def unblock(self, partition: int) -> None:
         """The rows of a deleted partition are gone: its number may be used again."""
-        self._deleted.discard(partition)
-        self._partitions.pop(partition, None)
-
-    def _refuse(self, partition: int) -> None:
-        state = self._partition(partition)
-        state.exists = False
-        state.refusal = InvalidOperation(f"partition {partition} is being deleted")
+        self._tails.swept(partition)
 
     def statistics(self) -> WriterStatistics:
         """A frozen snapshot."""
@@ -503,7 +476,7 @@ class FairWriter:
             then()
             return
         partition, *others = doubtful
-        state = self._partitions[partition]
+        state = self._tails.of(partition)
 
         def looked(tail: Tail, error: BaseException | None) -> None:
             if error is not None and not isinstance(error, Exception):
@@ -515,7 +488,7 @@ class FairWriter:
                     f" looking again failed: {error}"
                 )
             else:
-                state.written_key, state.written_floor = tail.last_key, tail.floor
+                state.found(tail)
             self._look_again(others, failures, then)
 
         try:
@@ -532,13 +505,10 @@ class FairWriter:
         _resolve(item, Closing("the log was closed before this was written"))
 
     def _complete(self, part: Drained[int, _Pending]) -> None:
-        state = self._partitions[part.key]
         newest = part.items[-1]
         if type(newest.what) is Operation and newest.what.delete:
-            self._deleted.add(part.key)
-        state.exists = state.refusal is None
-        state.written_key = newest.last_key
-        state.written_floor = newest.floor
+            self._tails.deleted(part.key)
+        self._tails.of(part.key).wrote(newest.last_key, newest.floor)
         urgent = self._urgent.written(part.key, part.items)
         if self._completions.holds_back(part.key, len(part.items), urgent):
             self._completions.add(
@@ -566,11 +536,7 @@ class FairWriter:
         if lost:  # chosen by whoever asked for no more than memory; yet it is counted and told
             self._telemetry.lost(lost)
             logger.warning("%d operations acknowledged from memory are lost: %s", lost, failure)
-        state = self._partitions[part.key]
-        state.last_key, state.floor = state.written_key, state.written_floor
-        if isinstance(state.refusal, InvalidOperation):  # the delete was among what failed
-            state.refusal = None
-            state.exists = True
+        self._tails.of(part.key).failed()
         consequence = WriteFailed(f"an earlier operation of the partition failed: {failure}")
         for item in part.items:
             _resolve(item, failure)
