@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,9 @@ import pytest
 
 from fairway.errors import InvalidRequest
 from fairway.testing import run
-from fairway.topics.handle import Record, TopicHandle
+from fairway.topics.handle import Lost, Record, TopicHandle, consumed
 from fairway.wire.topics import TopicPatch
-from tests.support.topics import topics_on
+from tests.support.topics import new, topics_on
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -62,3 +63,37 @@ def test_a_reader_is_spared_its_own_records_if_the_topic_says_so(
         assert watched == [*seen, 3]
 
     with_handle(body, dedupe_node=spared)
+
+
+@pytest.mark.parametrize("cap", [0, 2])
+def test_a_place_that_a_recreated_topic_never_had_is_told_and_all_of_it_follows(cap: int) -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+            topic: TopicHandle[int] = TopicHandle(App(topics), "t", int, TopicPatch())
+            await topic.append(*range(10))
+            await topics.delete("t")
+            await topics.put("t", TopicPatch(cap_records=cap))
+            await topic.append(1, 2, 3)
+            await asyncio.sleep(1)
+            first = topic.state.evict_floor
+            found = topic.watch(from_seq=10)
+            assert await anext(found) == Lost(1, first - 1, "recreated")
+            for seq in range(first, 4):
+                record = await anext(found)
+                assert isinstance(record, Record)
+                assert (record.seq, record.data) == (seq, seq)
+
+    run(main, seed=1, quiet=True, limit_ns=10**12)
+
+
+def test_whoever_turns_records_into_other_work_hears_that_their_topic_is_gone() -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+            await topics.append("t", new(1))
+            reading = consumed(topics, "t", None, 0)
+            assert await anext(reading) == (topics.get("t").epoch, [(1, b"1")])
+            await topics.delete("t")
+            with pytest.raises(StopAsyncIteration):
+                await anext(reading)
+
+    run(main, seed=1, quiet=True, limit_ns=10**12)

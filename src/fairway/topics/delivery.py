@@ -16,7 +16,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fairway.core import priority
 from fairway.core.pressure import Ladder
@@ -29,6 +29,7 @@ from fairway.runtime.telemetry import LATENCY_NS, Telemetry
 from fairway.topics.catching_up import CatchUp
 from fairway.topics.hands import Budget, Hands
 from fairway.topics.reading import hot_page
+from fairway.topics.withholding import Withholding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,7 +95,7 @@ class Delivery:
         self._dirty = asyncio.Event()
         self._ladder = Ladder()
         self._gathering: asyncio.TimerHandle | None = None
-        self._withheld: set[Band] = set()
+        self._withheld = Withholding(self._ready)
         self._delay_ns = 0.0
         self._drains = 0
         self._at_once = PerTurn()  # topics served before their turn
@@ -128,9 +129,10 @@ class Delivery:
             topic.drained = topic.head  # nobody to tell
             return
         now_ns = self._clock.now_ns()
+        band = self._band(topic, now_ns)
         if not live.dirty_ns:
             live.dirty_ns = now_ns
-        band = self._band(topic, now_ns)
+            live.dirty_band, live.held_ns = band, self._withheld.held_ns(band, now_ns)
         if band is Band.B4 and self._goes_at_once(topic, live):
             for _ in self._serve(topic, live):
                 pass  # it is too little to let others in between
@@ -176,14 +178,17 @@ class Delivery:
         if live is None:
             return
         for view, group in list(live.readers.items()):
-            frame = view.encoder.deleted(topic)
-            for watcher in list(group):
-                if watcher.stalled or not watcher.give(frame, watcher.cursor):
-                    watcher.farewell = frame
-                self.detach(watcher)
+            self._dismiss(list(group), view.encoder.deleted(topic))
         for router in list(live.routers):
-            self.detach(router)
+            self._dismiss([router], router.view.encoder.deleted(topic))
         self.wake(live)
+
+    def _dismiss(self, watchers: list[Watcher], frame: Any) -> None:
+        """Their last frame, which whoever has no room for it is given later."""
+        for watcher in watchers:
+            if watcher.stalled or not watcher.give(frame, watcher.cursor):
+                watcher.farewell = frame
+            self.detach(watcher)
 
     def obey(self, ladder: Ladder) -> None:
         """The governor's latest answer."""
@@ -212,7 +217,7 @@ class Delivery:
         )
 
     def depth_signal(self) -> float:
-        return len(self._ready) / self.config.ready_budget
+        return self._withheld.depth() / self.config.ready_budget
 
     def delay_signal(self) -> float:
         if not self._drains:
@@ -301,7 +306,7 @@ class Delivery:
             return False
         if sum(map(len, live.readers.values())) > AT_ONCE:
             return False
-        if any(n for band, n in self._ready.depths().items() if band not in self._withheld):
+        if self._withheld.depth():
             return False
         return not self._ready.is_taken((topic, True)) and self._at_once.take(AT_ONCE)
 
@@ -387,9 +392,13 @@ class Delivery:
 
     def _note_delay(self, topic: Topic, live: LivePart) -> None:
         now_ns = self._clock.now_ns()
-        delay_ns = now_ns - live.dirty_ns if live.dirty_ns else 0
+        delay_ns = late_ns = 0
+        if live.dirty_ns:
+            delay_ns = now_ns - live.dirty_ns
+            held_ns = self._withheld.held_ns(live.dirty_band, now_ns) - live.held_ns
+            late_ns = delay_ns - held_ns
         self._delays[self._band(topic, now_ns)].record(delay_ns)
-        self._delay_ns += 0.2 * (delay_ns - self._delay_ns)
+        self._delay_ns += 0.2 * (late_ns - self._delay_ns)
         self._drains += 1
         live.dirty_ns = 0
 
@@ -415,8 +424,4 @@ class Delivery:
         wanted = set(BURST_BANDS) if gathering else set()
         if self._ladder.defer:
             wanted.add(Band.B0)
-        for band in self._withheld - wanted:
-            self._ready.restore(band)
-        for band in wanted - self._withheld:
-            self._ready.withhold(band)
-        self._withheld = wanted
+        self._withheld.only(wanted, self._clock.now_ns())

@@ -164,8 +164,9 @@ class TopicHandle(Generic[T]):
     ) -> AsyncIterator[Record[T] | Lost]:
         """Every record after `from_seq`, then every new one as it comes; `Lost` for a gap.
 
-        Ends when the topic is deleted. A reader that is slow falls behind and catches up from the
-        log: it costs nobody else anything.
+        A `from_seq` that the topic has not come to is of another topic of that name: `Lost` says
+        that it was recreated, and all of this one follows. Ends when the topic is deleted. A reader
+        that is slow falls behind and catches up from the log: it costs nobody else anything.
         """
         if (remote := self._app.remote_topics) is not None:
             async for found in remote.watch(self.name, self.type, from_seq, node=node, match=match):
@@ -177,8 +178,12 @@ class TopicHandle(Generic[T]):
             topic, _ = await engine.create(self.name, self.patch)
         inbox = _Inbox()
         view = View(_PLAIN, _selection(topic, node, match))
-        watcher = engine.watch(topic, view, inbox, min(from_seq, topic.head))
+        recreated = from_seq > topic.assigned
+        start = topic.evict_floor - 1 if recreated else min(from_seq, topic.head)
+        watcher = engine.watch(topic, view, inbox, start)
         try:
+            if recreated:
+                yield Lost(1, start, "recreated")
             while True:
                 frame = await inbox.take()
                 if frame is _DELETED:

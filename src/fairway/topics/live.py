@@ -9,6 +9,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from fairway.core.priority import Band
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -71,10 +73,12 @@ class LivePart:
 
     __slots__ = (
         "changing",
+        "dirty_band",
         "dirty_ns",
         "doubt",
         "failures",
         "gaps",
+        "held_ns",
         "in_doubt",
         "lock",
         "pending_bytes",
@@ -102,6 +106,8 @@ class LivePart:
         self.routers: list[Watcher] = []
         self.waiters: list[asyncio.Future[None]] = []
         self.dirty_ns = 0  # since when it has waited for delivery; 0 if it does not
+        self.dirty_band = Band.B0  # where it got in line then
+        self.held_ns = 0  # how long that band had been withheld by then
         self.changing = False  # its class is being changed, and nothing may be numbered meanwhile
         self.doubt = False  # a write's outcome is unknown: the store must be asked before the next
         self.unsaved = False  # it is on the list of topics to be snapshotted
