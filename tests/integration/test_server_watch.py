@@ -187,6 +187,11 @@ def test_frames_keep_to_their_limits(site: Site) -> None:
         stream = await api.watch("limits", f"?max_batch_bytes=250&limit={10**15}")
         assert [len((await stream.next()).seqs) for _ in range(5)] == [2] * 5
         await stream.close()
+        # Whoever has nothing else to send takes a frame whole: it is bounded as its buffer is.
+        await api.append("large", *["x" * 10_000] * 100)
+        stream = await api.watch("large", f"?max_batch_bytes={2**40}&limit=1000")
+        assert [len((await stream.next()).seqs) for _ in range(4)] == [26, 26, 26, 22]
+        await stream.close()
 
     site.run(scenario(site.api))
 

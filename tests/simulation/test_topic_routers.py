@@ -29,9 +29,21 @@ from fairway.topics.batch import Record
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.match import TagMatch
 from fairway.topics.routing import HOPS_MAX, Router, find_cycle
-from fairway.topics.writing import Writing
+from fairway.topics.topic import RESERVE_SEQS
+from fairway.topics.writing import Position, Writing
+from fairway.wire.records import parse_records
 from fairway.wire.topics import RouterConfig, TopicPatch
-from tests.support.topics import MS, PLAIN, Forced, Notes, new, read_all, topics_on, values
+from tests.support.topics import (
+    MS,
+    PLAIN,
+    Forced,
+    Notes,
+    new,
+    read_all,
+    topics_on,
+    until_idle,
+    values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,19 +91,56 @@ def test_a_router_copies_what_its_filter_lets_through() -> None:
 
 def test_meta_and_trace_go_along() -> None:
     async def main() -> None:
-        from fairway.wire.topics import parse_records
-
-        raw, records = parse_records(b'[{"data":{"k":[1]},"meta":{"m":"\\u00e9"},"tag":"t"}]')
+        records = parse_records(b'[{"data":{"k":[1]},"meta":{"m":"\\u00e9"},"tag":"t"}]')
         async with topics_on() as topics:
             await topics.create("a")
             await topics.put_router("r", route("a", "b"))
-            batch = type(new(0))(raw=raw, records=records, trace="00-abc-def-01")
+            batch = type(new(0))(records=records, trace="00-abc-def-01")
             await topics.append("a", batch)
             await asyncio.sleep(0.1)
             (found,) = (await read_all(topics, "b")).records
             assert found == Record(
                 1, found.ts, b'{"k":[1]}', "t", None, b'{"m":"\\u00e9"}', "00-abc-def-01", 1
             )
+
+    on_virtual_time(main)
+
+
+def test_each_copy_has_the_trace_of_what_it_is_a_copy_of() -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+            await topics.create("a")
+            await topics.put_router("r", route("a", "b"))
+            async with asyncio.TaskGroup() as group:
+                for number in range(6):
+                    trace = f"00-{number // 2:032x}-{1:016x}-01" if number else None
+                    group.create_task(topics.append("a", new(number, trace=trace)))
+            await asyncio.sleep(0.1)
+            source, copies = [(await read_all(topics, name)).records for name in "ab"]
+            assert [(one.data, one.trace) for one in copies] == [
+                (one.data, one.trace) for one in source
+            ]
+            assert len({one.trace for one in copies}) == 4
+
+    on_virtual_time(main)
+
+
+@pytest.mark.parametrize(("count", "shown"), [(100, True), (RESERVE_SEQS * 2, False)])
+def test_a_gap_is_shown_before_it_is_written_only_within_what_is_reserved(
+    count: int, shown: bool
+) -> None:
+    """Else a crash in between would give its seqs to other records."""
+
+    async def main() -> None:
+        async with topics_on() as topics:
+            await topics.put("b", TopicPatch(durability="memory"))
+            await topics.append("b", new(1))
+            dest = topics.get("b")
+            await until_idle(topics, dest)
+            told = topics.writing.enqueue_gap(dest, count, "source_trim", Position("p", 1, 1))
+            assert (dest.head == 1 + count) is shown
+            await told
+            assert dest.head == 1 + count
 
     on_virtual_time(main)
 

@@ -186,5 +186,6 @@ __all__ = [
     "new",
     "read_all",
     "topics_on",
+    "until_idle",
     "values",
 ]

@@ -208,6 +208,27 @@ def test_a_client_that_takes_in_nothing_is_dropped(held: socket.socket) -> None:
     on_virtual_time(scenario)
 
 
+def test_asking_again_is_no_way_out_for_a_client_that_takes_in_nothing(
+    held: socket.socket,
+) -> None:
+    async def large(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        headers = [(b"content-length", b"1000000")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(1_000_000)})
+
+    async def scenario() -> None:
+        client = Client(large, held)
+        client.transport.stuck = True
+        for _ in range(2):
+            client.send(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello")
+            for _ in range(5):
+                await asyncio.sleep(0)
+        assert await end_of(client) == pytest.approx(20)
+
+    on_virtual_time(scenario)
+
+
 def test_half_closed_client_is_answered_if_it_is_soon(held: socket.socket) -> None:
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(2)

@@ -367,7 +367,10 @@ class HttpProtocol(HttpToolsProtocol):
         if cycle.response_complete:
             self._deadline.grant(self.limits.idle_ns)
         else:
-            self._deadline.lift()
+            if self.flow.write_paused:
+                self._expect_progress()
+            else:
+                self._deadline.lift()
             cycle.more_body = False
             cycle.message_event.set()
             if cycle.begins_whole and cycle is self._running:

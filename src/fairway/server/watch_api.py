@@ -28,8 +28,8 @@ from fairway.wire.topics import (
     INT_MAX,
     LIMIT_MAX,
     NAME,
-    READ_BYTES_MAX,
     WATCH_BYTES_DEFAULT,
+    WATCH_BYTES_MAX,
     WATCH_TOPICS_MAX,
     Match,
     WatchPosition,
@@ -82,7 +82,7 @@ async def watch_topic(host: Host, request: Request, topic: str) -> Reply | None:
         min(
             number(query.get("max_batch_bytes"), "max_batch_bytes", default=WATCH_BYTES_DEFAULT)
             or WATCH_BYTES_DEFAULT,
-            READ_BYTES_MAX,
+            WATCH_BYTES_MAX,
         ),
     )
     heartbeat_ms = number(query.get("heartbeat_ms"), "heartbeat_ms", default=15_000)
@@ -164,7 +164,7 @@ async def create_watch(host: Host, request: Request) -> Reply:
         list(followed.values()),
         prefix=prefix,
         identity=identity.id,
-        limits=(LIMIT_MAX, READ_BYTES_MAX),
+        limits=(LIMIT_MAX, WATCH_BYTES_MAX),
     )
     positions = {name: _position(host, one) for name, one in followed.items()}
     session = await host.sessions.create(definition, host.now_ms())

@@ -394,7 +394,7 @@ class FairWriter:
         try:
             self._pool.submit(told, _write, self._wal, operations, sync)
         except FairwayError as error:  # the pool takes nothing more
-            told(None, error)
+            asyncio.get_running_loop().call_soon(told, None, error)
 
     def _wrote(
         self,
@@ -433,6 +433,10 @@ class FairWriter:
             self._settle(group, sync, started_ns, served, failures)
         except Exception as error:  # a fault of ours: better no writer than one that stands still
             self._service.crash(error)
+            self._completions.flush_all()
+            for part in group:
+                for item in part.items:
+                    _resolve(item, OutcomeUnknown("the log failed while this was told"))
         finally:
             self._telling = False
 
@@ -502,6 +506,7 @@ class FairWriter:
             self._fail(part, OutcomeUnknown("the log was stopped during this write"))
 
     def abandon(self, item: _Pending) -> None:
+        self._completions.flush_all()  # nobody overtakes those
         _resolve(item, Closing("the log was closed before this was written"))
 
     def _complete(self, part: Drained[int, _Pending]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fairway.errors import (
@@ -329,7 +330,10 @@ class Topics:
             if not wanted:
                 raise NotFound("topic", name)
             self._check_fits(name, config, new)
-            topic, created = await self.create(name, config, owner=owner)
+            make = partial(self.create, name, config, owner=owner)
+            size = len(new.records.raw)
+            made = self.writing.patiently(name, size, make) if new.patient else make()
+            topic, created = await made
         return topic, await self.writing.append(topic, new), created
 
     def append_now(self, reply: Told, topic: Topic, new: NewBatch) -> bool:

@@ -42,7 +42,7 @@ PASSED_ON: Final = ("source_trim", "mixed")
 """Reasons of a gap that may have come through a router."""
 IN_FLIGHT_MAX: Final = 64
 RETRY: Final = BackoffConfig(base_ns=10_000_000, cap_ns=1_000_000_000, jitter=0.0)
-_hops = attrgetter("hops")
+_way = attrgetter("hops", "trace")
 
 
 class Destinations(Protocol):
@@ -151,7 +151,8 @@ class Router:
             return self._queue(
                 partial(writing.enqueue_gap, dest, count, "source_trim", position), to_seq, 0
             )
-        for hops, group in groupby(frame, _hops):
+        # What a batch holds has one trace, and has come equally far.
+        for (hops, _), group in groupby(frame, _way):
             if hops >= HOPS_MAX:
                 continue
             records = list(group)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -37,7 +37,7 @@ from fairway.topics.outcome import Appended, Told, fail
 from fairway.topics.topic import RESERVE_SEQS, Gap, encode_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from fairway.runtime.clock import Clock
     from fairway.storage.log import Log
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from fairway.wire.topics import LossReason
 
 logger = logging.getLogger("fairway.topics")
+
+T = TypeVar("T")
 
 DURABILITY = {
     "memory": Durability.DISK,  # nobody waits for it, yet a failure must be noticed
@@ -291,6 +293,8 @@ class Writing:
         live = self._live(topic)
         self._check_open(topic, live)
         quick = topic.config.durability in ("memory", "ephemeral") and live.all_shown
+        # Shown before it is written only within what a crash cannot give out again.
+        quick = quick and topic.assigned + count <= topic.reserved
         topic.snapshot()  # if it cannot be summed up now, nothing is numbered
         before = topic.assigned
         first, _ = topic.place(count, self._clock.wall_ns() // 1_000_000)
@@ -426,8 +430,15 @@ class Writing:
     # What must be known first
 
     async def _enqueue_patiently(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
+        async def enqueue() -> asyncio.Future[Appended]:
+            if topic.weak:
+                await self.reserve(topic, new.records.count)
+            return self.enqueue(topic, new)
+
+        return await self.patiently(topic.name, len(new.records.raw), enqueue)
+
+    async def patiently(self, name: str, size: int, attempt: Callable[[], Awaitable[T]]) -> T:
         """Wait for room up to a deadline; how much may wait is bounded too."""
-        size = len(new.records.raw)
         if self._patient_bytes + size > PATIENT_BYTES_MAX:
             raise Unavailable("too many writes wait for room already")
         self._patient_bytes += size
@@ -435,13 +446,11 @@ class Writing:
         try:
             while True:
                 try:
-                    if topic.weak:
-                        await self.reserve(topic, new.records.count)
-                    return self.enqueue(topic, new)
+                    return await attempt()
                 except Backpressure as refusal:
                     if self._clock.now_ns() + refusal.retry_after_ns > deadline_ns:
                         raise Unavailable(
-                            f"no room for a write to {topic.name!r} within"
+                            f"no room for a write to {name!r} within"
                             f" {PATIENCE_NS // 10**9} s: {refusal}"
                         ) from None
                     await sleep_ns(refusal.retry_after_ns)

@@ -23,6 +23,8 @@ WAIT_MS_MAX: Final = 30_000
 READ_BYTES_DEFAULT: Final = 1024 * 1024
 READ_BYTES_MAX: Final = 8 * 1024 * 1024
 WATCH_BYTES_DEFAULT: Final = 256 * 1024
+WATCH_BYTES_MAX: Final = WATCH_BYTES_DEFAULT
+"""A frame is taken whole by whoever has nothing else to send, so it counts for its buffer."""
 WATCH_TOPICS_MAX: Final = 256
 PAGE_MAX: Final = 1000
 INT_MAX: Final = 2**63 - 1

@@ -970,19 +970,28 @@ def test_a_group_that_fails_while_others_are_told_stops_nobody() -> None:
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-def test_a_fault_while_callers_are_told_ends_the_log_and_does_not_leave_it_standing(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("behind", [1, ENOUGH_BYTES])
+def test_a_fault_while_callers_are_told_ends_the_log_and_leaves_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch, behind: int
 ) -> None:
+    waiters: list[asyncio.Future[int]] = []
+
     async def body(log: Log, wal: RecordingWal) -> None:
         writer = log._writer
         assert writer is not None
         monkeypatch.setattr(writer, "_complete", lambda part: 1 / 0)
-        with pytest.raises((OutcomeUnknown, Closing)):
-            await log.append(1, b"x")
+        first = log.append(1, b"x")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        second = log.append(2, b"y" * behind)
+        waiters.extend((first, second))
+        await asyncio.wait(waiters)
 
     with pytest.raises(ExceptionGroup) as raised:
         on_log(body)
     assert raised.group_contains(ZeroDivisionError)
+    told = [type(waiter.exception()) for waiter in waiters if waiter.done()]
+    assert told == [OutcomeUnknown, Closing if behind == 1 else OutcomeUnknown]
 
 
 def test_a_pool_that_takes_nothing_fails_everybody_one_group_after_the_other() -> None:
@@ -1025,3 +1034,48 @@ def test_nothing_is_written_once_the_writer_has_ended() -> None:
         assert len(wal.groups) == 1
 
     on_log(body, workers=2)
+
+
+def test_who_waits_when_the_log_ends_hears_of_it_after_those_before() -> None:
+    """Also where callers are told a few at a time, and some are still to be told."""
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        log.told_per_turn = 1
+        told: list[tuple[int, bool]] = []
+        waiters = [log.append(1, b"x") for _ in range(6)]
+        await waiters[0]
+        waiters.append(log.append(1, b"too late"))
+        for number, waiter in enumerate(waiters):
+            waiter.add_done_callback(
+                lambda done, number=number: told.append((number, done.exception() is None))
+            )
+        log._services[0].cancel()
+        await asyncio.wait(waiters)
+        assert told == [*((number, True) for number in range(6)), (6, False)]
+
+    on_log(body)
+
+
+def test_a_group_that_the_pool_refuses_is_told_after_the_one_that_is_being_told() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        told: list[tuple[int, bool]] = []
+        waiters = [log.append(1, b"x") for _ in range(8)]
+        for number, waiter in enumerate(waiters, 1):
+            waiter.add_done_callback(
+                lambda done, number=number: told.append((number, done.exception() is None))
+            )
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert groups_under_way(log)
+
+        def refuse(*args: Any) -> None:
+            raise Closing("the pool is closing")
+
+        submit, log._pool.submit = log._pool.submit, refuse  # type: ignore[method-assign]
+        await asyncio.wait(waiters)
+        log._pool.submit = submit  # type: ignore[method-assign]
+        assert told == [(number, number <= 4) for number in range(1, 9)]
+        assert log._writer is not None
+        assert log._writer.tail(1).last_key == 4
+
+    on_log(body, max_batch=4)
