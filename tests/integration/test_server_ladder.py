@@ -66,7 +66,9 @@ def vfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[HookedVFS]:
 # --- the whole ladder, under load
 
 
-def test_real_load_climbs_every_rung_and_comes_down_again(tmp_path: Path, vfs: HookedVFS) -> None:
+def test_10_real_load_climbs_every_rung_and_comes_down_again(
+    tmp_path: Path, vfs: HookedVFS
+) -> None:
     """Checklist 9 and 10: a 429 never appends, has Retry-After and detail.retry_after_ms."""
     slow_s = 0.02
     disk = threading.Event()
@@ -326,7 +328,7 @@ async def push_all(api: Api, topic: str, count: int) -> list[tuple[int, Any]]:
     return [(record["$seq"], record["data"]) for record in await stream.records(count)]
 
 
-def test_the_same_diff_at_every_forced_pressure(campaign: Campaign, tmp_path: Path) -> None:
+def test_6_the_same_diff_at_every_forced_pressure(campaign: Campaign, tmp_path: Path) -> None:
     """Checklist 6: the scheduler changes the order of pushes only."""
     rounds = campaign.rounds(share=5, full=100)
 
@@ -362,7 +364,7 @@ def test_the_same_records_are_pushed_at_every_forced_pressure(tmp_path: Path) ->
 # --- bands
 
 
-def test_no_band_starves_while_the_top_band_is_saturated(tmp_path: Path) -> None:
+def test_7_no_band_starves_while_the_top_band_is_saturated(tmp_path: Path) -> None:
     """Checklist 7, thin: the bound itself is proved in virtual time, below HTTP."""
 
     async def scenario() -> None:
@@ -403,7 +405,7 @@ def test_no_band_starves_while_the_top_band_is_saturated(tmp_path: Path) -> None
 # --- slow readers
 
 
-def test_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_nobody(
+def test_8_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_nobody(
     tmp_path: Path,
 ) -> None:
     """Checklist 8: one stalled client, bounded memory; the others do not notice."""

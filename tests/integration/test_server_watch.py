@@ -565,7 +565,7 @@ def test_a_slow_reader_is_told_of_every_topic_that_was_made_anew(tmp_path: Path)
 # --- across a restart
 
 
-def test_streams_resume_across_kill_9_and_restart_of_the_server(tmp_path: Path) -> None:
+def test_14_streams_resume_across_kill_9_and_restart_of_the_server(tmp_path: Path) -> None:
     """Checklist 14: restart keeps watch cursors, since ids describe themselves."""
 
     async def first(api: Api) -> tuple[str, str, str]:
