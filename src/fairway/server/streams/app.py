@@ -253,8 +253,16 @@ class StreamsApp:
         if asked.offset == NOW:
             headers.append(NO_STORE)
         else:
-            tag = etag(stream.topic.epoch, stream.offset_of(place), end, closed=closed)
-            # A range that ended before the tail never changes; at the tail there is soon more.
+            tag = etag(
+                stream.topic.epoch,
+                stream.offset_of(place),
+                end,
+                records=len(chunk.pieces),
+                lost_to=chunk.gap.last if chunk.gap is not None else 0,
+                at_tail=at_tail,
+                closed=closed,
+            )
+            # A range that ended before the tail never grows; at the tail there is soon more.
             headers += ((b"etag", tag.encode()), REVALIDATE if at_tail else IMMUTABLE)
             if matches(request.headers.get(b"if-none-match"), tag):
                 return Reply(304, b"", tuple(headers))

@@ -287,9 +287,23 @@ def next_cursor(now_s: int, echoed: int | None, random: Random) -> int:
     return echoed + max(1, random.randint(1, CURSOR_JITTER_S) // CURSOR_INTERVAL_S)
 
 
-def etag(epoch: int, start: Offset, end: Offset, *, closed: bool) -> str:
-    """Names one answer: another range, another incarnation or a close gives another tag."""
-    return f'"{epoch:x}:{start}:{end}{":c" if closed else ""}"'
+def etag(
+    epoch: int,
+    start: Offset,
+    end: Offset,
+    *,
+    records: int,
+    lost_to: int = 0,
+    at_tail: bool = False,
+    closed: bool = False,
+) -> str:
+    """Names one answer: another range, incarnation, loss, deletion or end gives another tag.
+
+    What was appended never changes and never comes back, so within a range the number of records
+    that are left tells which ones they are.
+    """
+    end_of = ":c" if closed else ":t" if at_tail else ""
+    return f'"{epoch:x}:{start}:{end}:{records:x}:{lost_to:x}{end_of}"'
 
 
 def matches(if_none_match: bytes | None, tag: str) -> bool:
