@@ -6,9 +6,15 @@ import asyncio
 import json
 import signal
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import httpx
+import pytest
+from websockets.asyncio.client import connect
 
+from fairway.server.streams.protocol import topic_name
+from tests.support.server import run as run_served
+from tests.support.server import serving
 from tests.support.streams import ServerProcess, server_process
 
 if TYPE_CHECKING:
@@ -175,3 +181,60 @@ def test_a_large_binary_body_comes_back_byte_for_byte(tmp_path: Path) -> None:
                 assert huge.status_code == 413
 
     run(scenario())
+
+
+# --- as topics
+
+
+@pytest.mark.parametrize("path", ["chat/1", "über"])
+def test_a_stream_is_appended_to_as_a_stream_only(tmp_path: Path, path: str) -> None:
+    """Closure, types and producers are kept where they are known of: nothing gets past that."""
+    topic, url = topic_name(path), f"/v1/stream/{quote(path)}"
+    record = {"records": [{"data": "late"}]}
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            api = served.api
+            assert (await api.put(url, raw=b"1", headers=TEXT)).status == 201
+
+            async def refused_everywhere() -> None:
+                answers = [
+                    await api.post(f"/v0/topics/{topic}", record),
+                    await api.post(f"/v0/topics/{topic}", {**record, "create": True}),
+                    await api.put("/v0/routers/r", {"source": "orders", "dest": topic}),
+                ]
+                for answer in answers:
+                    assert (answer.status, answer.code) == (409, "stream_topic")
+                    assert "/v1/stream/" in answer.error["message"]
+                async with connect(f"ws://127.0.0.1:{api.port}/v0/ws", proxy=None) as socket:
+                    await socket.send(json.dumps({"op": "publish", "topic": topic, **record}))
+                    answer = json.loads(await socket.recv())
+                    assert (answer["status"], answer["code"]) == (409, "stream_topic")
+
+            await refused_everywhere()
+            assert (await api.post(url, raw=b"2", headers={**TEXT, **CLOSE})).status == 204
+            await refused_everywhere()
+            assert (await api.get(f"{url}?offset=-1")).body == b"12"
+            assert (await api.state(topic))["head_seq"] == 2
+            assert (await api.get("/v0/routers")).json == {"routers": []}
+            # What does not append is for topics of every kind.
+            assert len((await api.diff(topic))["records"]) == 2
+            assert (await api.put(f"/v0/topics/{topic}", {"cap_records": 1})).status == 200
+            router = {"source": topic, "dest": "copies"}
+            assert (await api.put("/v0/routers/out", router)).status == 201
+
+    run_served(scenario())
+
+
+def test_what_was_not_made_yet_is_a_stream_too_if_its_name_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            body = {"records": [{"data": 1}]}
+            answer = await served.api.post("/v0/topics/ds:chat:1", body)
+            assert (answer.status, answer.code) == (409, "stream_topic")
+            assert answer.error["detail"] == {"append_at": "/v1/stream/chat/1"}
+            assert (await served.api.get("/v0/topics/ds:chat:1")).status == 404
+            for other in ("ds", "dsh", "ds.chat", "ads:chat"):
+                await served.api.append(other, 1)
+
+    run_served(scenario())

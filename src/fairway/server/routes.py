@@ -76,7 +76,12 @@ ROUTES: Final = Routes(
             "Append 1 to 10,000 records, all or none",
             body=wire.AppendRequest,
             reply=wire.AppendReply,
-            statuses={201: "appended, and the topic is new", **_NOT_FOUND, **_WRITE},
+            statuses={
+                201: "appended, and the topic is new",
+                409: "it is the topic of a Durable Stream",
+                **_NOT_FOUND,
+                **_WRITE,
+            },
             query=(("return_seqs", "boolean", "false leaves out `seqs`"),),
             express=topics_api.append_express,
         ),
@@ -168,7 +173,11 @@ ROUTES: Final = Routes(
             "Create or replace a router",
             body=wire.RouterConfig,
             reply=wire.PutRouterReply,
-            statuses={201: "created", 404: "no such topic", 409: "it would close a cycle"},
+            statuses={
+                201: "created",
+                404: "no such topic",
+                409: "it would close a cycle, or append to a Durable Stream",
+            },
         ),
         Route(
             "GET",

@@ -10,6 +10,7 @@ import msgspec
 
 from fairway.errors import InvalidRequest
 from fairway.server.exchange import JSON, Reply, Request, flag, json_reply, number, parse
+from fairway.server.streams.protocol import refuse_append
 from fairway.settings import UNLIMITED
 from fairway.topics.batch import Projection, encode_record
 from fairway.topics.match import TagMatch
@@ -108,6 +109,7 @@ def _read_append(
     message = parse(_APPEND, body) if parsed is None else _PLAIN
     identity = request.identity
     identity.require("write", topic)
+    refuse_append(topic)
     if message.config is not None:
         identity.require("admin", topic)  # as for PUT: a writer does not set its own priority
     records = parsed if parsed is not None else parse_records(bytes(message.records))
@@ -332,6 +334,7 @@ async def delete_topic(host: Host, request: Request, topic: str) -> Reply:
 async def put_router(host: Host, request: Request, router: str) -> Reply:
     config = await request.json(_ROUTER)
     request.identity.require("admin", config.source, config.dest)
+    refuse_append(config.dest)
     made, created = await host.topics.put_router(router, config)
     reply = PutRouterReply(router=router, created=created, **msgspec.structs.asdict(made.config))
     return json_reply(reply, 201 if created else 200)

@@ -21,6 +21,7 @@ import msgspec
 
 from fairway.errors import FairwayError, InvalidRequest
 from fairway.server.problems import detail_of, status_of
+from fairway.server.streams.protocol import refuse_append
 from fairway.server.topics_api import nodes_of
 from fairway.topics.batch import Projection, encode_record
 from fairway.topics.match import TagMatch
@@ -232,6 +233,7 @@ class Socket:
 
     async def _publish(self, request: Publish) -> bytes:
         self._identity.require("write", request.topic)
+        refuse_append(request.topic)
         records = parse_records(bytes(request.records))
         check_writer(request.node, request.idempotency_key)
         self._host.charge(

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import parse_qs, unquote
 
-from fairway.errors import InvalidRequest, NotFound
+from fairway.errors import Conflict, InvalidRequest, NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,6 +88,21 @@ def topic_name(path: str) -> str:
 def resource_name(path: str) -> str:
     """What a key's prefixes are compared with: as if every path could be read from its topic."""
     return NAMESPACE + path.replace("/", ":")
+
+
+def refuse_append(topic: str) -> None:
+    """Raise `Conflict` for the name of a stream's topic: only the protocol appends there.
+
+    By the name alone, so it costs a comparison and holds for a stream that is yet to be made.
+    """
+    if not topic.startswith((NAMESPACE, HASHED)):
+        return
+    path = topic.removeprefix(NAMESPACE).replace(":", "/") if topic.startswith(NAMESPACE) else ""
+    raise Conflict(
+        f"topic {topic!r} is a Durable Stream's: append to it at {PREFIX}{path or '…'}",
+        code="stream_topic",
+        detail={"append_at": PREFIX + path} if path else None,
+    )
 
 
 class Offset(NamedTuple):
