@@ -1212,6 +1212,22 @@ def test_every_answer_is_safe_for_browsers(method: str) -> None:
     simulated(scenario)
 
 
+def test_the_trace_of_a_request_is_stored_with_what_it_appends() -> None:
+    async def scenario() -> None:
+        async with streams_on() as client:
+            trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+            await client.put("a", "1", traceparent=trace)
+            await client.post("a", "2", traceparent=trace)
+            await client.put("b", "1", traceparent="x" * 257)
+            await client.post("b", "2", traceparent="x" * 257)
+            for path, stored in (("a", trace), ("b", None)):
+                topic = client.topics.get(protocol.topic_name(path))
+                batches = [await client.topics.batch_at(topic, seq) for seq in (1, 2)]
+                assert [batch.trace for batch in batches if batch is not None] == [stored] * 2
+
+    simulated(scenario)
+
+
 def test_a_range_that_is_over_may_be_cached_and_the_tail_may_not() -> None:
     async def scenario() -> None:
         async with streams_on(config=StreamsConfig(chunk_bytes=1)) as client:

@@ -148,7 +148,9 @@ class StreamsApp:
         body = await bounded_body(request)
         if self._meter is not None:
             self._meter.charge(identity, topic_name(path), records=bool(body), size=len(body))
-        stream, made = await self.start().create(path, asked, body, owner=identity.name)
+        stream, made = await self.start().create(
+            path, asked, body, owner=identity.name, trace=trace_of(request)
+        )
         headers = described(stream)
         if made:
             headers.append((b"location", location(request)))
@@ -172,11 +174,8 @@ class StreamsApp:
                 records=content.count,
                 size=len(content.raw),
             )
-        trace = request.header(b"traceparent")
-        if trace is not None and len(trace) > TRACE_BYTES_MAX:
-            trace = None
         written = await streams.appending.append(
-            stream, asked, content, empty=not body, trace=trace
+            stream, asked, content, empty=not body, trace=trace_of(request)
         )
         streams.touch(stream)
         return append_reply(stream, asked, written, empty=not body)
@@ -296,6 +295,12 @@ class StreamsApp:
     def _cursor(self, asked: ReadRequest) -> str:
         now_s = self._clock.wall_ns() // 1_000_000_000
         return str(next_cursor(now_s, asked.cursor, self._random))
+
+
+def trace_of(request: Request) -> str | None:
+    """What is stored as the trace of an append."""
+    trace = request.header(b"traceparent")
+    return trace if trace is not None and len(trace) <= TRACE_BYTES_MAX else None
 
 
 async def wait_gone(receive: Receive, gone: asyncio.Future[None]) -> None:

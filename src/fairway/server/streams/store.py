@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -47,9 +47,18 @@ if TYPE_CHECKING:
     from fairway.server.streams.protocol import CreateRequest
     from fairway.topics.engine import Topics
     from fairway.topics.topic import Topic
-    from fairway.wire.records import Records
 
 logger = logging.getLogger("fairway.streams")
+
+
+class Wanted(NamedTuple):
+    """A stream to be made, with what it begins with and whose it is."""
+
+    path: str
+    request: CreateRequest
+    body: bytes
+    owner: str
+    trace: str | None
 
 
 class Streams:
@@ -148,7 +157,13 @@ class Streams:
     # Making
 
     async def create(
-        self, path: str, request: CreateRequest, body: bytes, *, owner: str = ""
+        self,
+        path: str,
+        request: CreateRequest,
+        body: bytes,
+        *,
+        owner: str = "",
+        trace: str | None = None,
     ) -> tuple[Stream, bool]:
         """Make a stream, or find that it is there as asked for; True if it was made.
 
@@ -162,12 +177,13 @@ class Streams:
             existing = self._streams.get(topic_name(path))
             if existing is not None and existing.topic.epoch >= 0:
                 return self._same(existing, request), False
+            wanted = Wanted(path, request, body, owner, trace)
             if request.source is None:
-                return await self._make(path, request, body, owner), True
+                return await self._make(wanted), True
             if source is None or source.topic.epoch < 0:
                 raise NotFound("stream", request.source)
             inherited = await forked_at(self.topics, source, request)
-            return await self._make_fork(path, request, body, owner, inherited), True
+            return await self._make_fork(wanted, inherited), True
 
     def _same(self, existing: Stream, request: CreateRequest) -> Stream:
         path = existing.meta.path
@@ -177,14 +193,8 @@ class Streams:
             raise Conflict(f"another stream is at {path!r} already", code="stream_exists")
         return existing
 
-    async def _make(
-        self,
-        path: str,
-        request: CreateRequest,
-        body: bytes,
-        owner: str,
-        inherited: Inheritance | None = None,
-    ) -> Stream:
+    async def _make(self, wanted: Wanted, inherited: Inheritance | None = None) -> Stream:
+        path, request, body, owner, trace = wanted
         kind = request.content_type or OCTETS
         lifetime = request.lifetime
         prefix: tuple[bytes, ...] = ()
@@ -209,7 +219,7 @@ class Streams:
         try:
             if inherited is not None:
                 await self._pin(inherited.source, topic, inherited.floor)
-            await self._write_first(topic, meta, content)
+            await self._write_first(topic, meta, NewBatch(records=content, trace=trace))
         except OutcomeUnknown:
             raise  # it may be there: whoever looks for it next will see
         except FairwayError:
@@ -219,30 +229,23 @@ class Streams:
         self._register(Stream(meta, topic, touched_ms=now_ms))
         return self._streams[topic.name]
 
-    async def _write_first(self, topic: Topic, meta: StreamMeta, content: Records) -> None:
+    async def _write_first(self, topic: Topic, meta: StreamMeta, new: NewBatch) -> None:
         extra = {META: encode_meta(meta)}
         writing = self.topics.writing
-        if content.count:
-            new = NewBatch(records=content, extra=extra)
+        if new.records.count:
+            new = msgspec.structs.replace(new, extra=extra)
             await asyncio.shield(writing.append(topic, new))
         else:
             await asyncio.shield(writing.enqueue_meta(topic, extra))
 
     # Forks hold on to their source
 
-    async def _make_fork(
-        self,
-        path: str,
-        request: CreateRequest,
-        body: bytes,
-        owner: str,
-        inherited: Inheritance,
-    ) -> Stream:
+    async def _make_fork(self, wanted: Wanted, inherited: Inheritance) -> Stream:
         source = inherited.source
         # Held from this moment on, though not durably yet: it could be trimmed before it is.
         source.topic.pin = min(source.topic.pin or inherited.floor, inherited.floor)
         try:
-            return await self._make(path, request, body, owner, inherited)
+            return await self._make(wanted, inherited)
         except FairwayError:
             for epoch, pin in list(source.pins.items()):
                 if not await self._is_fork(pin.topic, epoch):
