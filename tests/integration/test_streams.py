@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -14,7 +15,7 @@ from websockets.asyncio.client import connect
 
 from fairway.server.streams.protocol import topic_name
 from tests.support.server import run as run_served
-from tests.support.server import serving
+from tests.support.server import serving, until
 from tests.support.streams import ServerProcess, server_process
 
 if TYPE_CHECKING:
@@ -236,5 +237,22 @@ def test_what_was_not_made_yet_is_a_stream_too_if_its_name_says_so(tmp_path: Pat
             assert (await served.api.get("/v0/topics/ds:chat:1")).status == 404
             for other in ("ds", "dsh", "ds.chat", "ads:chat"):
                 await served.api.append(other, 1)
+
+    run_served(scenario())
+
+
+def test_a_stream_that_expired_while_nobody_served_goes_without_being_asked_for(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        soon = datetime.now(UTC) + timedelta(seconds=0.5)
+        async with serving(tmp_path) as served:
+            headers = {**TEXT, "stream-expires-at": soon.isoformat()}
+            assert (await served.api.put("/v1/stream/t", headers=headers)).status == 201
+            assert (await served.api.put("/v1/stream/kept", headers=TEXT)).status == 201
+        async with serving(tmp_path) as served:
+            topics = served.app.topics
+            await until(lambda: topics.find("ds:t") is None, within_s=10)
+            assert topics.find("ds:kept") is not None
 
     run_served(scenario())

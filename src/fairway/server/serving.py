@@ -171,7 +171,9 @@ class Server:
             keys.access.listen(lambda gone: host.quotas.retain(keys.access.keyring.names))
             keys.access.listen(lambda gone: host.review())
         yield group.create_task(host.run(), name="host")
-        self._http.mounts[PREFIX] = StreamsApp(self.app.topics, config=self._streams, meter=host)
+        streams = StreamsApp(self.app.topics, config=self._streams, meter=host)
+        streams.start()  # not at the first request: what expired meanwhile goes though nobody asks
+        self._http.mounts[PREFIX] = streams
         self._http.host = self._host = host
 
     def _config(self) -> uvicorn.Config:

@@ -81,7 +81,8 @@ class Meter(Protocol):
 
 
 class StreamsApp:
-    """The ASGI app. Its upkeep runs among the engine's own tasks, from the first request on."""
+    """The ASGI app. Its upkeep runs among the engine's own tasks, from `start` on, or from the
+    first request."""
 
     def __init__(
         self,
