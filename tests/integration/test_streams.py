@@ -14,8 +14,8 @@ import pytest
 from websockets.asyncio.client import connect
 
 from fairway.server.streams.protocol import topic_name
+from tests.support.server import Wire, serving, until
 from tests.support.server import run as run_served
-from tests.support.server import serving, until
 from tests.support.streams import ServerProcess, server_process
 
 if TYPE_CHECKING:
@@ -254,5 +254,67 @@ def test_a_stream_that_expired_while_nobody_served_goes_without_being_asked_for(
             topics = served.app.topics
             await until(lambda: topics.find("ds:t") is None, within_s=10)
             assert topics.find("ds:kept") is not None
+
+    run_served(scenario())
+
+
+# --- what a key uses
+
+
+KEY = """
+[[key]]
+name = "k"
+secret = "k-secret"
+scopes = ["admin"]
+[key.quota]
+in_flight = 1
+connections = 2
+"""
+
+
+@pytest.mark.parametrize("live", ["sse", "long-poll"])
+def test_a_live_reader_is_a_connection_and_no_request_under_way(tmp_path: Path, live: str) -> None:
+    """As one of `/v0` is: it keeps its key from nothing else, and is gone when it has left."""
+
+    async def scenario() -> None:
+        keys = tmp_path / "keys.toml"
+        keys.write_text(KEY)
+        async with serving(tmp_path / "data", keys_file=keys) as served:
+            api = served.api.using("k-secret")
+            assert (await api.put("/v1/stream/a", raw=b"x", headers=TEXT)).status == 201
+            host = served.server._host
+            assert host is not None
+
+            def used() -> tuple[int, int]:
+                now = host.quotas.statistics()["k"]
+                return now.in_flight, now.connections
+
+            url = f"/v1/stream/a?offset=now&live={live}"
+            wires = []
+            for number in (1, 2):
+                wires.append(await Wire.open(api.port))
+                wires[-1].send("GET", url, headers=api.headers)
+                await until(lambda: used() == (0, number))  # noqa: B023
+            refused = await api.get(url)
+            assert (refused.status, refused.error["detail"]["limit"]) == (429, "connections")
+            assert (await api.get("/v1/stream/a?offset=-1")).body == b"x"
+            assert (await api.get("/v0/topics")).status == 200
+            for wire in wires:
+                await wire.close()
+            await until(lambda: used() == (0, 0), within_s=2)
+
+    run_served(scenario())
+
+
+def test_a_long_poll_of_a_client_that_sends_no_more_is_answered_if_there_is_something(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            await served.api.put("/v1/stream/a", raw=b"x", headers=TEXT)
+            wire = await Wire.open(served.api.port)
+            wire.send("GET", "/v1/stream/a?offset=-1&live=long-poll")
+            wire.writer.write_eof()
+            assert (await wire.answer()).body == b"x"
 
     run_served(scenario())

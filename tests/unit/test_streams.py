@@ -1258,9 +1258,7 @@ def test_a_tag_changes_with_what_is_lost_or_deleted_and_with_nothing_else() -> N
                     await client.post(path, text)
 
             async def asked_again(path: str, before: Answer) -> Answer:
-                return await client.get(
-                    f"{path}?offset=-1", if_none_match=before.headers["etag"]
-                )
+                return await client.get(f"{path}?offset=-1", if_none_match=before.headers["etag"])
 
             whole = await client.get("lost?offset=-1")
             assert (await asked_again("lost", whole)).status == 304

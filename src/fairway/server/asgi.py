@@ -6,6 +6,7 @@ Bare ASGI, no framework: the hot routes (append, diff) cost a dictionary look-up
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -14,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from fairway import errors
 from fairway.server import problems
 from fairway.server.connection import check_header
-from fairway.server.exchange import Disconnected, Reply, Request
+from fairway.server.exchange import UNCOUNTED, Disconnected, Reply, Request
 from fairway.settings import UNLIMITED
 
 if TYPE_CHECKING:
@@ -298,10 +299,10 @@ class HttpApp:
             scope["fairway.identity"] = identity
             allowance = host.begin(identity)
             if allowance is not None:
-                try:
+                with ExitStack() as counted:
+                    counted.callback(allowance.end)
+                    scope[UNCOUNTED] = counted.close
                     return await mount(scope, receive, send)
-                finally:
-                    allowance.end()
         await mount(scope, receive, send)
 
 

@@ -218,6 +218,9 @@ class Connection:
     """False for an HTTP/1.0 client: give `write` the bare bytes, not those of `chunk`."""
     closed: bool = False
     """The client is gone, was refused, or the server is shutting down."""
+    lasts: bool = False
+    """Set by an app that sends a response which lasts by itself, without `open`: a client that
+    sends no more has left then, and is not waited for."""
     on_writable: Callable[[], None] | None = None
     """Called once after a refused `write`, when at most half the limit is still buffered."""
     on_closed: Callable[[], None] | None = None

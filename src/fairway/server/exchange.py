@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+UNCOUNTED: Final = "fairway.uncounted"
+"""Where a scope holds what to call once its request is counted as a connection: from then on it is
+none under way. Not there if nobody counts."""
 JSON: Final = (b"content-type", b"application/json")
 TRUE: Final = ("true", "True", "TRUE", "1", "")
 QUERY_REMEMBERED: Final = 64

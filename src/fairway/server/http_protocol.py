@@ -197,7 +197,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. A request that is complete is still answered, if soon."""
-        if self._stream is not None:
+        if self._stream is not None or self._answer_lasts():
             self.transport.abort()
         elif self._owes_answer() and self._reading is not BODY and self.scheme == "http":
             assert self._running is not None
@@ -543,6 +543,12 @@ class HttpProtocol(HttpToolsProtocol):
         connection = _connection_of(cycle)
         if connection is not None:
             connection.lost()
+
+    def _answer_lasts(self) -> bool:
+        if self._running is None or not self._owes_answer():
+            return False
+        connection = _connection_of(self._running)
+        return connection is not None and connection.lasts
 
     def _owes_answer(self) -> bool:
         return self._running is not None and not (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from fairway.errors import Closing, FairwayError, InvalidRequest
 from fairway.runtime.clock import clock_of
 from fairway.server.auth import ANYONE
-from fairway.server.exchange import Disconnected, Reply, Request
+from fairway.server.exchange import UNCOUNTED, Disconnected, Reply, Request
 from fairway.server.problems import problem, reply
 from fairway.server.streams.answers import (
     CLOSED,
@@ -214,6 +214,7 @@ class StreamsApp:
             if self._meter is not None:
                 guest = self._meter.connect(request.identity, partial(turn_away, gone))
                 leaving.callback(self._meter.disconnect, guest)
+            went_live(request, lasts=asked.live == "sse" or not streams.reading.news(stream, place))
             stream.readers += 1
             leaving.callback(self._left, stream)
             async with asyncio.TaskGroup() as group:
@@ -302,6 +303,17 @@ def trace_of(request: Request) -> str | None:
     """What is stored as the trace of an append."""
     trace = request.header(b"traceparent")
     return trace if trace is not None and len(trace) <= TRACE_BYTES_MAX else None
+
+
+def went_live(request: Request, *, lasts: bool) -> None:
+    """A request is a connection from here on, and none under way.
+
+    One that `lasts` ends with its client; a long poll that has something to say does not.
+    """
+    if UNCOUNTED in request.scope:
+        request.scope[UNCOUNTED]()
+    if request.connection is not None:
+        request.connection.lasts = lasts
 
 
 async def wait_gone(receive: Receive, gone: asyncio.Future[None]) -> None:

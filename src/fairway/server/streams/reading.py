@@ -75,7 +75,7 @@ class Reading:
         self, stream: Stream, place: Place, until_ns: int, gone: asyncio.Future[None]
     ) -> bool:
         """Wait for records after `place`, a close or the end; False if there were none."""
-        while not self._news(stream, place):
+        while not self.news(stream, place):
             left_ns = until_ns - self._clock.now_ns()
             if left_ns <= 0 or gone.done():
                 return False
@@ -84,7 +84,7 @@ class Reading:
             live = self._topics.live(stream.topic)
             live.waiters.append(waiter)
             try:
-                if not self._news(stream, place):
+                if not self.news(stream, place):
                     await asyncio.wait(
                         [waiter, gone],
                         timeout=left_ns / 1e9,
@@ -95,5 +95,6 @@ class Reading:
                     live.waiters.remove(waiter)
         return True
 
-    def _news(self, stream: Stream, place: Place) -> bool:
+    def news(self, stream: Stream, place: Place) -> bool:
+        """Whether a reader at `place` has anything to be told."""
         return stream.ended or stream.meta.closed or self._topics.closing or place != stream.tail
