@@ -135,8 +135,12 @@ _COMMON: Final = {
     400: "the request is wrong, and changed nothing",
     401: "no key, or not a known one",
     403: "the key may not do this",
+    408: "the request did not come in time",
+    413: "the body is too large",
+    414: "the URL is too long",
     415: "the body is not JSON",
     429: "too much; `Retry-After` says when",
+    431: "the head is too large",
     503: "not ready, or shutting down",
 }
 
