@@ -388,7 +388,7 @@ def test_a_ticket_is_good_once_for_its_path_and_as_its_key(tmp_path: Path) -> No
             assert (used.status, used.code) == (401, "unauthorized")
 
             bound = await ticket(path)
-            assert (await anyone.get(f"/v0/topics?ticket={bound}")).status == 401
+            assert (await anyone.get(f"/v0/topics/orders.b/watch?ticket={bound}")).status == 401
             assert (await anyone.get(f"{path}?ticket={bound}")).status == 401, "and is used up"
 
             free = await ticket()
@@ -398,6 +398,47 @@ def test_a_ticket_is_good_once_for_its_path_and_as_its_key(tmp_path: Path) -> No
             assert await stream.seqs(1) == [1], "a session opens by a ticket of its key"
             foreign = (await root.post("/v0/tickets", {})).json["ticket"]
             assert (await anyone.get(f"{session}?ticket={foreign}")).status == 403
+
+    run(scenario())
+
+
+def test_a_ticket_opens_what_lasts_and_does_nothing_else(tmp_path: Path) -> None:
+    """Else one that leaks could delete, or be changed for a new one without end."""
+
+    async def scenario() -> None:
+        async with keyed(tmp_path) as served:
+            anyone, root = served.api, served.api.using("root-secret")
+            await root.append("orders.a", 1)
+            await root.put("/v1/stream/s", headers={"content-type": "text/plain"})
+            secret = (await root.post("/v0/tickets", {})).json["ticket"]
+            for method, path, body in (
+                ("POST", "/v0/tickets", {}),
+                ("DELETE", "/v0/topics/orders.a", None),
+                ("POST", "/v0/topics/orders.a", RECORD),
+                ("PUT", "/v0/topics/orders.b", {}),
+                ("GET", "/v0/topics", None),
+                ("HEAD", "/v0/topics", None),
+                ("POST", "/v0/watch", {"topics": {"orders.a": {}}}),
+                ("GET", "/metrics", None),
+                ("DELETE", "/v1/stream/s", None),
+                ("PUT", "/v1/stream/t", None),
+                ("GET", "/v1/stream/s", None),
+                ("POST", "/v1/stream/s?live=sse", None),
+            ):
+                query = f"{'&' if '?' in path else '?'}ticket={secret}"
+                answer = await anyone.call(method, path + query, body)
+                assert answer.status == 401, (method, path)
+                if method != "HEAD":
+                    assert answer.code == "unauthorized"
+                    assert "event streams and WebSockets" in answer.error["message"]
+            names = [one["topic"] for one in (await root.get("/v0/topics")).json["topics"]]
+            assert names == ["ds:s", "orders.a"], "nothing changed"
+            stream = await anyone.watch("orders.a", f"?ticket={secret}")
+            assert await stream.seqs(1) == [1], "none of them used it up"
+            again = (await root.post("/v0/tickets", {})).json["ticket"]
+            await anyone.stream(f"/v1/stream/s?offset=-1&live=sse&ticket={again}")
+            both = await root.get(f"/v0/topics?ticket={secret}")
+            assert both.status == 200, "a key counts wherever it is sent"
 
     run(scenario())
 

@@ -211,7 +211,7 @@ class Server:
             if host is None:
                 raise Unavailable("the data is being recovered")
             request.query(() if place is None else ("tenant",))
-            identity = identify(host, request)
+            identity = identify(host, request, lasts=True)
             scope["query_string"] = b""  # uvicorn logs it, and it may hold a ticket
             if place is None:
                 await serve_socket(host, identity, receive, send)
