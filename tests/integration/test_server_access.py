@@ -360,6 +360,29 @@ def test_a_quota_of_topics_holds_however_they_are_made(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_router_makes_no_topic_beyond_the_quota_of_its_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path, quota("crowd", topics=2)) as served:
+            api = served.api.using("crowd-secret")
+            for name in ("a", "b"):
+                assert (await api.put(f"/v0/topics/{name}")).status == 201
+            refused = await api.put("/v0/routers/r", {"source": "a", "dest": "c"})
+            assert (refused.status, refused.code) == (429, "throttled")
+            assert refused.error["detail"]["limit"] == "topics"
+            assert (await api.get("/v0/topics/c")).status == 404, "nothing was made"
+            assert (await api.get("/v0/routers/r")).status == 404
+            wrong = [
+                ({"source": "a", "dest": "-"}, 400),
+                ({"source": "a", "dest": "c", "create_dest": False}, 404),
+            ]
+            for body, status in wrong:
+                assert (await api.put("/v0/routers/r", body)).status == status, body
+            made = await api.put("/v0/routers/r", {"source": "a", "dest": "b"})
+            assert made.status == 201, "it needs no topic more"
+
+    run(scenario())
+
+
 # --- tickets
 
 

@@ -335,6 +335,9 @@ async def put_router(host: Host, request: Request, router: str) -> Reply:
     config = await request.json(_ROUTER)
     request.identity.require("admin", config.source, config.dest)
     refuse_append(config.dest)
+    if config.create_dest:
+        check_name(config.dest)
+        host.charge_topic(request.identity, config.dest)  # it may be one more
     made, created = await host.topics.put_router(router, config)
     reply = PutRouterReply(router=router, created=created, **msgspec.structs.asdict(made.config))
     return json_reply(reply, 201 if created else 200)
