@@ -160,3 +160,12 @@ def test_every_route_is_in_the_document_with_its_body_reply_and_errors() -> None
             if int(status) >= 400 and (route.path, status) != ("/readyz", "503"):
                 schema = answer["content"]["application/json"]["schema"]
                 assert schema == {"$ref": "#/components/schemas/ErrorReply"}
+
+
+def test_the_document_shows_the_websocket_and_where_durable_streams_are() -> None:
+    made = document(ROUTES.all)
+    socket = made["paths"]["/v0/ws"]["get"]
+    assert {"101", "400", "401", "403", "426", "429", "503"} <= socket["responses"].keys()
+    assert "200" not in socket["responses"]
+    assert "/v1/stream/" in made["info"]["description"]
+    assert not [path for path in made["paths"] if path.startswith("/v1")]

@@ -252,7 +252,9 @@ def test_who_asks_without_reading_answers_is_not_read_on(
     site.run(scenario(site.api))
 
 
-def test_a_handshake_that_is_refused_is_answered_like_any_request(site: Site) -> None:
+def test_a_handshake_that_is_refused_is_answered_like_any_request(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario(api: Api) -> None:
         refused: list[tuple[str, dict[str, Any], int, str]] = [
             ("/v0/wss", {}, 404, "socket_not_found"),
@@ -268,8 +270,60 @@ def test_a_handshake_that_is_refused_is_answered_like_any_request(site: Site) ->
             response = caught.value.response
             assert response.status_code == status, path
             assert json.loads(response.body or b"")["error"]["code"] == code
-        plain = await api.get("/v0/ws")
-        assert plain.status == 404
+
+    site.run(scenario(site.api))
+    faults = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert faults == [], "a client's mistake is no fault of the server"
+
+
+UPGRADE = {"upgrade": "websocket", "connection": "Upgrade"}
+KEY = {"sec-websocket-key": "eA" * 11 + "=="}
+VERSION = {"sec-websocket-version": "13"}
+
+
+def test_what_asks_for_a_socket_wrongly_is_told_so(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong: list[tuple[str, dict[str, str], int, str]] = [
+        ("GET", {}, 426, "upgrade_required"),
+        ("GET", {"upgrade": "h2c", "connection": "Upgrade"}, 426, "upgrade_required"),
+        ("GET", {**KEY, **VERSION}, 426, "upgrade_required"),
+        ("GET", UPGRADE, 400, "invalid_request"),
+        ("GET", {**UPGRADE, **VERSION}, 400, "invalid_request"),
+        ("GET", {**UPGRADE, **KEY}, 400, "invalid_request"),
+        ("GET", {**UPGRADE, **KEY, "sec-websocket-version": "12"}, 400, "invalid_request"),
+        ("GET", {**UPGRADE, **VERSION, "sec-websocket-key": "short"}, 400, "invalid_request"),
+        ("POST", {}, 405, "method_not_allowed"),
+        ("POST", {**UPGRADE, **KEY, **VERSION}, 405, "method_not_allowed"),
+    ]
+
+    async def scenario(api: Api) -> None:
+        for method, headers, status, code in wrong:
+            answer = await api.call(method, "/v0/ws", headers=headers)
+            assert (answer.status, answer.code) == (status, code), (method, headers)
+            if status == 426:
+                assert answer.header("upgrade") == "websocket"
+        assert (await api.call("HEAD", "/v0/ws")).status == 426
+
+    site.run(scenario(site.api))
+    faults = [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+    assert faults == [], "a client's mistake is no fault of the server"
+
+
+def test_the_traceparent_of_a_socket_or_of_a_message_is_stored(site: Site) -> None:
+    async def scenario(api: Api) -> None:
+        own, other = f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'c' * 32}-{'d' * 16}-01"
+        publish = {"op": "publish", "topic": "ws.trace", "records": [{"data": 1}]}
+        async with opened(api, additional_headers={"traceparent": own}) as socket:
+            await socket.ask(**publish)
+            await socket.ask(**publish, traceparent=other)
+        async with opened(api) as socket:
+            await socket.ask(**publish)
+            for wrong in ("", "x" * 257, 1):
+                refused = await socket.ask(**publish, traceparent=wrong)
+                assert (refused["op"], refused["code"]) == ("error", "invalid_request")
+        records = (await api.diff("ws.trace"))["records"]
+        assert [one.get("$traceparent") for one in records] == [own, other, None]
 
     site.run(scenario(site.api))
 

@@ -55,6 +55,8 @@ class Route(NamedTuple):
     """Needs no key."""
     stream: bool = False
     """Its answer lasts."""
+    socket: bool = False
+    """It is a WebSocket: what is served here are plain requests to it."""
     express: Express | None = None
     """Begins it without waiting for anything, if it can: `ExpressReply` is told what becomes of it.
     False if it cannot, and then nothing was done."""

@@ -312,6 +312,10 @@ class HttpProtocol(HttpToolsProtocol):
         keep_alive = version == "1.1" and parser.should_keep_alive()
         self._take_on(scope, keep_alive=keep_alive, size=size)
 
+    def _should_upgrade(self) -> bool:
+        # With another method it is no handshake, but a wish that we may ignore.
+        return self.scope["method"] == "GET" and super()._should_upgrade()
+
     def _take_on(self, scope: HTTPScope, *, keep_alive: bool, size: int | None) -> None:
         answer = self.cycle = Answer(self, scope, keep_alive=keep_alive)
         answer.begins_whole = (

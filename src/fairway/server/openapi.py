@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
     from fairway.server.asgi import Route
 
+DESCRIPTION: Final = (
+    "Durable topics and jobs. Overload costs latency, never data.\n\n"
+    "[Durable Streams](https://github.com/durable-streams/durable-streams)"
+    " are served as well, under `/v1/stream/`: a protocol with a document of its own."
+)
 REF: Final = "#/components/schemas/{name}"
 
 
@@ -80,7 +85,7 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
         "info": {
             "title": "Fairway",
             "version": version("fairway"),
-            "description": "Durable topics and jobs. Overload costs latency, never data.",
+            "description": DESCRIPTION,
         },
         "paths": paths,
         "components": {
@@ -94,7 +99,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
 def _operation(route: Route, by_kind: dict[Any, Any]) -> dict[str, Any]:
     error = {"application/json": {"schema": by_kind[ErrorReply]}}
     responses: dict[str, Any] = {"200": {"description": "done"}}
-    if route.reply is not None:
+    if route.socket:
+        responses = {"101": {"description": "the socket is open"}}
+    elif route.reply is not None:
         schema = by_kind[SHOWN_AS.get(route.reply, route.reply)]
         responses["200"]["content"] = {"application/json": {"schema": schema}}
     elif route.stream:

@@ -19,6 +19,7 @@ STATUS_OF_CODE: Final = {
     "method_not_allowed": 405,
     "not_acceptable": 406,
     "gone": 410,
+    "upgrade_required": 426,
 }
 """Codes of `InvalidRequest` that are not a plain 400."""
 
@@ -76,6 +77,8 @@ def problem(error: errors.FairwayError, **more: object) -> Reply:
     if status in (429, 503):
         # Whole seconds, never 0: a client that takes the header at its word must not spin.
         headers.append((b"retry-after", b"%d" % max(RETRY_S, -(-_retry_ns(error) // 10**9))))
+    if code == "upgrade_required":
+        headers += [(b"upgrade", b"websocket"), (b"connection", b"upgrade")]
     if isinstance(error, errors.Unauthorized):
         headers.append((b"www-authenticate", CHALLENGE.encode()))
     if status >= 500 and not isinstance(error, errors.TryLater):

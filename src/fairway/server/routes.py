@@ -10,6 +10,7 @@ from fairway.server import (
     system_api,
     topics_api,
     watch_api,
+    websocket,
     workflows_api,
 )
 from fairway.server.asgi import Route, Routes
@@ -165,6 +166,19 @@ ROUTES: Final = Routes(
             stream=True,
             statuses={404: "the session is unknown or expired: make a new one"},
             query=(("last_event_id", "string", "as the header Last-Event-ID"),),
+        ),
+        Route(
+            "GET",
+            "/v0/ws",
+            websocket.open_socket,
+            "Subscribe, publish and be told, in JSON messages over one WebSocket",
+            statuses={
+                401: "no key or ticket, or not one that counts",
+                403: "a foreign `Host` or `Origin`, without keys",
+                426: "not a WebSocket; `Upgrade` says so",
+            },
+            public=True,  # a plain request learns what this is; the handshake asks for a key
+            socket=True,
         ),
         Route(
             "PUT",

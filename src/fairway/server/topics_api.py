@@ -118,14 +118,13 @@ def _read_append(
         key = request.header(b"idempotency-key")
     if node is not None or key is not None:
         check_writer(node, key)
-    trace = request.header(b"traceparent") if b"traceparent" in headers else None
     if identity.quota is not UNLIMITED:
         host.charge(identity, topic, records=records.count, size=len(records.raw))
     return message, NewBatch(
         records=records,
         node=node,
         key=key,
-        trace=trace if trace is not None and len(trace) <= MAX_TRACE else None,
+        trace=trace_of(request) if b"traceparent" in headers else None,
         patient=message.disable_backpressure,
     )
 
@@ -389,6 +388,12 @@ async def delete_router(host: Host, request: Request, router: str) -> Reply:
 
 
 # Small things
+
+
+def trace_of(request: Request) -> str | None:
+    """The `traceparent` of a request, if it is one to keep."""
+    trace = request.header(b"traceparent")
+    return trace if trace is not None and len(trace) <= MAX_TRACE else None
 
 
 def nodes_of(node: str | Iterable[str] | None) -> frozenset[str]:

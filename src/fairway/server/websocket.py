@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from fairway.errors import FairwayError, InvalidRequest
 from fairway.server.problems import detail_of, status_of
 from fairway.server.streams.protocol import refuse_append
-from fairway.server.topics_api import nodes_of
+from fairway.server.topics_api import MAX_TRACE, nodes_of, trace_of
 from fairway.topics.batch import Projection, encode_record
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.server.auth import Identity
-    from fairway.server.exchange import Receive, Send
+    from fairway.server.exchange import Receive, Reply, Request, Send
     from fairway.server.host import Host
     from fairway.topics.batch import Record
     from fairway.topics.topic import Topic
@@ -70,6 +70,8 @@ class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fiel
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
+    traceparent: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TRACE)] | None = None
+    """That of the handshake if it has none."""
     id: str | int | None = None
 
 
@@ -129,10 +131,14 @@ _ENCODER: Final = _JsonEncoder()
 class Socket:
     """One WebSocket: a sink for its subscriptions, and the answers to its requests."""
 
-    def __init__(self, host: Host, identity: Identity, send: Send) -> None:
+    def __init__(
+        self, host: Host, identity: Identity, send: Send, trace: str | None = None
+    ) -> None:
+        """`trace` is the `traceparent` of what is published without one."""
         self._host = host
         self._identity = identity
         self._send = send
+        self._trace = trace
         self._out: deque[bytes] = deque()
         self._out_bytes = 0
         self._more = asyncio.Event()
@@ -239,7 +245,12 @@ class Socket:
         self._host.charge(
             self._identity, request.topic, records=records.count, size=len(records.raw)
         )
-        new = NewBatch(records=records, node=request.node, key=request.idempotency_key)
+        new = NewBatch(
+            records=records,
+            node=request.node,
+            key=request.idempotency_key,
+            trace=request.traceparent or self._trace,
+        )
         topic, appended, created = await self._host.topics.append(
             request.topic, new, create=request.create, owner=self._identity.name
         )
@@ -290,9 +301,18 @@ class Socket:
         return b""
 
 
-async def serve_socket(host: Host, identity: Identity, receive: Receive, send: Send) -> None:
+async def open_socket(host: Host | None, request: Request) -> Reply:
+    """The answer to whoever comes to a socket's address with a plain request."""
+    raise InvalidRequest(
+        "this is a WebSocket: connect with a client of those", code="upgrade_required"
+    )
+
+
+async def serve_socket(
+    host: Host, identity: Identity, request: Request, receive: Receive, send: Send
+) -> None:
     """Accept a WebSocket and serve it until it closes. Raises `Throttled` before it is accepted."""
-    socket = Socket(host, identity, send)
+    socket = Socket(host, identity, send, trace_of(request))
     guest = host.connect(identity, socket.end)
     try:
         await send({"type": "websocket.accept"})
