@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from fairway.server.asgi import Route
 
 DESCRIPTION: Final = (
-    "Durable topics and jobs. Overload costs latency, never data.\n\n"
-    "[Durable Streams](https://github.com/durable-streams/durable-streams)"
-    " are served as well, under `/v1/stream/`: a protocol with a document of its own."
+    "Durable topics and jobs. Overload costs latency, never data."
+    " Durable Streams are served under /v1/stream/, by a protocol with a document of its own:"
+    " https://github.com/durable-streams/durable-streams"
 )
 REF: Final = "#/components/schemas/{name}"
 
