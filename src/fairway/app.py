@@ -7,6 +7,7 @@ admitting, drains and closes.
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 import msgspec
 
 from fairway.core.lanes import LaneLimits
-from fairway.errors import AlreadyOwned, Closing, GraphFailed, InvalidConfig
+from fairway.errors import AlreadyOwned, BadPlace, Closing, GraphFailed, InvalidConfig
 from fairway.graphs.engine import KIND, Graphs
 from fairway.graphs.graph import Graph
 from fairway.graphs.source import Source
@@ -74,6 +75,11 @@ WORKER: Final = WorkerConfig()
 MIB: Final = 1024 * 1024
 WRITER: Final = WriterConfig(total=LaneLimits(items=65_536, size=256 * MIB))
 DATA: Final = "fairway-data"
+NO_PLACE: Final = {
+    *(errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+}
+"""What a system says of a path that can be no data directory, however healthy the disk."""
 STANDBY_NS: Final = 500_000_000
 """How often a process that stands by looks whether it may take over."""
 logger = logging.getLogger("fairway")
@@ -535,6 +541,11 @@ class Fairway:
                 if not told:
                     logger.info("standing by: %s", error)
                 told = True
+            except OSError as error:
+                if error.errno not in NO_PLACE or error.filename is None:
+                    raise
+                reason = "it is not a directory" if error.errno == errno.EEXIST else error.strerror
+                raise BadPlace(str(error.filename), str(reason)) from None
             await sleep_ns(STANDBY_NS)
 
     @asynccontextmanager

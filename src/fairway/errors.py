@@ -14,6 +14,7 @@
     ├── Invalid                   the request itself is wrong; nothing happened
     │   ├── InvalidOperation      a log operation breaks the rules of its partition
     │   ├── InvalidConfig         a setting, or a combination of settings, cannot work
+    │   │   └── BadPlace          the path given for the data can hold none
     │   ├── InvalidRequest        a message is malformed or passes a limit (its `code` says which)
     │   ├── NotFound              there is no topic, router or stream of that name
     │   ├── Conflict              the request does not fit what is there (its `code` says how)
@@ -125,6 +126,14 @@ class InvalidOperation(Invalid):
 
 class InvalidConfig(Invalid, ValueError):
     """A setting, or a combination of settings, cannot work."""
+
+
+class BadPlace(InvalidConfig):
+    """The path given for the data can hold none: a file, below one, or not ours to write."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"no data can be kept at {place}: {reason}")
+        self.place = place
 
 
 class InvalidRequest(Invalid):

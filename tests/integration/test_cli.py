@@ -177,7 +177,8 @@ def test_a_refused_bulk_says_how_to_go_on(url: str, client: Client) -> None:
     assert "20 lines were acknowledged" in failed.stderr
     topic.put(cap_records=0)
     again = shlex.split(failed.stderr.partition("go on with: fairway ")[2])
-    good(url, *again, input=lines)
+    elsewhere = f"http://127.0.0.1:{free_port()}"  # where the shell it is pasted into would go
+    good(elsewhere, *again, input=lines)
     assert [one.data for one in topic.read()] == [*range(40)]
 
 
@@ -429,3 +430,29 @@ def test_a_bulk_on_a_terminal_shows_progress(url: str, tmp_path: Path) -> None:
     shown = on_terminal(url, "topic", "append", "progress", "--file", str(file))
     assert re.search(r"progress.*%.*lines", shown)
     assert "5,000 lines appended to progress: 1..5000" in shown
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/dev/null/x", "/proc/xx", "odd"])
+def test_data_that_can_be_kept_nowhere_is_one_line(tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "odd" / "owner.lock").mkdir(parents=True)
+    command = [sys.executable, "-m", "fairway", "serve", "--port", "0", "--data", place]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=WAIT_S)
+    assert ended.returncode == 2, ended
+    assert ended.stdout == ""
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"Error: no data can be kept at {place}"), line
+
+
+def test_what_a_server_with_keys_suggests_has_a_place_for_one(tmp_path: Path) -> None:
+    for options in ((), ("--keys", str(keys_file(tmp_path)))):
+        with server_process(tmp_path / "data", *options) as server:
+            assert server._child.stdout is not None
+            lines = iter(server._child.stdout.readline, b"")
+            said = b""
+            while b"Ctrl-C" not in said:
+                said += next(lines)
+        text = said.decode()
+        assert text.count("curl") == 3
+        assert text.count("-H 'authorization: Bearer YOUR_KEY'") == (3 if options else 0)
+        assert "s3cret" not in text

@@ -70,16 +70,20 @@ def append_lines(
     topic: TopicHandle[Any],
     stream: Any,
     *,
+    url: str,
     source: str | None,
     key: str | None,
     skip: int,
     text: bool,
     **options: Any,
 ) -> BulkProgress:
-    """Append every line of `stream`. `source` names its file, for the command that goes on."""
+    """Append every line of `stream`.
+
+    `url` says where the server is and `source` names the file, for the command that goes on.
+    """
     size = _size(stream) if source is not None else None
     key = key if key is not None else secrets.token_hex(8)
-    words = _words(topic.name, source, key, text=text, **options)
+    words = _words(url, topic.name, source, key, text=text, **options)
     done = 0
 
     def show(progress: BulkProgress) -> None:
@@ -111,9 +115,10 @@ def _rest(words: list[str], done: int) -> str:
     return f"{done:,} lines were acknowledged; go on with: {command}"
 
 
-def _words(topic: str, source: str | None, key: str, **options: Any) -> list[str]:
+def _words(url: str, topic: str, source: str | None, key: str, **options: Any) -> list[str]:
     """The command that appends the same lines in the same batches."""
-    words = ["fairway", "topic", "append", topic]
+    # It is pasted into any shell, so it does not count on that one's FAIRWAY_URL.
+    words = ["fairway", "topic", "--url", url, "append", topic]
     words += ["--file", source] if source is not None else ["-"]
     for name, value in options.items():
         if value is not None and value is not False:

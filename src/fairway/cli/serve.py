@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from fairway.app import Fairway
-from fairway.errors import FairwayError, InvalidConfig
+from fairway.errors import BadPlace, FairwayError, InvalidConfig
 from fairway.runtime.service import StopSwitch, stop_on_signals
 from fairway.server.serving import Server
 from fairway.settings import ServerSettings, read_settings
@@ -21,6 +21,12 @@ from fairway.settings import ServerSettings, read_settings
 FILE: Final = click.Path(path_type=Path)
 INTERRUPTED: Final = 130
 """What a shell reports of a command that Ctrl-C ended."""
+
+
+class BadData(click.ClickException):
+    """`--data` names what can hold none: told in a line, with the code of a wrong command line."""
+
+    exit_code = click.UsageError.exit_code
 
 
 @click.command()
@@ -69,6 +75,8 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
             made.place = data  # asked for here and now: it counts more than what the app says
         made.standby = made.standby or settings.standby
         run(made, settings)
+    except BadPlace as error:
+        raise BadData(str(error)) from None
     except FairwayError as error:
         raise click.ClickException(str(error)) from None
 
@@ -129,13 +137,15 @@ async def _end_at_once(stop: StopSwitch) -> None:
 async def _greet(server: Server) -> None:
     await server.ready.wait()
     url = server.url
+    # Never a real one: what is printed here is kept by terminals and logs.
+    key = " -H 'authorization: Bearer YOUR_KEY'" if server.settings.keyed else ""
     click.echo(
         f"""Fairway serves {server.app.place} at {url}
 
-  curl -X POST {url}/v0/topics/greetings -H 'content-type: application/json' \\
+  curl -X POST {url}/v0/topics/greetings{key} -H 'content-type: application/json' \\
        -d '{{"records": [{{"data": "hello"}}]}}'
-  curl -N {url}/v0/topics/greetings/watch
-  curl -X POST {url}/v0/topics/greetings/diff -d '{{}}' -H 'content-type: application/json'
+  curl -N {url}/v0/topics/greetings/watch{key}
+  curl -X POST {url}/v0/topics/greetings/diff{key} -d '{{}}' -H 'content-type: application/json'
 
 API to try out: {url}/docs    Ctrl-C stops."""
     )

@@ -203,6 +203,7 @@ def append(
         done = append_lines(
             handle,
             stream,
+            url=client.url,
             source=file.name if file is not None else None,
             key=key,
             skip=skip,
