@@ -383,6 +383,19 @@ def test_a_router_makes_no_topic_beyond_the_quota_of_its_key(tmp_path: Path) -> 
     run(scenario())
 
 
+def test_what_a_router_makes_counts_for_its_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path, quota("crowd", topics=2)) as served:
+            api = served.api.using("crowd-secret")
+            await api.put("/v0/topics/a")
+            first = await api.put("/v0/routers/1", {"source": "a", "dest": "b"})
+            second = await api.put("/v0/routers/2", {"source": "a", "dest": "c"})
+            assert (first.status, second.status) == (201, 429)
+            assert (await api.get("/v0/topics/c")).status == 404
+
+    run(scenario())
+
+
 # --- tickets
 
 

@@ -29,6 +29,7 @@ none under way. Not there if nobody counts."""
 JSON: Final = (b"content-type", b"application/json")
 TRUE: Final = ("true", "True", "TRUE", "1", "")
 QUERY_REMEMBERED: Final = 64
+TRACE_BYTES_MAX: Final = 256
 FALSE: Final = ("false", "False", "FALSE", "0")
 _encode = msgspec.json.Encoder().encode
 
@@ -68,6 +69,14 @@ class Request:
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return value.decode("latin-1") if value is not None else None
+
+    @property
+    def trace(self) -> str | None:
+        """Its `traceparent`, if that is one to keep with a record."""
+        if b"traceparent" not in self.headers:
+            return None
+        trace = self.headers[b"traceparent"]
+        return trace.decode("latin-1") if len(trace) <= TRACE_BYTES_MAX else None
 
     @property
     def connection(self) -> Connection | None:

@@ -60,7 +60,6 @@ _DELETE = msgspec.json.Decoder(DeleteRequest)
 _PATCH = msgspec.json.Decoder(TopicPatch)
 _ROUTER = msgspec.json.Decoder(RouterConfig)
 _encode = msgspec.json.Encoder().encode
-MAX_TRACE: Final = 256
 _PLAIN: Final = AppendRequest(records=msgspec.Raw(b"[]"))
 _PLAIN_BEGINS, _PLAIN_ENDS = b'{"records":[', b"]}"
 
@@ -124,7 +123,7 @@ def _read_append(
         records=records,
         node=node,
         key=key,
-        trace=trace_of(request) if b"traceparent" in headers else None,
+        trace=request.trace,
         patient=message.disable_backpressure,
     )
 
@@ -337,7 +336,7 @@ async def put_router(host: Host, request: Request, router: str) -> Reply:
     if config.create_dest:
         check_name(config.dest)
         host.charge_topic(request.identity, config.dest)  # it may be one more
-    made, created = await host.topics.put_router(router, config)
+    made, created = await host.topics.put_router(router, config, owner=request.identity.name)
     reply = PutRouterReply(router=router, created=created, **msgspec.structs.asdict(made.config))
     return json_reply(reply, 201 if created else 200)
 
@@ -388,12 +387,6 @@ async def delete_router(host: Host, request: Request, router: str) -> Reply:
 
 
 # Small things
-
-
-def trace_of(request: Request) -> str | None:
-    """The `traceparent` of a request, if it is one to keep."""
-    trace = request.header(b"traceparent")
-    return trace if trace is not None and len(trace) <= MAX_TRACE else None
 
 
 def nodes_of(node: str | Iterable[str] | None) -> frozenset[str]:

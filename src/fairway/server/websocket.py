@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import msgspec
 
 from fairway.errors import FairwayError, InvalidRequest
+from fairway.server.exchange import TRACE_BYTES_MAX
 from fairway.server.problems import detail_of, status_of
 from fairway.server.streams.protocol import refuse_append
-from fairway.server.topics_api import MAX_TRACE, nodes_of, trace_of
+from fairway.server.topics_api import nodes_of
 from fairway.topics.batch import Projection, encode_record
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 BUFFER_BYTES: Final = 256 * 1024
 SUBSCRIPTIONS_MAX: Final = 256
+
+Trace = Annotated[str, msgspec.Meta(min_length=1, max_length=TRACE_BYTES_MAX)]
 
 
 class Subscribe(msgspec.Struct, tag_field="op", tag="subscribe", forbid_unknown_fields=True):
@@ -70,7 +73,9 @@ class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fiel
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
-    traceparent: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TRACE)] | None = None
+    traceparent: Annotated[str, msgspec.Meta(min_length=1, max_length=TRACE_BYTES_MAX)] | None = (
+        None
+    )
     """That of the handshake if it has none."""
     id: str | int | None = None
 
@@ -312,7 +317,7 @@ async def serve_socket(
     host: Host, identity: Identity, request: Request, receive: Receive, send: Send
 ) -> None:
     """Accept a WebSocket and serve it until it closes. Raises `Throttled` before it is accepted."""
-    socket = Socket(host, identity, send, trace_of(request))
+    socket = Socket(host, identity, send, request.trace)
     guest = host.connect(identity, socket.end)
     try:
         await send({"type": "websocket.accept"})

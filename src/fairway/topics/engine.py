@@ -497,10 +497,15 @@ class Topics:
     def routers(self) -> dict[str, Router]:
         return self._routers.all
 
-    async def put_router(self, name: str, config: RouterConfig) -> tuple[Router, bool]:
-        """Create a router, or replace one; True if it is new. It forwards from now on."""
+    async def put_router(
+        self, name: str, config: RouterConfig, *, owner: str = ""
+    ) -> tuple[Router, bool]:
+        """Create a router, or replace one; True if it is new. It forwards from now on.
+
+        `owner` is whoever its destination counts for, if that is made.
+        """
         self._check_open()
-        return await self._changes.alone(lambda: self._routers.put(name, config))
+        return await self._changes.alone(lambda: self._routers.put(name, config, owner))
 
     async def delete_router(self, name: str) -> bool:
         """Stop forwarding and forget the rule; what was forwarded stays."""

@@ -54,7 +54,7 @@ class Routers:
             if topic in (router.config.source, router.config.dest)
         ]
 
-    async def put(self, name: str, config: RouterConfig) -> tuple[Router, bool]:
+    async def put(self, name: str, config: RouterConfig, owner: str) -> tuple[Router, bool]:
         """Create a router, or replace one; True if it is new."""
         self._check(name, config)
         existing = self.all.get(name)
@@ -67,7 +67,7 @@ class Routers:
         if not config.allow_cycle:
             self._check_cycle(name, config)
         if engine.find(config.dest) is None:
-            await engine.create(config.dest)
+            await engine.create(config.dest, owner=owner)
         start_seq = source.head
         if existing is not None and existing.config.source == config.source:
             start_seq = existing.state().cursor

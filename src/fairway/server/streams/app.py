@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 
 IDENTITY: Final = "fairway.identity"
 """Where the server leaves, in the scope, who asks."""
-TRACE_BYTES_MAX: Final = 256
 
 
 class Meter(Protocol):
@@ -150,7 +149,7 @@ class StreamsApp:
         if self._meter is not None:
             self._meter.charge(identity, topic_name(path), records=bool(body), size=len(body))
         stream, made = await self.start().create(
-            path, asked, body, owner=identity.name, trace=trace_of(request)
+            path, asked, body, owner=identity.name, trace=request.trace
         )
         headers = described(stream)
         if made:
@@ -176,7 +175,7 @@ class StreamsApp:
                 size=len(content.raw),
             )
         written = await streams.appending.append(
-            stream, asked, content, empty=not body, trace=trace_of(request)
+            stream, asked, content, empty=not body, trace=request.trace
         )
         streams.touch(stream)
         return append_reply(stream, asked, written, empty=not body)
@@ -297,12 +296,6 @@ class StreamsApp:
     def _cursor(self, asked: ReadRequest) -> str:
         now_s = self._clock.wall_ns() // 1_000_000_000
         return str(next_cursor(now_s, asked.cursor, self._random))
-
-
-def trace_of(request: Request) -> str | None:
-    """What is stored as the trace of an append."""
-    trace = request.header(b"traceparent")
-    return trace if trace is not None and len(trace) <= TRACE_BYTES_MAX else None
 
 
 def went_live(request: Request, *, lasts: bool) -> None:
