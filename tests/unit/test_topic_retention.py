@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pytest
@@ -13,20 +14,30 @@ import pytest
 from fairway.errors import (
     Conflict,
     FairwayError,
+    NotFound,
     OutcomeUnknown,
     TopicFull,
     WriteFailed,
 )
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
+from fairway.topics import batch as batch_module
 from fairway.topics import names
 from fairway.topics.engine import TopicsConfig
 from fairway.topics.idempotency import KEY_OVERHEAD, KeyMemory
 from fairway.topics.match import TagMatch
 from fairway.topics.names import SeenKey
+from fairway.topics.old_batches import STEP_WORK, Pace
 from fairway.topics.retention import RetentionConfig
+from fairway.topics.topic import Topic
+from fairway.wire.records import RECORD_OVERHEAD
 from fairway.wire.topics import TopicPatch
 from tests.support.topics import PLAIN, Notes, new, read_all, topics_on, values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fairway.topics.batch import Record
 
 
 def virtually(main: Any) -> Any:
@@ -651,5 +662,307 @@ def test_upkeep_behind_a_deletion_does_not_remove_the_rule_it_extends() -> None:
         async with topics_on(dead) as topics:
             assert values(await read_all(topics, "t")) == [4]
             assert topics.get("t").count == 1
+
+    virtually(main)
+
+
+# --- in small steps
+
+
+@contextmanager
+def work_per_step() -> Iterator[Counter[int]]:
+    """Batches evicted and records parsed, counted by the step of the loop they were in."""
+    done: Counter[int] = Counter()
+    loop: Any = asyncio.get_running_loop()
+    evict, parse = Topic.evict, batch_module.decode_records
+
+    def counted_evict(topic: Topic, *args: Any) -> bool:
+        done[loop.steps] += 1
+        return evict(topic, *args)
+
+    def counted_parse(raw: bytes) -> Any:
+        records = parse(raw)
+        done[loop.steps] += len(records)
+        return records
+
+    with (
+        patch.object(Topic, "evict", counted_evict),
+        patch.object(batch_module, "decode_records", counted_parse),
+    ):
+        yield done
+
+
+@pytest.mark.parametrize("durability", ["fsync", "ephemeral"])
+@pytest.mark.parametrize("limit", [{"cap_records": 7}, {"cap_bytes": 400}, {"ttl_ms": 1}])
+def test_evicting_from_memory_is_done_in_small_steps(durability: Any, limit: Any) -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+            await topics.put("t", TopicPatch(durability=durability))
+            for number in range(3_000):
+                await topics.append("t", new(number))
+            topic = topics.get("t")
+            await asyncio.sleep(0.01)
+            with work_per_step() as done:
+                await topics.put("t", TopicPatch(**limit))
+                floor = topic.evict_floor
+                while topic.over_cap or (topic.config.ttl_ms and topic.count):
+                    assert topic.evict_floor >= floor
+                    assert topic.count == 3_000 - topic.evict_floor + 1
+                    floor = topic.evict_floor
+                    topic.check()
+                    await asyncio.sleep(0.000_01)
+            assert max(done.values()) <= STEP_WORK, "the others wait meanwhile"
+            left = topic.count
+            assert left == (7 if "cap_records" in limit else left)
+            found = await read_all(topics, "t")
+            assert found.seqs == list(range(3_001 - left, 3_001))
+            assert found.lost == set(range(1, 3_001 - left))
+
+    virtually(main)
+
+
+def test_an_append_over_a_cap_evicts_no_more_than_a_step_itself() -> None:
+    """The upkeep takes the rest at once, and goes on while there is more."""
+
+    async def main() -> None:
+        async with topics_on() as topics:
+            await topics.put("t", TopicPatch(cap_records=2_000))
+            for number in range(2_000):
+                await topics.append("t", new(number))
+            topic = topics.get("t")
+            with work_per_step() as done:
+                await topics.append("t", new(*range(1_500)))
+                assert topic.count > 2_000, "it was over too soon to tell"
+                loop: Any = asyncio.get_running_loop()
+                started = loop.now_ns
+                while topic.over_cap:  # noqa: ASYNC110
+                    await asyncio.sleep(0.000_01)
+                assert loop.now_ns - started < 50_000_000, "it was left alone for a while"
+            assert max(done.values()) <= STEP_WORK
+            assert topic.count == 2_000
+            assert (await read_all(topics, "t")).lost == set(range(1, 1_501))
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("durability", ["fsync", "ephemeral"])
+@pytest.mark.parametrize("what", [{"match": TagMatch("x")}, {"before_seq": 9_001}])
+def test_deleting_what_memory_holds_is_done_in_small_steps(durability: Any, what: Any) -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+            await topics.put("t", TopicPatch(durability=durability))
+            for number in range(1_000):
+                await topics.append("t", new(*[(number, tag) for tag in "xyxyxyxyxy"]))
+            await topics.delete_records("t", match=TagMatch("none of them, yet a rule"))
+            topic = topics.get("t")
+            topic.delete_tagged(TagMatch("another"), 9_999, 0, 0)
+            with work_per_step() as done:
+                deleting = asyncio.ensure_future(topics.delete_records("t", **what))
+                for _ in range(8):
+                    await asyncio.sleep(0)
+                assert not deleting.done()
+                await topics.append("t", new(("late", "x")))
+                _, deleted = await deleting
+            assert max(done.values()) <= STEP_WORK + 10, "the others wait meanwhile"
+            assert deleted == (5_000 if "match" in what else 9_000)
+            found = await read_all(topics, "t")
+            assert len(found.records) == topic.count == 10_001 - deleted
+            assert sum(map(size_in_topic, found.records)) == topic.bytes
+            assert not found.gaps
+            topic.check()
+
+    virtually(main)
+
+
+def size_in_topic(record: Record) -> int:
+    return RECORD_OVERHEAD + len(record.data) + len(record.tag or "")
+
+
+@pytest.mark.parametrize("what", [{"match": TagMatch("x")}, {"before_seq": 1_200}])
+def test_memory_may_run_out_under_a_delete_that_is_counting(what: Any) -> None:
+    """What an ephemeral topic loses meanwhile is lost, and not deleted as well."""
+
+    async def main() -> None:
+        config = TopicsConfig(hot_bytes=500_000)
+        async with topics_on(config=config) as topics:
+            await topics.put("e", TopicPatch(durability="ephemeral"))
+            for number in range(1_500):
+                await topics.append("e", new((number, "x"), (number, "y")))
+            topic = topics.get("e")
+            assert topic.evict_floor == 1
+            deleting = asyncio.ensure_future(topics.delete_records("e", **what))
+            for _ in range(8):
+                await asyncio.sleep(0)
+            assert not deleting.done()
+            await topics.append("e", new("x" * 300_000))
+            assert 1 < topic.evict_floor < 2_500, "nothing was lost, or all"
+            before = topic.count
+            assert not deleting.done()
+            _, deleted = await deleting
+            topic.check()
+            found = await read_all(topics, "e")
+            assert topic.count == len(found.records) == before - deleted
+            assert sum(map(size_in_topic, found.records)) == topic.bytes
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("durability", ["fsync", "ephemeral"])
+def test_a_topic_may_go_while_its_records_are_being_deleted_or_evicted(durability: Any) -> None:
+    async def slowly(pace: Pace) -> None:
+        pace.__init__(8)  # type: ignore[misc]
+        await asyncio.sleep(0.001)
+
+    async def main() -> None:
+        async with topics_on() as topics:
+            for name in ("deleted", "evicted"):
+                await topics.put(name, TopicPatch(durability=durability))
+                for number in range(1_000):
+                    await topics.append(name, new((number, "x")))
+            with patch.object(Pace, "rest", slowly):
+                deleting = asyncio.ensure_future(
+                    topics.delete_records("deleted", match=TagMatch("x"))
+                )
+                await topics.put("evicted", TopicPatch(cap_records=10))
+                await asyncio.sleep(0.3)
+                assert 10 < topics.get("evicted").count < 900
+                assert not deleting.done()
+                for name in ("deleted", "evicted"):
+                    await topics.delete(name)
+                    await topics.append(name, new("anew"))
+                with pytest.raises(NotFound):
+                    await deleting
+                await asyncio.sleep(2)
+            for name in ("deleted", "evicted"):
+                assert values(await read_all(topics, name)) == ["anew"]
+
+    virtually(main)
+
+
+def test_a_large_eviction_holds_up_no_other_deadline() -> None:
+    async def main() -> None:
+        async with topics_on(config=TopicsConfig(hot_bytes=1)) as topics:
+            for _ in range(4):
+                async with asyncio.TaskGroup() as group:
+                    for number in range(1_000):
+                        group.create_task(topics.append("large", new(number)))
+            await topics.put("small", TopicPatch(ttl_ms=1_000))
+            await topics.append("small", new(1))
+            await topics.put("large", TopicPatch(cap_records=1))
+            large, small = topics.get("large"), topics.get("small")
+            taken = 0
+            read = topics._log.read
+
+            async def slow_read(epoch: int, **options: Any) -> Any:
+                nonlocal taken
+                taken += 1
+                await asyncio.sleep(0.001)
+                return await read(epoch, **options)
+
+            with patch.object(topics._log, "read", slow_read):
+                await asyncio.sleep(2.3)
+                assert large.over_cap, "it was over too soon to tell"
+                assert small.count == 0
+                await asyncio.sleep(10)
+            assert large.count == 1
+
+    virtually(main)
+
+
+# --- when records grow too old
+
+
+def heir_of(wal: Counting) -> Counting:
+    heir = Counting()
+    heir._shards = wal.kill()._shards
+    return heir
+
+
+def test_idle_topics_with_a_ttl_are_not_read_until_it_is_over() -> None:
+    async def main() -> None:
+        wal = Counting()
+        async with topics_on(wal) as topics:
+            for number in range(20):
+                await topics.put(f"t{number}", TopicPatch(ttl_ms=60_000))
+                await topics.append(f"t{number}", new(1))
+                await asyncio.sleep(0.1)
+        heir = heir_of(wal)
+        async with topics_on(heir) as topics:
+            assert heir.reads.total() == 20, "one look at the oldest record of each"
+            await asyncio.sleep(57)
+            assert heir.reads.total() == 20
+            assert all(topic.live is None for topic in topics), "looking made them larger"
+            assert {topic.count for topic in topics} == {1}
+            await asyncio.sleep(1.25)
+            assert topics.get("t0").count == 0
+            assert topics.get("t19").count == 1
+            await asyncio.sleep(2)
+            assert {topic.count for topic in topics} == {0}
+            assert heir.reads.total() <= 40
+            assert not len(topics.retention._expiries)
+
+    virtually(main)
+
+
+def test_a_lowered_ttl_and_a_clock_that_jumps_are_noticed() -> None:
+    async def main() -> None:
+        wal = Counting()
+        async with topics_on(wal) as topics:
+            for name in ("lowered", "jumped", "shortened"):
+                await topics.put(name, TopicPatch(ttl_ms=3_600_000))
+                for number in range(3):
+                    await topics.append(name, new(number))
+                    await asyncio.sleep(1)
+        async with topics_on(heir_of(wal), TopicsConfig(hot_bytes=1)) as topics:
+            await asyncio.sleep(5)
+            await topics.put("lowered", TopicPatch(ttl_ms=2_000))
+            await asyncio.sleep(0.3)
+            assert topics.get("lowered").count == 0
+            await topics.delete_records("shortened", before_seq=3)
+            loop: Any = asyncio.get_running_loop()
+            loop.clock._wall_start_ns += 3_600_000_000_000
+            await asyncio.sleep(0.3)
+            assert topics.get("jumped").count == 0
+            assert topics.get("shortened").count == 0
+            loop.clock._wall_start_ns -= 3_600_000_000_000
+
+    virtually(main)
+
+
+def test_a_record_behind_a_deleted_front_is_lost_in_its_own_time() -> None:
+    async def main() -> None:
+        async with topics_on(config=TopicsConfig(hot_bytes=1)) as topics:
+            await topics.put("t", TopicPatch(ttl_ms=10_000))
+            await topics.append("t", new(1))
+            await asyncio.sleep(5)
+            await topics.append("t", new(2))
+            await topics.delete_records("t", before_seq=2)
+            await asyncio.sleep(9.9)
+            assert topics.get("t").count == 1
+            await asyncio.sleep(0.4)
+            assert topics.get("t").count == 0
+            # It was empty for a while: the next record is the oldest again.
+            await asyncio.sleep(30)
+            await topics.append("t", new(3))
+            await asyncio.sleep(10.3)
+            assert topics.get("t").count == 0
+
+    virtually(main)
+
+
+def test_what_is_remembered_of_deadlines_is_bounded_by_the_topics_that_have_one() -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+            expiries = topics.retention._expiries
+            for number in range(3_000):
+                await topics.put("t", TopicPatch(ttl_ms=10**9 + number))
+                await topics.append("t", new(1))
+                await topics.put(f"gone{number}", TopicPatch(ttl_ms=10**9))
+                await topics.append(f"gone{number}", new(1))
+                await topics.delete(f"gone{number}")
+                if number % 100 == 0:
+                    await asyncio.sleep(0.3)
+            assert len(expiries) < 3_000
+            assert len(expiries._order) < 3_000
 
     virtually(main)

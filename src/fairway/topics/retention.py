@@ -1,9 +1,11 @@
 """What makes a topic smaller: caps, TTL and deletes; and the upkeep that follows from them.
 
-Eviction happens at once while the front of a topic is in memory, else shortly after, from the
-store. Rows below the floors are removed in chunks that queue like any other write, so trimming a
-large topic is never a long write for the others. Snapshots are written with them, and for topics
-that were written to and then left alone.
+Eviction happens at once while the front of a topic is in memory and not too long, else shortly
+after. Whatever goes through much of a topic does so in steps, with turns for the others between
+them, so no state between two steps may be wrong: a batch is evicted as a whole, and a deletion is
+applied once it is counted. Rows below the floors are removed in chunks that queue like any other
+write, so trimming a large topic is never a long write for the others. Snapshots are written with
+them, and for topics that were written to and then left alone.
 """
 
 from __future__ import annotations
@@ -23,11 +25,23 @@ from fairway.storage.wal import INT_MAX, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
 from fairway.topics.batch import decode_batch, size_of
+from fairway.topics.expiry import Expiries
 from fairway.topics.live import Doubt, Write
+from fairway.topics.old_batches import (
+    APPEND_WORK,
+    BATCH_WORK,
+    STEP_WORK,
+    OldBatches,
+    Pace,
+    Tally,
+    evict_front,
+    eviction_work,
+    hot_front,
+)
 from fairway.topics.topic import Removal, encode_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from fairway.runtime.clock import Clock
     from fairway.storage.log import Log
@@ -46,6 +60,8 @@ class RetentionConfig:
     """How often upkeep looks for work. Raising it costs less and trims later."""
     chunk: int = 500
     """Entries removed by one write. Raising it trims faster, in longer writes for everybody."""
+    eviction_steps: int = 8
+    """Steps of evicting from one topic before the others are looked after."""
     page_bytes: int = 256 * 1024
     """Bytes read at a time when old records must be looked at."""
     snapshot_records: int = 2000
@@ -80,7 +96,9 @@ class Retention:
         self._trim: dict[Topic, None] = {}
         self._doubtful: deque[Topic] = deque()
         self._unsaved: deque[tuple[int, Topic]] = deque()
-        self._expiring: dict[Topic, None] = {}
+        self._expiries = Expiries()
+        self._batches = OldBatches(log, page_bytes=self.config.page_bytes)
+        self._pace = Pace()  # one for all: together they keep the loop no longer than one alone
         self._cold_keys: list[tuple[int, int, Topic]] = []  # when to look at it
         self._numbers = count()
         self._wake = asyncio.Event()
@@ -94,10 +112,16 @@ class Retention:
             self._trim[topic] = None
         elif unsaved:
             self._note_unsaved(topic)
+        expired = False
         if topic.config.ttl_ms:
-            self._expiring[topic] = None
-        if topic.over_cap:
-            self.evict_hot(topic)
+            due_ms = self._expiries.due_ms(topic)
+            if due_ms is None:
+                self._note_oldest(topic)
+            else:
+                expired = due_ms <= topic.last_ts  # as good as now, and at hand
+        if expired or topic.over_cap:
+            # Who writes takes part: upkeep alone, with its rests, could be left behind.
+            self.evict_hot(topic, APPEND_WORK)
 
     def doubt(self, topic: Topic) -> None:
         """A write's outcome is unknown: look at the store before the next one."""
@@ -108,30 +132,50 @@ class Retention:
         """Topics as they were found: what a crash left undone is done by and by."""
         for topic in topics:
             self._look_at_keys(topic, 0)
-            self.reconsider(topic)
+            if topic not in self._expiries:  # else its oldest record was looked at just now
+                self._look_for_expired(topic)
+            self._look_at_rows(topic)
 
     def reconsider(self, topic: Topic) -> None:
         """Its state or its configuration is another: what follows from that is done by and by."""
+        self._look_for_expired(topic)
+        self._look_at_rows(topic)
+
+    def _look_for_expired(self, topic: Topic) -> None:
         if topic.config.ttl_ms and topic.count:
-            self._expiring[topic] = None
+            self._expiries.note(topic, 0)
+
+    def _look_at_rows(self, topic: Topic) -> None:
         if topic.over_cap or topic.floor > 1 or topic.head != topic.snapshot_head:
             self._trim[topic] = None
 
-    def evict_hot(self, topic: Topic) -> None:
+    def _note_oldest(self, topic: Topic) -> None:
+        """Its first record is there, or the first one again: remember when it will expire."""
+        front = hot_front(topic, self._live(topic))
+        expires_ms = topic.expires_ms(front) if front is not None else None
+        if topic.count:
+            self._expiries.note(topic, expires_ms or 0)
+
+    # Evicting
+
+    def evict_hot(self, topic: Topic, work: int = STEP_WORK) -> None:
+        """Evict what must go, as far as memory and so much work reach. Upkeep takes the rest."""
         live = self._live(topic)
         if live.lock.locked() or live.in_doubt:
             self._trim[topic] = None
             return
         now_ms = self._now_ms()
+        pace = Pace(work)
         while topic.over_cap or self._front_expired(topic, now_ms):
+            if pace.spent:
+                self._evict_on(topic)
+                return
             front = hot_front(topic, live)
             if front is None:
                 self._trim[topic] = None
                 return
-            gone = topic.evict(front, now_ms)
-            if gone and live.tail.oldest is front:
-                live.tail.pop_oldest()
-            if not gone:
+            pace.spend(eviction_work(topic, front))
+            if not evict_front(topic, live, front, now_ms):
                 break
         if topic.floor > self._log.floor(topic.epoch) + self.config.chunk:
             self._trim[topic] = None
@@ -141,56 +185,47 @@ class Retention:
         expires_ms = topic.expires_ms(front) if front is not None else None
         return expires_ms is not None and expires_ms <= now_ms
 
+    def _evict_on(self, topic: Topic) -> None:
+        """More must go: the others first, then the next part, without a pause."""
+        self._trim[topic] = None
+        self._look_for_expired(topic)
+        self._wake.set()
+
     async def expire(self, topic: Topic) -> None:
         """Lose what is too old now; called before a topic with a TTL is read."""
         if topic.count:
-            await self._evict(topic)
+            await self._evict(topic, INT_MAX)
 
-    async def _evict(self, topic: Topic) -> None:
+    async def _evict(self, topic: Topic, steps_max: int) -> None:
+        """Evict what must go by now, at most so many steps of it."""
         live = self._live(topic)
-        async with live.lock:
-            now_ms = self._now_ms()
-            while not live.in_doubt and topic.count and (topic.over_cap or topic.config.ttl_ms):
-                front = await self._front(topic)
-                if front is None or not topic.evict(front, now_ms):
-                    return
-
-    async def _front(self, topic: Topic) -> Batch | None:
-        """The oldest batch that is not wholly below the floor."""
-        front = hot_front(topic, self._live(topic))
-        if front is not None:
-            return front
-        async for batch in self._batches(topic, topic.floor, topic.head, limit=1):
-            return batch
-        return None
-
-    async def _batches(
-        self, topic: Topic, first: int, last: int, *, limit: int = 1000
-    ) -> AsyncIterator[Batch]:
-        """Batches that hold seqs in [first, last], from memory or from the store."""
-        while first <= last:
+        now_ms = self._now_ms()
+        for _ in range(steps_max):
+            async with live.lock:
+                more = await self._evict_step(topic, live, now_ms)
+            if not more:
+                return
+            await self._pace.rest()  # without the lock: appends and deletes go on meanwhile
             if topic.epoch < 0:
                 raise NotFound("topic", topic.name)
-            live = topic.live
-            if live is not None and live.tail.first_seq > first:
-                await live.wait_written()
-            if live is not None and live.tail.first_seq <= first:
-                for batch in list(live.tail.after(first - 1)):
-                    if batch.first_seq > last:
-                        return
-                    yield batch
-                return
-            entries = await self._log.read(
-                topic.epoch, first=first, limit=limit, max_bytes=self.config.page_bytes
-            )
-            if not entries:
-                return
-            for entry in entries:
-                batch = decode_batch(entry.payload, topic=topic.name)
-                if batch.first_seq > last:
-                    return
-                yield batch
-            first = entries[-1].key + 1
+        self._evict_on(topic)
+
+    async def _evict_step(self, topic: Topic, live: LivePart, now_ms: int) -> bool:
+        """Evict until a rest is due; False if nothing more has to go, or can."""
+        while topic.count and (topic.over_cap or topic.config.ttl_ms):
+            front = None if live.in_doubt else await self._batches.front(topic, live)
+            if front is None:
+                self._look_for_expired(topic)  # it cannot be told yet
+                return False
+            self._pace.spend(eviction_work(topic, front))
+            if not evict_front(topic, live, front, now_ms):
+                expires_ms = topic.expires_ms(front)
+                if expires_ms is not None:
+                    self._expiries.note(topic, expires_ms)
+                return False
+            if self._pace.spent:
+                return True
+        return False
 
     # On request
 
@@ -217,44 +252,54 @@ class Retention:
     ) -> tuple[Removal, int]:
         """What a deletion would change, and the last seq that a tag took with it."""
         upto = topic.head if before_seq is None else min(before_seq - 1, topic.head)
-        records = size = last = 0
+        last = 0
         first_live: int | None = None
+        tally = Tally(lossy=topic.config.durability == "ephemeral")
         tags = topic.live.tags if topic.live is not None else None
         if match is not None and tags is not None:
             first = max(topic.floor, 1)
             if tags.skip(first - 1, upto, match) >= upto:
                 return Removal(topic.delete_floor, topic.earliest, 0, 0, True), 0
-        async for batch in self._batches(topic, topic.floor, upto):
+        parsed = match is not None or bool(topic.rules)
+        async for batch in self._batches.between(
+            topic, topic.floor, upto, self._pace, parsed=parsed
+        ):
+            tally.lose_below(topic.evict_floor)
             if match is None:
-                found, found_bytes = topic.live_in(batch, upto)
-                records += found
-                size += found_bytes
+                tally.add(batch.last_seq, *topic.live_in(batch, upto))
                 continue
+            records = size = 0
             for seq, record in enumerate(batch.parse(), batch.first_seq):
+                matches = match(record.tag)
+                if not matches and first_live is not None:
+                    continue  # most of them: nothing else is asked of those that stay
                 if seq > upto or not topic.is_live(seq, record.tag):
                     continue
-                if match(record.tag):
+                if matches:
                     records += 1
                     size += size_of(record, batch.node)
                     last = seq
-                elif first_live is None:
+                else:
                     first_live = seq
+            tally.add(batch.last_seq, records, size)
+        tally.lose_below(topic.evict_floor)
         floor, earliest = topic.delete_floor, max(topic.earliest, upto + 1)
         if match is None:
             floor = max(floor, upto + 1) if upto >= topic.floor else floor
         elif first_live is not None:
             earliest = max(topic.earliest, first_live)
-        return Removal(floor, earliest, records, size, match is not None), last
+        removal = Removal(floor, earliest, tally.records, tally.size, match is not None)
+        return removal, last
 
     async def _remove(
         self, topic: Topic, live: LivePart, removal: Removal, match: TagMatch | None, last: int
     ) -> None:
         """Write a deletion, then apply it: readers are not spared what may still be there."""
+        if topic.epoch < 0:
+            raise NotFound("topic", topic.name)
         if topic.config.durability == "ephemeral":
             _apply(topic, removal, match, last)  # there is nothing in the store to delete
             return
-        if topic.epoch < 0:
-            raise NotFound("topic", topic.name)
         # Snapshots that are written from now on come after it and must know of it.
         live.removal = removal
         apply = partial(_apply, topic, removal, match, last)
@@ -311,6 +356,7 @@ class Retention:
         """Look after each topic; one that cannot be now is tried again and holds up no other."""
         failure: FairwayError | None = None
         for topic in topics:
+            await self._pace.turn(BATCH_WORK)
             if topic.epoch < 0:
                 continue
             try:
@@ -371,14 +417,21 @@ class Retention:
         self._published(topic)
 
     async def _expire_all(self) -> None:
-        self._expiring = {topic: None for topic in self._expiring if topic.epoch >= 0}
-        await self._each(list(self._expiring), self._expire_one)
+        now_ms = self._now_ms()
+        due: list[Topic] = []
+        while some := self._expiries.take(now_ms):
+            due += some
+            await self._pace.turn(STEP_WORK)
+        await self._each(due, self._expire_one)
 
     async def _expire_one(self, topic: Topic) -> None:
         if not topic.count or not topic.config.ttl_ms:
-            self._expiring.pop(topic, None)
             return
-        await self._evict(topic)
+        try:
+            await self._evict(topic, self.config.eviction_steps)
+        except FairwayError:
+            self._look_for_expired(topic)
+            raise
         if topic.floor > self._log.floor(topic.epoch):
             self._trim[topic] = None
 
@@ -394,7 +447,7 @@ class Retention:
 
     async def _trim_one(self, topic: Topic) -> None:
         if topic.over_cap:
-            await self._evict(topic)
+            await self._evict(topic, self.config.eviction_steps)
         if await self.save(topic):
             self._trim[topic] = None  # the others first, then the next chunk, without a pause
             self._wake.set()
@@ -494,11 +547,3 @@ def _apply(topic: Topic, removal: Removal, match: TagMatch | None, last: int) ->
     else:
         topic.delete_tagged(match, last, removal.records, removal.size)
     topic.start_at(removal.earliest)
-
-
-def hot_front(topic: Topic, live: LivePart) -> Batch | None:
-    """The oldest batch that is not wholly below the floor, if memory reaches back to it."""
-    tail = live.tail
-    if tail.first_seq > topic.floor:
-        return None
-    return next(tail.after(topic.floor - 1), None)

@@ -1,0 +1,173 @@
+"""Looking through the old batches of a topic without keeping everybody else waiting.
+
+What is in memory can be had without a pause, so whoever goes through much of it must make one.
+Work is counted, not timed: the same steps are taken on every machine and under a virtual clock. A
+batch is the smallest step, however many records it holds. Between two steps there is a rest: to be
+merely last in the queue of the loop would leave no time for the threads that write.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from fairway.errors import NotFound
+from fairway.runtime.clock import sleep_ns
+from fairway.topics.batch import decode_batch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fairway.storage.log import Log
+    from fairway.topics.batch import Batch
+    from fairway.topics.live import LivePart
+    from fairway.topics.topic import Topic
+
+STEP_WORK: Final = 1024
+"""Records parsed in one step, some 0.6 ms. Raising it is done sooner, in longer stalls."""
+APPEND_WORK: Final = 128
+"""What an append may do beside its own: many may come at once, and bring one batch each."""
+REST_NS: Final = 1_000_000
+"""Time left to the others after a step. Raising it slows them less, and is done later."""
+BATCH_WORK: Final = 8
+"""What a batch, or a topic, costs by itself: as much as so many records."""
+RECORD_BYTES: Final = 256
+"""Bytes of a batch that cost as much to parse as a record."""
+HOT_PAGE: Final = 256
+"""Batches of the tail taken at a time: it may change between two steps."""
+
+
+class Pace:
+    """Counts work, and says when the others should have a turn."""
+
+    __slots__ = ("_left", "_work")
+
+    def __init__(self, work: int = STEP_WORK) -> None:
+        self._left = self._work = work
+
+    def spend(self, work: int) -> None:
+        self._left -= work
+
+    @property
+    def spent(self) -> bool:
+        return self._left <= 0
+
+    async def turn(self, work: int) -> None:
+        """Some work was done; rest if it was enough."""
+        self.spend(work)
+        if self.spent:
+            await self.rest()
+
+    async def rest(self) -> None:
+        """The step is over."""
+        self._left = self._work
+        await sleep_ns(REST_NS)
+
+
+class Tally:
+    """Records counted a batch at a time, less those of batches that were lost meanwhile."""
+
+    __slots__ = ("_batches", "records", "size")
+
+    def __init__(self, *, lossy: bool) -> None:
+        """`lossy`: memory alone holds them, and may have to drop some while others are counted."""
+        self.records = 0
+        self.size = 0
+        self._batches: deque[tuple[int, int, int]] | None = deque() if lossy else None
+
+    def add(self, last_seq: int, records: int, size: int) -> None:
+        self.records += records
+        self.size += size
+        if self._batches is not None and records:
+            self._batches.append((last_seq, records, size))
+
+    def lose_below(self, floor: int) -> None:
+        """What lies below `floor` is gone already, batch by batch."""
+        while self._batches and self._batches[0][0] < floor:
+            _, records, size = self._batches.popleft()
+            self.records -= records
+            self.size -= size
+
+
+def work_of(batch: Batch, *, parsed: bool) -> int:
+    """What going through a batch costs, if its records are looked at or not."""
+    if not parsed:
+        return BATCH_WORK
+    return BATCH_WORK + batch.count + len(batch.records) // RECORD_BYTES
+
+
+def eviction_work(topic: Topic, front: Batch) -> int:
+    return work_of(front, parsed=bool(topic.rules or topic.config.cap_bytes))
+
+
+def evict_front(topic: Topic, live: LivePart, front: Batch, now_ms: int) -> bool:
+    """Lose what must go of the oldest batch; True if all of it went, from memory too."""
+    gone = topic.evict(front, now_ms)
+    if gone and live.tail.oldest is front:
+        live.tail.pop_oldest()
+    return gone
+
+
+def hot_front(topic: Topic, live: LivePart) -> Batch | None:
+    """The oldest batch that is not wholly below the floor, if memory reaches back to it."""
+    tail, floor = live.tail, topic.floor
+    if tail.first_seq > floor:
+        return None
+    oldest = tail.oldest
+    if oldest is not None and oldest.last_seq >= floor:
+        return oldest
+    return next(tail.after(floor - 1), None)
+
+
+class OldBatches:
+    """Reads batches from memory, or from the store if they are not there any more."""
+
+    def __init__(self, log: Log, *, page_bytes: int) -> None:
+        self._log = log
+        self._page_bytes = page_bytes
+
+    async def front(self, topic: Topic, live: LivePart) -> Batch | None:
+        """The oldest batch that is not wholly below the floor."""
+        front = hot_front(topic, live)
+        if front is None:
+            await live.wait_written()
+            front = hot_front(topic, live)
+        if front is not None:
+            return front
+        stored = await self._stored(topic, topic.floor, limit=1)
+        return stored[0] if stored and stored[0].first_seq <= topic.head else None
+
+    async def between(
+        self, topic: Topic, first: int, last: int, pace: Pace, *, parsed: bool
+    ) -> AsyncIterator[Batch]:
+        """Batches that hold seqs in [first, last] and above the floor, a step at a time."""
+        # What falls below the floor meanwhile may be nowhere: it is not looked for.
+        while (first := max(first, topic.floor)) <= last:
+            batches = await self._page(topic, first)
+            if not batches:
+                return
+            for batch in batches:
+                if batch.first_seq > last:
+                    return
+                yield batch
+                await pace.turn(work_of(batch, parsed=parsed))
+            first = batches[-1].last_seq + 1
+
+    async def _page(self, topic: Topic, first: int) -> list[Batch]:
+        live = topic.live
+        if live is not None and live.tail.first_seq > first:
+            await live.wait_written()
+        if live is not None and live.tail.first_seq <= first:
+            if topic.epoch < 0:
+                raise NotFound("topic", topic.name)
+            return list(islice(live.tail.after(first - 1), HOT_PAGE))
+        return await self._stored(topic, first, limit=1000)
+
+    async def _stored(self, topic: Topic, first: int, *, limit: int) -> list[Batch]:
+        if topic.epoch < 0:
+            raise NotFound("topic", topic.name)
+        entries = await self._log.read(
+            topic.epoch, first=first, limit=limit, max_bytes=self._page_bytes
+        )
+        return [decode_batch(entry.payload, topic=topic.name) for entry in entries]
