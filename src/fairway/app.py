@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 import msgspec
 
 from fairway.core.lanes import LaneLimits
-from fairway.errors import AlreadyOwned, BadPlace, Closing, GraphFailed, InvalidConfig
+from fairway.errors import (
+    AlreadyOwned,
+    BadPlace,
+    Closing,
+    GraphFailed,
+    InvalidConfig,
+    WriteFailed,
+)
 from fairway.graphs.engine import KIND, Graphs
 from fairway.graphs.graph import Graph
 from fairway.graphs.source import Source
@@ -40,6 +47,7 @@ from fairway.jobs.kinds import (
 )
 from fairway.jobs.part import JobsPart, store_at
 from fairway.jobs.worker import WorkerConfig
+from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.clock import sleep_ns
 from fairway.runtime.service import running
 from fairway.runtime.targets import target_of
@@ -82,6 +90,8 @@ NO_PLACE: Final = {
 """What a system says of a path that can be no data directory, however healthy the disk."""
 STANDBY_NS: Final = 500_000_000
 """How often a process that stands by looks whether it may take over."""
+START_BYTES: Final = MIB
+"""Room that everything besides the log needs to start; with less, the reserve is given up."""
 logger = logging.getLogger("fairway")
 
 
@@ -135,6 +145,7 @@ class Fairway:
         self._declared: dict[str, TopicHandle[Any]] = {}
         self._routers: dict[str, RouterConfig] = {}
         self._log: Log | None = None
+        self._reserve: DiskReserve | None = None
         self._engine: Topics | None = None
         self._stack: AsyncExitStack | None = None
 
@@ -475,12 +486,14 @@ class Fairway:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            # Left last, when the log is closed and its files are as small as they get.
+            stack.push_async_callback(self._hold_reserve)
             log = await self._open_log(stack)
             self._starting = Topics(
                 log,
                 config=self._topics_config,
                 telemetry=self.telemetry,
-                reserve=_reserve_of(self.place),
+                reserve=self._reserve,
             )
             engine = await stack.enter_async_context(self._starting)
             for handle in self._declared.values():
@@ -522,19 +535,33 @@ class Fairway:
         finally:
             self._log = self._engine = self._starting = self._part = self._graphs = None
 
+    async def _hold_reserve(self) -> None:
+        """Leave the next start something to give up, if this one had to give it up."""
+        reserve, self._reserve = self._reserve, None
+        if reserve is not None and reserve.given_up:
+            async with BlockingPool(1, name="reserve") as pool:
+                await pool.run(reserve.hold)
+
     async def _open_log(self, stack: AsyncExitStack) -> Log:
-        """The log, as soon as it is ours."""
+        """The log, as soon as it is ours; on a full disk in the room of the reserve."""
         place = self.place
         told = False
+        self._reserve = _reserve_of(place)
         while True:
             if isinstance(place, str | Path):
                 wal = wal_at(place)
             else:
                 wal = place() if callable(place) else place
             try:
-                return await stack.enter_async_context(
+                log = await stack.enter_async_context(
                     Log(wal, writer=self._writer, telemetry=self.telemetry)
                 )
+            except WriteFailed as error:
+                if self._reserve is None or self._reserve.given_up:
+                    raise
+                logger.warning("the reserve is given up, to open the log: %s", error)
+                self._reserve.release()
+                continue
             except AlreadyOwned as error:
                 if not self.standby:
                     raise
@@ -546,6 +573,11 @@ class Fairway:
                     raise
                 reason = "it is not a directory" if error.errno == errno.EEXIST else error.strerror
                 raise BadPlace(str(error.filename), str(reason)) from None
+            else:
+                self._reserve = self._reserve or _reserve_of(place)  # in a directory just made
+                if self._reserve is not None:
+                    self._reserve.make_way(START_BYTES)
+                return log
             await sleep_ns(STANDBY_NS)
 
     @asynccontextmanager

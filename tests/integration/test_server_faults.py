@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fairway.storage.reserve import DiskReserve
+from tests.support import full_disk
 from tests.support.log_vfs import HookedVFS, fail_full, fail_sync, hooked_vfs
 from tests.support.server import Api, Served, run, serving, until
 
@@ -44,6 +46,18 @@ async def wait_ready(api: Api, *, status: int) -> None:
     """Ask `/readyz` until it says so; the deadline is that of the scenario."""
     async with asyncio.timeout(20):
         while (await api.get("/readyz")).status != status:
+            pass
+
+
+async def wait_read(api: Api, topic: str, seqs: list[int]) -> None:
+    async with asyncio.timeout(10):
+        while await api.read_all(topic) != seqs:
+            pass
+
+
+async def wait_router(api: Api, *, error: str) -> None:
+    async with asyncio.timeout(10):
+        while error not in str((await api.get("/v0/routers/r")).json["error"]):
             pass
 
 
@@ -125,6 +139,46 @@ def test_deletes_work_on_a_full_disk_from_the_reserve(tmp_path: Path, vfs: Hooke
             assert (await served.api.get("/v0/topics/doomed")).status == 404
 
     run(scenario())
+
+
+def test_routers_leave_a_full_disk_to_deletes(
+    tmp_path: Path, vfs: HookedVFS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            api = served.api
+            await api.put("/v0/topics/copy", {"cap_records": 1, "discard": "reject"})
+            await api.append("kept", 0)
+            await api.put("/v0/routers/r", {"source": "kept", "dest": "copy"})
+            await api.append("kept", 1, 2, 3)
+            await wait_router(api, error="full")
+            await wait_read(api, "copy", [1])
+            vfs.hook = full
+            with monkeypatch.context() as patch:
+                patch.setattr(DiskReserve, "hold", lambda *_, **__: False)
+                assert (await api.post("/v0/topics/kept", RECORD)).code == "write_failed"
+                heal(vfs)  # as when the reserve is given up: a write would succeed
+                deleted = await api.post("/v0/topics/copy/delete", {"before_seq": 2})
+                assert (deleted.status, deleted.json["deleted"]) == (200, 1), "there is room for it"
+                await wait_router(api, error="read-only")
+                assert await api.read_all("copy") == []
+            await wait_ready(api, status=200)
+            await wait_read(api, "copy", [2])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("disk", ["pretended", "real"])
+@pytest.mark.parametrize("scenario", full_disk.SCENARIOS)
+def test_a_small_disk_that_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, disk: str
+) -> None:
+    """Deletes, trims, a stop and a start work on it, and writing resumes, however often."""
+    if disk == "real":
+        full_disk.in_a_process(scenario, tmp_path)
+        return
+    with full_disk.pretended(tmp_path, monkeypatch):
+        run(full_disk.SCENARIOS[scenario](tmp_path), within_s=120)
 
 
 @pytest.mark.parametrize("fault", [full, no_sync], ids=["full disk", "failed sync"])

@@ -31,6 +31,8 @@ class HookedVFS(apsw.VFS):
         self.name = f"hooked-{next(_NUMBERS)}"
         self.base = sqlite_shard._checksum_vfs()
         self.hook: Callable[[Step, str], None] = lambda step, path: None
+        self.room: Callable[[str, int], None] = lambda path, end: None
+        """Called before each write with where it ends."""
         super().__init__(self.name, self.base)
 
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> Any:
@@ -51,6 +53,7 @@ class HookedFile(apsw.VFSFile):
 
     def xWrite(self, data: bytes, offset: int) -> None:
         self._vfs.hook("write", self._path)
+        self._vfs.room(self._path, offset + len(data))
         super().xWrite(data, offset)
 
     def xTruncate(self, newsize: int) -> None:

@@ -333,6 +333,11 @@ class Log:
         self._open_reader()
         return await self._pool.run(call, self._wal)
 
+    async def confine(self, leave: int) -> bool:
+        """See `Wal.confine`."""
+        self._open_writer()
+        return await self._pool.run(self._wal.confine, leave)
+
     async def _read(self, partition: int, call: Callable[[], T]) -> T:
         return await self._open_reader().submit(partition, call)
 

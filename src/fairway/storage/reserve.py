@@ -7,6 +7,7 @@ makes room again has room to work in; once it can be made anew, there is room fo
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -16,39 +17,66 @@ RESERVE_BYTES: Final = 16 * 1024 * 1024
 CHUNK: Final = 1024 * 1024
 
 
+def free_bytes(directory: Path) -> int:
+    """What the file system says it has left; with a quota it may have less."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
+
+
 class DiskReserve:
     """One reserve beside the data. Its methods block: call them from a thread of the pool."""
 
     def __init__(self, path: Path, size: int = RESERVE_BYTES) -> None:
         self._path = path
-        self._size = size
+        self.size = size
+        self.given_up = False
+        """Whether it was released and has not been held in full since."""
 
-    def hold(self) -> bool:
-        """Make the reserve if it is not there; False if the disk has no room for it."""
+    def hold(self, share: int | None = None, *, spare: int = 0) -> bool:
+        """Bring the reserve to `share` bytes, all of it if None, provided that `spare` more would
+        fit as well. False if the disk has no room for that: then it is as large as it was."""
+        wanted = self.size if share is None else share
         try:
-            if self._path.stat().st_size == self._size:
-                return True
+            held = self._extend(wanted, spare)
         except OSError:
-            pass
-        try:
-            self._fill()
-        except OSError:
-            self.release()
             return False
-        return True
+        if held and wanted == self.size:
+            self.given_up = False
+        return held
 
     def release(self) -> None:
         """Give the room up."""
-        self._path.unlink(missing_ok=True)
+        self.given_up = True
+        with suppress(OSError):  # on a disk that became read-only, say: then it is of no use
+            self._path.unlink(missing_ok=True)
 
-    def _fill(self) -> None:
-        # Written, not only allocated: some file systems promise room that they do not have.
-        handle = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    def make_way(self, needed: int) -> None:
+        """Give the room up if the disk has less than `needed` besides."""
+        if free_bytes(self._path.parent) < needed:
+            self.release()
+
+    def _extend(self, wanted: int, spare: int) -> bool:
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size == wanted:
+            return True
+        # Asked first: writing only to be refused, twice a second, would wear the disk out.
+        if size < wanted and free_bytes(self._path.parent) < wanted + spare - size:
+            return False
+        handle = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            for _ in range(0, self._size, CHUNK):
-                left = memoryview(bytes(CHUNK))
-                while left:
-                    left = left[os.write(handle, left) :]
-            os.fsync(handle)
+            _append_zeros(handle, size, wanted + spare)
+            os.ftruncate(handle, wanted)
+        except OSError:
+            os.ftruncate(handle, size)
+            raise
         finally:
             os.close(handle)
+        return True
+
+
+def _append_zeros(handle: int, begin: int, end: int) -> None:
+    # Written, not only allocated: some file systems promise room that they do not have.
+    os.lseek(handle, begin, os.SEEK_SET)
+    while begin < end:
+        begin += os.write(handle, bytes(min(end - begin, CHUNK)))
+    os.fsync(handle)

@@ -229,6 +229,12 @@ class Wal(Protocol):
         """Do what keeps files small and needs no commit to wait (a checkpoint). Cheap if idle."""
         ...
 
+    def confine(self, leave: int) -> bool:
+        """Take no more of the disk: write only where the files have room, and leave `leave` bytes
+        of that to what makes room. False, and nothing is confined, if they have not even so much,
+        or if the store cannot tell. 0 ends it."""
+        ...
+
     def close(self) -> None:
         """Give up ownership. Safe to call twice, or after a failed `open`."""
         ...

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from fairway.topics.registry import Registry
     from fairway.topics.retention import Retention
     from fairway.topics.routers import Routers
-    from fairway.topics.writability import Writability
     from fairway.wire.topics import TopicConfig, TopicPatch
 
 T = TypeVar("T")
@@ -54,7 +53,6 @@ class Changes:
         routers: Routers,
         retention: Retention,
         delivery: Delivery,
-        writability: Writability,
         live: Callable[[Topic], LivePart],
         created: Callable[[Topic], None],
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
@@ -67,7 +65,6 @@ class Changes:
         self._routers = routers
         self._retention = retention
         self._delivery = delivery
-        self._writability = writability
         self._live = live
         self._created = created
         self._start = start
@@ -175,7 +172,6 @@ class Changes:
             logger.warning("the rows of topic %s stay for now: %s", name, error)
         if doubt is not None:
             raise doubt
-        self._writability.note_deleted()
         return routers
 
     async def configure(self, topic: Topic, patch: TopicPatch | None) -> None:

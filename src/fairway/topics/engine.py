@@ -169,7 +169,6 @@ class Topics:
             routers=self._routers,
             retention=self.retention,
             delivery=self.delivery,
-            writability=self.writability,
             live=self.live,
             created=self._tell_created,
             start=self.start,
@@ -426,7 +425,6 @@ class Topics:
             raise InvalidRequest("a delete names before_seq, match, or both")
         topic = self.get(name)
         deleted = await self._changes.to_its_end(self.retention.delete(topic, before_seq, match))
-        self.writability.note_deleted()
         return topic, deleted
 
     # What other parts keep with a topic

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from fairway.topics.outcome import Appended
+    from fairway.topics.writability import Writability
     from fairway.topics.writing import Writing
 
 logger = logging.getLogger("fairway.topics")
@@ -49,6 +50,7 @@ class Destinations(Protocol):
     """What a router needs of the engine."""
 
     writing: Writing
+    writability: Writability
 
     async def topic_for_router(self, config: RouterConfig) -> Topic: ...
     def start(self, chore: Coroutine[Any, Any, None]) -> object: ...
@@ -179,6 +181,7 @@ class Router:
         self, enqueue: Callable[[], asyncio.Future[Appended]], to_seq: int, copied: int
     ) -> bool:
         try:
+            self._engine.writability.check()  # what is left of a full disk is for what makes room
             waiting = enqueue()
         except FairwayError as error:
             self._failed(error)

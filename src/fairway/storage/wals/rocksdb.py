@@ -332,6 +332,9 @@ class RocksdbWal:
         self._check_open()
         return set()
 
+    def confine(self, leave: int) -> bool:
+        return not leave  # its files are never written again, so they have no room inside
+
     def maintain(self) -> None:
         """Sync what was written without a sync, beside commits, so that the watermark covers it."""
         with self._writing:

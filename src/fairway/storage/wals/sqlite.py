@@ -174,6 +174,15 @@ class SqliteWal:
         for shard in self._live():
             shard.maintain()
 
+    def confine(self, leave: int) -> bool:
+        shards = self._live()
+        # All or none: a shard without room would turn the others' writers away as well.
+        if all(shard.confine(leave) for shard in shards):
+            return True
+        for shard in shards:
+            shard.confine(0)
+        return False
+
     def close(self) -> None:
         shards, self._shards = self._shards, []
         try:

@@ -6,6 +6,7 @@ are in `sqlite_tables`.
 
 from __future__ import annotations
 
+import errno
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -22,7 +23,8 @@ from fairway.errors import (
     UnknownFormat,
     WriteFailed,
 )
-from fairway.storage.wal import Tail
+from fairway.storage.reserve import free_bytes
+from fairway.storage.wal import INT_MAX, Tail
 from fairway.storage.wals import sqlite_tables as tables
 from fairway.storage.wals import sqlite_walfile as walfile
 from fairway.storage.watermark import Watermark
@@ -40,6 +42,9 @@ CHECKSUM_BYTES = 8
 BUSY_MS = 10_000  # how long somebody else may hold the file before a call fails
 FINISH_BUSY_MS = 5  # the same for a checkpoint that may as well be made the next time
 CHECKPOINT_BUSY_MS = 250  # how long a commit that has to wait for a checkpoint waits for a reader
+
+TIGHT_WAL_BYTES = 4 * 1024 * 1024
+"""How long a -wal may get while the disk is nearly full: moving it must fit into the reserve."""
 
 UNSYNCED_ERRORS = {
     apsw.SQLITE_IOERR_FSYNC,
@@ -89,6 +94,9 @@ class Shard:
         self._groups = self._groups_seen = 0
         self._deleted: set[int] = set()
         self._full_sync = True
+        self._leave = 0  # pages to leave free inside the file; 0: the file may grow
+        self._cramped = False  # the disk had no room: what the -wal holds of it is wanted back
+        self._wal_bound = wal_bytes_max
         self._failed: str | None = None
         self.syncs = 0
 
@@ -186,7 +194,7 @@ class Shard:
                 except OSError as error:
                     self._failed = f"the watermark cannot be written: {error}"
                     return dict.fromkeys(group, OutcomeUnknown(f"{self.place}: {self._failed}"))
-        if (self._wal_pages - self._stuck_pages) * FRAME_SIZE > self._wal_bytes_max:
+        if (self._wal_pages - self._stuck_pages) * FRAME_SIZE > self._wal_bound:
             # The checkpoints beside us do not keep up. Waiting for one now bounds the file.
             self.checkpoint(wait=True)
         return {}
@@ -197,10 +205,10 @@ class Shard:
         if sync is not self._full_sync:
             connection.pragma("synchronous", "FULL" if sync else "NORMAL")
             self._full_sync = sync
-        if rows is not None:
+        if rows is not None and not self._leave:
             tables.append_plain(connection, rows)
         else:
-            self._deleted |= tables.apply_mixed(connection, group, self._groups + 1)
+            self._deleted |= tables.apply_mixed(connection, group, self._groups + 1, self._leave)
         self._count_pages(connection)
         return sync
 
@@ -215,6 +223,7 @@ class Shard:
     def _failure(self, error: apsw.Error) -> FairwayError:
         """What a failed transaction means. Known to be undone, or in doubt and therefore final."""
         assert self._writer is not None
+        self._cramped |= isinstance(error, apsw.FullError)
         code = getattr(error, "extendedresult", 0)
         reason = f"{type(error).__name__} {error} (code {code})"
         doubtful = not isinstance(error, UNDONE_KINDS) and code not in UNDONE_ERRORS
@@ -301,6 +310,22 @@ class Shard:
         with self._lock:
             return set(self._deleted)
 
+    def confine(self, leave: int) -> bool:
+        """See `Wal.confine`."""
+        with self._lock, self._reading_errors():
+            if self._writer is None:
+                raise Closing(f"{self.place} is not open")
+            free = tables.room(self._writer).free * PAGE_SIZE if leave else 0
+            self._leave = leave // PAGE_SIZE if free >= leave else 0
+            return free >= leave
+
+    def _bound_wal(self) -> None:
+        """A -wal that cannot be moved for want of room would hold on to what deletes need."""
+        if self._vfs is not None:
+            return  # that disk is not the one below the directory
+        tight = free_bytes(self._path.parent) < 2 * self._wal_bytes_max
+        self._wal_bound = min(self._wal_bytes_max, TIGHT_WAL_BYTES if tight else INT_MAX)
+
     def maintain(self) -> None:
         """Checkpoint once the -wal is worth it, or nothing was written since the last call.
 
@@ -309,6 +334,9 @@ class Shard:
         they wait, so that the file starts over instead of growing to its bound. A reader in the way
         is not waited for; there is always a next time.
         """
+        self._bound_wal()
+        if self._cramped:
+            self.checkpoint(wait=True, patience_ms=FINISH_BUSY_MS)
         busy = self._groups != self._groups_seen
         self._groups_seen = self._groups
         if busy and self._wal_pages * FRAME_SIZE < self._checkpoint_bytes:
@@ -325,7 +353,7 @@ class Shard:
         Never raises for a storage failure: the pages stay where they are, and if no commit can be
         trusted any more, the next one is told.
         """
-        if not self._wal_pages or self._failed is not None:
+        if self._failed is not None or not (self._wal_pages or self._cramped):
             return
         with self._checkpoint_lock:
             try:
@@ -337,6 +365,7 @@ class Shard:
                 if patience_ms == CHECKPOINT_BUSY_MS:
                     self._stuck_pages = self._wal_pages
             except apsw.Error as error:
+                self._cramped |= isinstance(error, apsw.FullError)
                 code = getattr(error, "extendedresult", 0)
                 if code in UNSYNCED_ERRORS or code in DAMAGE_ERRORS:
                     self._failed = f"a checkpoint failed: {error} (code {code})"
@@ -347,12 +376,16 @@ class Shard:
         with self._lock:
             if self._writer is None:
                 return
+            mode = apsw.SQLITE_CHECKPOINT_RESTART  # the file is kept and written over: it is faster
+            if self._cramped:
+                mode = apsw.SQLITE_CHECKPOINT_TRUNCATE
             self._writer.set_busy_timeout(patience_ms)
             try:
-                self._move_pages(self._writer, self._groups, apsw.SQLITE_CHECKPOINT_RESTART)
+                self._move_pages(self._writer, self._groups, mode)
             finally:
                 self._writer.set_busy_timeout(BUSY_MS)
             self._wal_pages = self._stuck_pages = 0
+            self._cramped = False
 
     def _checkpoint_beside(self) -> None:
         with self._borrowed() as pin, self._borrowed() as mover:
@@ -497,10 +530,14 @@ class Shard:
             raise Closing(f"{self.place} is not open") from error
         except apsw.Error as error:
             code = getattr(error, "extendedresult", 0)
+            if code == apsw.SQLITE_IOERR_SHMSIZE:  # nothing but a want of room for the -shm
+                raise WriteFailed(f"{self.place}: {error} (code {code})") from error
             raise Corrupt(
                 f"{error} (code {code})", place=self.place, partition=partition
             ) from error
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise WriteFailed(f"{self.place}: {error}") from error
             raise Corrupt(str(error), place=self.place, partition=partition) from error
 
 

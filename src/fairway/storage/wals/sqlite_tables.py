@@ -8,7 +8,7 @@ insertion, the commit and the sync together, so the event loop runs on meanwhile
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 from zlib import crc32
 
 import apsw
@@ -161,9 +161,32 @@ def append_plain(connection: apsw.Connection, rows: tuple[bytes, ...]) -> None:
     connection.execute(APPEND, (apsw.carray(rows),))
 
 
-def apply_mixed(connection: apsw.Connection, group: Group, number: int) -> set[int]:
-    """Write any group as group `number` in one transaction; returns the partitions it deletes."""
+class Room(NamedTuple):
+    """How many pages the file has, and how many of them are free."""
+
+    pages: int
+    free: int
+
+
+def room(connection: apsw.Connection) -> Room:
+    """As the transaction under way has it."""
+    return Room(connection.pragma("page_count"), connection.pragma("freelist_count"))
+
+
+def fits(before: Room, after: Room, leave: int) -> bool:
+    """Whether a group may be committed that must not make the file grow, nor use up the last
+    `leave` free pages. One that makes room may, however few there are."""
+    return after.pages <= before.pages and after.free >= min(leave, before.free)
+
+
+def apply_mixed(connection: apsw.Connection, group: Group, number: int, leave: int = 0) -> set[int]:
+    """Write any group as group `number` in one transaction; returns the partitions it deletes.
+
+    If `leave` is not 0, the file does not grow, and entries leave so many free pages to what has
+    none, such as a deletion: else `FullError`.
+    """
     connection.execute("BEGIN IMMEDIATE")
+    before = room(connection) if leave else None
     rows = [ROW % (MARK, 0, number, 0, b"")]
     deleted = set()
     for partition, operations in group.items():
@@ -172,6 +195,11 @@ def apply_mixed(connection: apsw.Connection, group: Group, number: int) -> set[i
             if operation.delete:
                 deleted.add(partition)
     _flush(connection, rows)
+    if before is not None:
+        if not any(operation.entries for operations in group.values() for operation in operations):
+            leave = 0
+        if not fits(before, room(connection), leave):
+            raise apsw.FullError("the disk is full, and so are the pages that the file has")
     connection.execute("COMMIT")
     return deleted
 

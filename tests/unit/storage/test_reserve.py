@@ -1,0 +1,101 @@
+"""The reserve: as large as asked for, or as large as it was."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fairway.storage import reserve
+from fairway.storage.reserve import DiskReserve
+from fairway.storage.wal import DELETE, Entry, Operation
+from fairway.storage.wals.sqlite import SqliteWal
+from fairway.storage.wals.sqlite_tables import Room, fits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KIB = 1024
+
+
+def test_it_is_held_in_part_and_in_full_and_given_up(tmp_path: Path) -> None:
+    path = tmp_path / "reserve"
+    kept = DiskReserve(path, 64 * KIB)
+    assert kept.hold(32 * KIB)
+    assert path.stat().st_size == 32 * KIB
+    kept.release()
+    assert (kept.given_up, path.exists()) == (True, False)
+    assert kept.hold(32 * KIB, spare=8 * KIB)
+    assert kept.given_up, "half of it is not all of it"
+    assert kept.hold(spare=8 * KIB)
+    assert (kept.given_up, path.stat().st_size) == (False, 64 * KIB)
+
+
+def test_what_there_is_no_room_for_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "reserve"
+    kept = DiskReserve(path, 64 * KIB)
+    free = SimpleNamespace(f_bavail=40, f_frsize=KIB)
+    monkeypatch.setattr(reserve.os, "statvfs", lambda _: free)
+    assert not kept.hold()
+    assert not path.exists()
+    assert kept.hold(32 * KIB)
+    free.f_bavail = 35
+    assert not kept.hold(spare=4 * KIB)
+    assert path.stat().st_size == 32 * KIB
+    assert kept.hold(spare=3 * KIB)
+    kept.make_way(35 * KIB)
+    assert path.exists()
+    kept.make_way(36 * KIB)
+    assert (path.exists(), kept.given_up) == (False, True)
+
+
+def test_a_disk_that_promised_too_much_leaves_it_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "reserve"
+    kept = DiskReserve(path, 64 * KIB)
+    assert kept.hold(32 * KIB)
+    monkeypatch.setattr(reserve.os, "fsync", refuse)
+    assert not kept.hold()
+    assert path.stat().st_size == 32 * KIB
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "may"),
+    [
+        (Room(100, 20), Room(100, 10), True),
+        (Room(100, 20), Room(100, 9), False),  # the last ten are for deletes
+        (Room(100, 5), Room(100, 5), True),
+        (Room(100, 5), Room(100, 4), False),
+        (Room(100, 5), Room(100, 8), True),  # it makes room
+        (Room(100, 20), Room(101, 20), False),  # the file grows
+    ],
+)
+def test_what_may_be_written_into_a_file_that_must_not_grow(
+    before: Room, after: Room, may: bool
+) -> None:
+    assert fits(before, after, 10) is may
+
+
+def test_a_confined_log_writes_only_where_it_has_room(tmp_path: Path) -> None:
+    wal = SqliteWal(tmp_path)
+    wal.open()
+    large = bytes(400 * KIB)
+    for key in (1, 2, 3):
+        assert not wal.write({1: [Operation(entries=[Entry(key, large)])]}, sync=True)
+    assert not wal.confine(64 * KIB), "there is no room inside"
+    assert not wal.write({1: [Operation(compact_before=3)]}, sync=True)
+    assert wal.confine(64 * KIB)
+    assert not wal.write({1: [Operation(entries=[Entry(4, large)])]}, sync=True)
+    failures = wal.write({1: [Operation(entries=[Entry(5, large)])]}, sync=True)
+    assert "full" in str(failures[1])
+    assert [entry.key for entry in wal.read(1)] == [3, 4]
+    assert not wal.write({1: [DELETE]}, sync=True), "a deletion fits"
+    assert wal.confine(0)
+    wal.close()
