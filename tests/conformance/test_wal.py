@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fairway.errors import AlreadyOwned, FairwayError, UnknownFormat
+from fairway.errors import AlreadyOwned, FairwayError, UnknownFormat, WriteFailed
 from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation, Tail
 from tests.conformance.backends import BACKENDS
 from tests.support.history import NOTHING, contents
@@ -677,6 +677,33 @@ def test_maintenance_changes_nothing_that_can_be_seen(backend: Backend, wal: Wal
     wal.open()
     wal.maintain()
     assert contents(wal, 1) == before
+
+
+def test_a_confined_store_writes_into_the_room_it_has_and_no_further(
+    backend: Backend, wal: Wal
+) -> None:
+    large, leave = bytes(50_000), 200_000
+    for key in range(1, 41):
+        put(wal, 1, Operation.appending(key, large, 0))
+    assert not wal.confine(2**40), "nobody has so much room inside"
+    put(wal, 1, Operation(compact_before=31))
+    assert wal.confine(0)
+    if not wal.confine(leave):
+        put(wal, 1, Operation.appending(41, large, 0))  # one that cannot tell is not confined
+        return
+    key, failures = 41, {}
+    while not failures and key < 200:
+        failures = wal.write({1: [Operation.appending(key, large, 0)]}, sync=True)
+        key += not failures
+    assert type(failures[1]) is WriteFailed
+    assert 50 < key < 71, "what was freed was written over, but for what is left to deletes"
+    put(wal, 1, Operation(compact_before=key - 1))
+    put(wal, 1, Operation.appending(key, large, 0))
+    assert wal.confine(0)
+    for more in range(1, 41):
+        put(wal, 1, Operation.appending(key + more, large, 0))
+    wal = backend.reopen(wal)
+    assert wal.open()[1].last_key == key + 40
 
 
 # --- threads
