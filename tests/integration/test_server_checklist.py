@@ -1,6 +1,6 @@
 """Correct under pressure: the checklist of what must hold, point by point, over HTTP.
 
-Some points are whole files of their own: 6, 7, 8 and 10 in `test_server_ladder`, 12 in
+Some points are elsewhere, under their numbers: 6, 7, 8 and 10 in `test_server_ladder`, 12 in
 `test_server_faults`, 14 in `test_server_watch`; and 1, 4, 5, 9 and 14 under kill -9 in
 `test_server_crash`.
 """

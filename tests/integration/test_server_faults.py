@@ -75,7 +75,7 @@ async def check_read_only(api: Api, *, seqs: list[int]) -> None:
     assert await api.read_all("kept") == seqs, "reading goes on"
 
 
-def test_on_a_full_disk_writers_are_told_and_writing_resumes_by_itself(
+def test_12_on_a_full_disk_writers_are_told_and_writing_resumes_by_itself(
     tmp_path: Path, vfs: HookedVFS
 ) -> None:
     """Checklist 12: full disk (ENOSPC)."""
@@ -182,7 +182,7 @@ def test_a_small_disk_that_is_full(
 
 
 @pytest.mark.parametrize("fault", [full, no_sync], ids=["full disk", "failed sync"])
-def test_every_write_under_a_fault_is_told_and_nothing_acknowledged_is_lost(
+def test_12_every_write_under_a_fault_is_told_and_nothing_acknowledged_is_lost(
     tmp_path: Path, vfs: HookedVFS, fault: Callable[[str, str], None]
 ) -> None:
     """Checklist 12: full disk (ENOSPC), fsync EIO. Sixteen writers go on through it all."""
@@ -232,7 +232,7 @@ def test_every_write_under_a_fault_is_told_and_nothing_acknowledged_is_lost(
     run(scenario())
 
 
-def test_after_a_failed_sync_the_outcome_is_unknown_and_a_restart_decides(
+def test_12_after_a_failed_sync_the_outcome_is_unknown_and_a_restart_decides(
     tmp_path: Path, vfs: HookedVFS
 ) -> None:
     """Checklist 12: fsync EIO."""
