@@ -37,9 +37,14 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     kept_at_root = PAGES.get(page.file.src_uri)
     if kept_at_root is not None:
         markdown = LINK.sub(_turned, (ROOT / kept_at_root).read_text(encoding="utf-8"))
-    for name in sorted(set(TEST.findall(markdown)) - _tests()):
+    for name in missing_tests(markdown):
         logger.warning("%s names %s, and there is no such test", page.file.src_uri, name)
     return HELP.sub(_help, markdown)
+
+
+def missing_tests(markdown: str) -> list[str]:
+    """Tests that a page names and that are not there."""
+    return sorted(set(TEST.findall(markdown)) - _tests())
 
 
 def _help(marker: re.Match[str]) -> str:

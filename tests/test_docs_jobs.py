@@ -92,6 +92,11 @@ def hooks() -> Any:
     return module
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda path: path.stem)
+def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
+    assert not hooks().missing_tests(page.read_text(encoding="utf-8"))
+
+
 def test_diagrams_are_drawn_from_the_tables_of_moves() -> None:
     drawn = diagrams()
     subjects = {subject for subject, _ in drawn}
