@@ -223,11 +223,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 def test_what_was_acknowledged_survives_kill_9(campaign: Campaign, place: str) -> None:
     rng, ledger = campaign.random(), Ledger(campaign.tally)
     rounds = campaign.rounds(share=3, full=30 if place.startswith("sqlite") else 10)
-    while campaign.tally["kills"] < rounds or not campaign.tally["written and not told"]:
+    events = ("written and not told", "acks checked", "copies checked", "retries deduped")
+    while campaign.tally["kills"] < rounds or not all(campaign.tally[event] for event in events):
         kill_one(place, ledger, rng)
-        assert campaign.tally["kills"] < rounds + 10, "it never had anything in its hands"
-    for event in ("acks checked", "copies checked", "retries deduped"):
-        assert campaign.tally[event], event
+        # A slow machine gets little done in one life, so a few may not be enough to see all.
+        assert campaign.tally["kills"] < rounds + 10, f"not all of {events} occurred"
 
 
 def test_an_early_acknowledgement_would_be_noticed(campaign: Campaign, tmp_path: Path) -> None:
