@@ -28,8 +28,8 @@ from fairway.testing import run
 from fairway.topics.batch import Record
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.match import TagMatch
+from fairway.topics.reserving import SEQS_MIN
 from fairway.topics.routing import HOPS_MAX, Router, find_cycle
-from fairway.topics.topic import RESERVE_SEQS
 from fairway.topics.writing import Position, Writing
 from fairway.wire.records import parse_records
 from fairway.wire.topics import RouterConfig, TopicPatch
@@ -125,7 +125,7 @@ def test_each_copy_has_the_trace_of_what_it_is_a_copy_of() -> None:
     on_virtual_time(main)
 
 
-@pytest.mark.parametrize(("count", "shown"), [(100, True), (RESERVE_SEQS * 2, False)])
+@pytest.mark.parametrize(("count", "shown"), [(100, True), (SEQS_MIN * 2, False)])
 def test_a_gap_is_shown_before_it_is_written_only_within_what_is_reserved(
     count: int, shown: bool
 ) -> None:

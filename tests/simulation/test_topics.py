@@ -19,6 +19,7 @@ from fairway.topics import reading
 from fairway.topics.catching_up import CatchUp
 from fairway.topics.idempotency import KeyMemory
 from fairway.topics.live import LivePart
+from fairway.topics.reserving import Reserving
 from fairway.topics.retention import Retention
 from fairway.topics.topic import Topic
 from fairway.topics.writing import Writing
@@ -109,10 +110,13 @@ def shown_before_it_is_durable() -> Iterator[None]:
 def seqs_are_not_reserved() -> Iterator[None]:
     """A weaker class numbers records that a crash forgets, and numbers others the same."""
 
-    async def pretend(self: Writing, topic: Topic, count: int) -> None:
+    async def pretend(self: Reserving, topic: Topic, count: int) -> None:
         topic.reserved = max(topic.reserved, topic.assigned + count)
 
-    with patch.object(Writing, "reserve", pretend):
+    with (
+        patch.object(Reserving, "reserve", pretend),
+        patch.object(Reserving, "keep_ahead", lambda *_: None),
+    ):
         yield
 
 

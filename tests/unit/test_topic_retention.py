@@ -302,21 +302,6 @@ def test_snapshots_bound_what_is_replayed() -> None:
     virtually(main)
 
 
-def test_a_clean_stop_gives_back_what_was_reserved() -> None:
-    async def main() -> None:
-        wal = MemoryWal()
-        for _ in range(3):
-            async with topics_on(wal) as topics:
-                await topics.put("d", TopicPatch(durability="disk"))
-                await topics.append("d", new(1))
-            wal = wal.kill()
-        async with topics_on(wal) as topics:
-            found = await read_all(topics, "d")
-            assert (found.seqs, found.gaps) == ([1, 2, 3], [])
-
-    virtually(main)
-
-
 def test_a_ttl_is_kept_to_when_nobody_writes() -> None:
     async def main() -> None:
         async with topics_on(config=TopicsConfig(hot_bytes=1)) as topics:
@@ -397,42 +382,6 @@ def test_a_topic_with_records_neither_becomes_ephemeral_nor_ceases_to_be() -> No
             dead = wal.crash()
         async with topics_on(dead) as topics:
             assert values(await read_all(topics, "e")) == [2]
-
-    virtually(main)
-
-
-def test_a_class_that_changes_twice_still_reserves() -> None:
-    """What memory believes to be reserved must be so in the store."""
-
-    async def main() -> None:
-        wal = MemoryWal()
-        async with topics_on(wal) as topics:
-            for durability in ("disk", "fsync", "memory"):
-                await topics.put("t", TopicPatch(durability=durability))  # type: ignore[arg-type]
-                await topics.append("t", new(durability))
-            dead = wal.crash()
-        async with topics_on(dead) as topics:
-            found = await read_all(topics, "t")
-            assert found.cursor >= 3
-            assert {1, 2, 3} <= set(found.seqs) | found.lost
-            _, answer, _ = await topics.append("t", new("next"))
-            assert answer.first_seq > 3
-
-    virtually(main)
-
-
-def test_reservations_made_at_once_do_not_undo_each_other() -> None:
-    async def main() -> None:
-        wal = MemoryWal()
-        async with topics_on(wal) as topics:
-            await topics.put("t", TopicPatch(durability="disk"))
-            async with asyncio.TaskGroup() as group:
-                group.create_task(topics.append("t", new(*range(3_000))))
-                group.create_task(topics.append("t", new(1)))
-            topic = topics.get("t")
-            stored = await topics._log.meta(topic.epoch, names.RESERVED)
-            assert stored is not None
-            assert names.decode_number(stored) >= topic.reserved
 
     virtually(main)
 

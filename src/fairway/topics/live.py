@@ -87,6 +87,7 @@ class LivePart:
         "quick",
         "readers",
         "removal",
+        "reservation",
         "reserving",
         "routers",
         "tags",
@@ -113,6 +114,7 @@ class LivePart:
         self.unsaved = False  # it is on the list of topics to be snapshotted
         self.lock = asyncio.Lock()  # held while it is worked out what to evict or delete
         self.removal: Removal | None = None
+        self.reservation: asyncio.Future[int] | None = None  # the newest under way
         self.reserving = 0  # the highest seq whose reservation is written or being written
         self.quick = 0  # batches that readers may see and that are not written yet
         self.failures = 0  # writes that failed so far: what was read before one proves nothing

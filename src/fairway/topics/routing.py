@@ -252,7 +252,7 @@ class Router:
         try:
             dest = await self._engine.topic_for_router(self.config)
             known = await self._engine.writing.position_of(dest, self.producer)
-            await self._engine.writing.reserve(dest, count)
+            await self._engine.writing.reserving.reserve(dest, count)
         except FairwayError as error:
             self._preparing = False
             self._failed(error)

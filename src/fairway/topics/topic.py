@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from fairway.topics.live import LivePart
     from fairway.wire.topics import LossReason, TopicConfig
 
-RESERVE_SEQS: Final = 4096
-"""Seqs a topic of a weaker class reserves durably at a time, and may skip after a crash."""
-
 
 class Hole(NamedTuple):
     """Seqs that are lost, with live records before them."""

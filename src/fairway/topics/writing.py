@@ -23,7 +23,6 @@ from fairway.errors import (
     OutcomeUnknown,
     TopicFull,
     Unavailable,
-    WriteFailed,
 )
 from fairway.runtime.clock import sleep_ns
 from fairway.storage.wal import NO_META, Entry, Operation
@@ -34,7 +33,8 @@ from fairway.topics.live import Doubt, Write
 from fairway.topics.names import SeenKey
 from fairway.topics.once import Once
 from fairway.topics.outcome import Appended, Told, fail
-from fairway.topics.topic import RESERVE_SEQS, Gap, encode_snapshot
+from fairway.topics.reserving import Reserving
+from fairway.topics.topic import Gap, encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -115,6 +115,7 @@ class Writing:
         self._published = published
         self._doubtful = doubtful
         self._writability = writability
+        self.reserving = Reserving(log, live, writability)
         self._once = Once(self, log, clock, keys=keys, live=live)
         self._patient_bytes = 0
         self._create_future: Callable[[], asyncio.Future[Appended]]
@@ -136,7 +137,11 @@ class Writing:
 
     def append_now(self, reply: Told, topic: Topic, new: NewBatch) -> bool:
         """As `append`, begun at once; False if something must be looked up or waited for first."""
-        if new.position is not None or new.patient or topic.weak:
+        if new.position is not None or new.patient:
+            return False
+        if topic.weak and (
+            new.key is not None or topic.assigned + new.records.count > topic.reserved
+        ):
             return False
         if new.key is not None:
             return self._once.append_now(reply, topic, new, new.key)
@@ -148,7 +153,7 @@ class Writing:
         if new.position is not None:
             await self.position_of(topic, new.position.producer)
         if topic.weak and not new.patient:
-            await self.reserve(topic, new.records.count)
+            await self.reserving.reserve(topic, new.records.count)
 
     async def position_of(self, topic: Topic, producer: str) -> tuple[int, int] | None:
         """The (epoch, number) of a producer's last append, or None if it never made one."""
@@ -203,6 +208,8 @@ class Writing:
         batch = Batch(VERSION, first, count, ts, size, records.raw, new.node, new.trace, new.hops)
         last = first + count - 1
         answer = Appended(first, last)
+        if config.durability != "fsync":
+            self.reserving.keep_ahead(topic, live)
         # Nothing is seen before what was numbered before it, whatever the class was then.
         quick = config.durability in ("memory", "ephemeral") and live.all_shown
         if config.durability == "ephemeral" and quick and not (new.extra or position or new.key):
@@ -432,7 +439,7 @@ class Writing:
     async def _enqueue_patiently(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
         async def enqueue() -> asyncio.Future[Appended]:
             if topic.weak:
-                await self.reserve(topic, new.records.count)
+                await self.reserving.reserve(topic, new.records.count)
             return self.enqueue(topic, new)
 
         return await self.patiently(topic.name, len(new.records.raw), enqueue)
@@ -456,21 +463,3 @@ class Writing:
                     await sleep_ns(refusal.retry_after_ns)
         finally:
             self._patient_bytes -= size
-
-    async def reserve(self, topic: Topic, count: int) -> None:
-        """Make sure that the next `count` seqs will not be given out again after a crash."""
-        live = self._live(topic)
-        while topic.weak and topic.assigned + count > topic.reserved:
-            if topic.epoch < 0:
-                raise NotFound("topic", topic.name)
-            # Never less than another one asked for: the last of them is what the store keeps.
-            upto = max(topic.assigned + count + RESERVE_SEQS, live.reserving)
-            meta = {names.RESERVED: names.encode_number(upto)}
-            written = self._log.submit(topic.epoch, Operation(meta=meta))
-            live.reserving = upto
-            try:
-                await asyncio.shield(written)
-            except OutcomeUnknown as error:
-                raise WriteFailed(f"no seqs could be reserved: {error}") from error
-            if live.reserving >= upto:  # else the class changed meanwhile, and took it back
-                topic.reserved = max(topic.reserved, upto)

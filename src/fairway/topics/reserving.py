@@ -1,0 +1,87 @@
+"""Seqs of the weaker classes are reserved durably before they are given out.
+
+A crash may take the records that had them, and then the next start goes on behind the reservation:
+no seq ever means two records. More is reserved before the last of them is given out, so that hardly
+anybody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from fairway.errors import FairwayError, NotFound, OutcomeUnknown, WriteFailed
+from fairway.storage.wal import Operation
+from fairway.topics import names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairway.storage.log import Log
+    from fairway.topics.live import LivePart
+    from fairway.topics.topic import Topic
+    from fairway.topics.writability import Writability
+
+SEQS_MIN: Final = 4096
+SEQS_MAX: Final = 65_536
+"""As many at a time as were ever given out, within these: a busy topic syncs for it less often."""
+
+
+def step(topic: Topic) -> int:
+    """How many seqs are reserved beyond the need, and may be skipped after a crash."""
+    return min(max(topic.assigned, SEQS_MIN), SEQS_MAX)
+
+
+class Reserving:
+    """Reserves seqs for topics of the weaker classes."""
+
+    def __init__(
+        self, log: Log, live: Callable[[Topic], LivePart], writability: Writability
+    ) -> None:
+        self._log = log
+        self._live = live
+        self._writability = writability
+
+    async def reserve(self, topic: Topic, count: int) -> None:
+        """Make sure that the next `count` seqs will not be given out again after a crash."""
+        live = self._live(topic)
+        while topic.weak and topic.assigned + count > topic.reserved:
+            if topic.epoch < 0:
+                raise NotFound("topic", topic.name)
+            under_way = live.reservation
+            enough = live.reserving >= topic.assigned + count
+            if under_way is None or under_way.done() or not enough:
+                under_way = self._begin(topic, live, count)
+            try:
+                await asyncio.shield(under_way)
+            except (OutcomeUnknown, WriteFailed) as error:
+                raise WriteFailed(f"no seqs could be reserved: {error}") from error
+
+    def keep_ahead(self, topic: Topic, live: LivePart) -> None:
+        """Begin to reserve more once half of it is given out."""
+        left = topic.reserved - topic.assigned
+        if left < SEQS_MAX // 2 and live.reservation is None and left < step(topic) // 2:
+            with suppress(FairwayError):  # whoever really needs it hears why not
+                self._begin(topic, live, 0)
+
+    def _begin(self, topic: Topic, live: LivePart, count: int) -> asyncio.Future[int]:
+        # Never less than another one asked for: the last of them is what the store keeps.
+        upto = max(topic.assigned + count + step(topic), live.reserving)
+        meta = {names.RESERVED: names.encode_number(upto)}
+        written = self._log.submit(topic.epoch, Operation(meta=meta))
+        live.reserving, live.reservation = upto, written
+
+        def known(_: asyncio.Future[int]) -> None:
+            if live.reservation is written:
+                live.reservation = None
+            if written.cancelled():
+                return
+            if (error := written.exception()) is not None:
+                self._writability.note(error, abs(topic.epoch))
+                return
+            if live.reserving >= upto:  # else the class changed meanwhile, and took it back
+                topic.reserved = max(topic.reserved, upto)
+
+        written.add_done_callback(known)
+        return written
