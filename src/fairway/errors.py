@@ -43,11 +43,18 @@ A refusal (`TryLater`, `Invalid`, `OutOfDate`, `WriteFailed`) promises that noth
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 
 class FairwayError(Exception):
     """Root of everything Fairway raises on purpose."""
+
+    def again(self) -> Self:
+        """The same, for another caller: raising a shared one would tangle their tracebacks."""
+        own = type(self).__new__(type(self), *self.args)
+        own.__dict__.update(self.__dict__)
+        own.__cause__ = self.__cause__
+        return own
 
 
 class TryLater(FairwayError):

@@ -34,6 +34,7 @@ class Groups(Generic[K, T]):
     ) -> None:
         self._lanes: Lanes[K, T] = Lanes(limits, total=total, reserve=reserve)
         self._ready: Ready[K, str] = Ready(ONE_BAND)
+        self._taken = self._taken_size = 0
 
     @property
     def depth(self) -> int:
@@ -44,6 +45,11 @@ class Groups(Generic[K, T]):
     def size(self) -> int:
         """Their bytes."""
         return self._lanes.size
+
+    @property
+    def waiting(self) -> tuple[int, int]:
+        """(items, bytes) that are in no group yet."""
+        return self._lanes.depth - self._taken, self._lanes.size - self._taken_size
 
     @property
     def waiting_keys(self) -> int:
@@ -77,12 +83,16 @@ class Groups(Generic[K, T]):
             drained = self._lanes.drain(key, items=items, size=room)
             if left is not None:
                 left -= drained.size
+            self._taken += len(drained.items)
+            self._taken_size += drained.size
             group.append(drained)
         return group
 
     def settle(self, drained: Drained[K, T], now_ns: int) -> None:
         """A key's part of a group is done: free its room, and let it wait again if it has more."""
         more = self._lanes.settle(drained.key, len(drained.items), drained.size, now_ns)
+        self._taken -= len(drained.items)
+        self._taken_size -= drained.size
         if more:
             self._ready.mark(drained.key, "", now_ns)
         self._ready.release(drained.key, now_ns)
@@ -105,6 +115,7 @@ class Groups(Generic[K, T]):
         """Assert every invariant."""
         self._lanes.check()
         self._ready.check()
+        assert self.waiting == self._lanes.waiting(), "what waits and what is taken is all there is"
         for key in self._lanes.depths():
             waits = self._ready.waiting_in(key) is not None
             assert waits or self._ready.is_taken(key), f"{key} is stranded"

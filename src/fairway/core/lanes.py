@@ -247,6 +247,11 @@ class Lanes(Generic[K, T]):
         """(items, bytes) of every lane that holds something, in flight included."""
         return {key: (lane.depth, lane.size) for key, lane in self._lanes.items()}
 
+    def waiting(self) -> tuple[int, int]:
+        """(items, bytes) that are not drained yet; counted, so it takes a while."""
+        lanes = self._lanes.values()
+        return sum(len(lane.queue) for lane in lanes), sum(sum(lane.sizes) for lane in lanes)
+
     def _refusal(self, key: K, lane: _Lane[T], limit: str, *, shared: bool = False) -> Refusal:
         depth = lane.depth
         if shared and self._lanes:

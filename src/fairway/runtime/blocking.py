@@ -276,6 +276,11 @@ class BlockingPool:
             if not loop.is_closed():
                 raise
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether a call has ended that the loop has not heard of."""
+        return bool(self._ended)
+
     def collect(self) -> None:
         """Hear now of the calls that have ended, not in the loop's next turn.
 

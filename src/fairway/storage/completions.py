@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fairway.runtime.per_turn import PerTurn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from fairway.storage.writer import Waiter
+    from fairway.errors import FairwayError
 
 logger = logging.getLogger("fairway.log")
 
@@ -26,6 +27,16 @@ CATCH_UP: Final = 8
 """At least this part of a backlog in one turn, so that it cannot grow for ever."""
 SHARE: Final = 4
 """Callers of one partition told before it is another one's turn."""
+
+
+class Waiter(Protocol):
+    """Who is told the outcome of an operation: a future, or whatever else has its methods."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, last_key: int, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
 
 
 class Completions:
@@ -43,6 +54,15 @@ class Completions:
         """Some are told at this moment."""
         self._scheduled = False
         self._hasty = PerTurn()  # urgent callers told at once
+
+    @contextmanager
+    def speaking(self) -> Iterator[None]:
+        """Callers are told within: nobody else may be, before its end."""
+        before, self.telling = self.telling, True
+        try:
+            yield
+        finally:
+            self.telling = before
 
     def holds_back(self, partition: int, count: int, urgent: bool) -> bool:
         """Whether `count` callers of a partition wait for their turn; else they are told at once.
@@ -78,7 +98,7 @@ class Completions:
             self._turns.remove(partition)
             self.waiting -= len(lane)
             for waiter, value in lane:
-                _resolve(waiter, value)
+                tell(waiter, value)
 
     def flush_all(self) -> None:
         """Resolve everything now."""
@@ -86,11 +106,8 @@ class Completions:
             self.flush(partition)
 
     def _turn(self) -> None:
-        self.telling = True
-        try:
+        with self.speaking():
             self._tell_some()
-        finally:
-            self.telling = False
 
     def _tell_some(self) -> None:
         left = self.waiting
@@ -103,7 +120,7 @@ class Completions:
             share = min(len(lane), SHARE if turns else left)
             for _ in range(share):
                 waiter, last_key = lane.popleft()
-                _resolve(waiter, last_key)
+                tell(waiter, last_key)
             left -= share
             self.waiting -= share
             if lane:
@@ -115,10 +132,21 @@ class Completions:
             self._loop.call_soon(self._turn)
 
 
-def _resolve(waiter: Waiter, last_key: int) -> None:
+def tell(waiter: Waiter, last_key: int) -> None:
+    """Its write is done. A waiter's own fault must not keep others from being told."""
     try:
         waiter.set_result(last_key)
     except asyncio.InvalidStateError:  # cancelled; asking each first would cost more
         pass
-    except Exception:  # a waiter's own fault must not keep others from being told
+    except Exception:
         logger.exception("a waiter failed when it was told that its write is done")
+
+
+def tell_failure(waiter: Waiter | None, failure: FairwayError) -> None:
+    """Its write failed; None waits for nothing."""
+    if waiter is None or waiter.done():
+        return
+    try:
+        waiter.set_exception(failure.again())
+    except Exception:
+        logger.exception("a waiter failed when it was told that its write failed")

@@ -17,6 +17,7 @@ from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.reader import FairReader, ReaderConfig
+from fairway.storage.tails import Tails
 from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation, Tail
 from fairway.storage.writer import Durability, FairWriter, WriterConfig
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from fairway.storage.completions import Waiter
     from fairway.storage.statistics import ReaderStatistics, WriterStatistics
     from fairway.storage.wal import Wal
-    from fairway.storage.writer import Waiter
 
 T = TypeVar("T")
 
@@ -75,8 +76,9 @@ class Log:
         assert self._writer is None, "a log is entered once"
         try:
             async with BlockingPool(1, name="log-open") as opener:
-                tails = await opener.run(self._wal.open)
-                deleting = await opener.run(self._wal.deleting)
+                self._tails = Tails(await opener.run(self._wal.open))
+                for partition in await opener.run(self._wal.deleting):
+                    self._tails.deleted(partition)
         except BaseException as error:
             if isinstance(error, FairwayError):
                 self._refusal = error
@@ -88,7 +90,7 @@ class Log:
         self._writer = FairWriter(
             self._wal,
             self._pool,
-            tails,
+            self._tails,
             config=self._writer_config,
             clock=clock,
             telemetry=self._telemetry,
@@ -96,8 +98,6 @@ class Log:
         self._reader = FairReader(
             self._pool, config=self._reader_config, clock=clock, telemetry=self._telemetry
         )
-        for partition in deleting:
-            self._writer.block(partition)
         self._sweep = asyncio.Event()
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
@@ -264,10 +264,11 @@ class Log:
 
     def press_on(self) -> None:
         """If something urgent waits: hear of what the store has done now, not a turn later; hand
-        it the next group; pause a moment so that it can go on.
+        it the next group; pause a moment so that it can go on. The same, without the pause, if a
+        group's worth waits.
 
-        For whoever makes a turn of the loop long, between two of its parts. Without urgency it is
-        better to wait: more comes together in the next group.
+        For whoever makes a turn of the loop long, between two of its parts. Else it is better to
+        wait: more comes together in the next group.
         """
         if self._writer is not None:
             self._writer.press_on()
@@ -279,7 +280,8 @@ class Log:
 
     def partitions(self) -> list[int]:
         """Every partition that exists, in order."""
-        return self._open_writer().partitions()
+        self._open_writer()
+        return self._tails.existing()
 
     async def entries(
         self, partition: int, *, first: int = 1, last: int = INT_MAX
@@ -348,6 +350,8 @@ class Log:
         while True:
             self._sweep.clear()  # first: what is deleted meanwhile sets it again
             try:
+                if self._writer is not None:
+                    await self._writer.clear_doubts()
                 await self._pool.run(self._wal.maintain)
                 await self._sweep_deleted()
             except Exception as error:  # the next write will meet the trouble and tell its caller
@@ -370,11 +374,9 @@ class Log:
             # Writers wait for each chunk: let them have as much of the store's time as it took.
             await sleep_ns(clock.now_ns() - begin_ns)
         # Taken before the store is asked: what is deleted after it answered is not in its answer.
-        deleted = self._writer.deleted() if self._writer is not None else set()
-        left = await self._pool.run(self._wal.deleting)
-        if self._writer is not None:
-            for partition in deleted - left:
-                self._writer.unblock(partition)
+        deleted = self._tails.to_sweep()
+        for partition in deleted - await self._pool.run(self._wal.deleting):
+            self._tails.swept(partition)
 
     def _open_writer(self) -> FairWriter:
         if self._writer is None:

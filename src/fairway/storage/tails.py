@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairway.errors import FairwayError, InvalidOperation
+from fairway.errors import FairwayError, InvalidOperation, WriteFailed
 from fairway.storage.wal import INT_MAX, Tail
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Tails:
     def __init__(self, tails: Mapping[int, Tail]) -> None:
         self._tails = {number: PartitionTail(tail, exists=True) for number, tail in tails.items()}
         self._deleted: set[int] = set()
+        self._doubtful: set[int] = set()
         self.find = self._tails.get
         """The end of a partition that is known; a number that only looks like it (True) finds it
         too, so `of` is for whoever does not know its type."""
@@ -67,6 +68,24 @@ class Tails:
         """Every partition that has or had something written, in order; deleted ones are gone."""
         return sorted(number for number, tail in self._tails.items() if tail.exists)
 
+    def doubt(self, partition: int, why: str) -> None:
+        """After a doubtful write the store could not tell where it ends: it takes nothing more."""
+        self.of(partition).refusal = WriteFailed(why)
+        self._doubtful.add(partition)
+
+    def doubtful(self) -> list[int]:
+        """The partitions whose end the store has yet to tell."""
+        return sorted(self._doubtful)
+
+    def cleared(self, partition: int, tail: Tail) -> None:
+        """The store can tell now. Nothing is queued: all was refused meanwhile."""
+        self._doubtful.discard(partition)
+        known = self.of(partition)
+        known.refusal = None
+        known.found(tail)
+        known.failed()
+        known.exists = known.exists or tail != Tail()
+
     def refuse(self, partition: int) -> None:
         """It is being deleted, and takes nothing more."""
         tail = self.of(partition)
@@ -75,6 +94,7 @@ class Tails:
 
     def deleted(self, partition: int) -> None:
         """It was deleted durably, and may have rows to sweep: its number cannot be used yet."""
+        self.refuse(partition)
         self._deleted.add(partition)
 
     def to_sweep(self) -> set[int]:

@@ -12,7 +12,7 @@ import logging
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -27,10 +27,9 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
-from fairway.storage.completions import Completions
+from fairway.storage.completions import Completions, tell, tell_failure
 from fairway.storage.group_service import GroupService
 from fairway.storage.statistics import WriterStatistics, WriterTelemetry
-from fairway.storage.tails import Tails
 from fairway.storage.urgency import Urgency
 from fairway.storage.wal import INT_MAX, Entry, Operation, Tail
 
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     from fairway.core.lanes import Drained
     from fairway.runtime.blocking import BlockingPool
     from fairway.runtime.telemetry import Telemetry
+    from fairway.storage.completions import Waiter
+    from fairway.storage.tails import Tails
     from fairway.storage.wal import Wal
 
 logger = logging.getLogger("fairway.log")
@@ -103,16 +104,6 @@ class WriterConfig:
             raise InvalidConfig("the total bound is below the bound of a single lane")
 
 
-class Waiter(Protocol):
-    """Who is told the outcome of an operation: a future, or whatever else has its methods."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, last_key: int, /) -> None: ...
-
-    def set_exception(self, error: BaseException, /) -> None: ...
-
-
 class _Pending(msgspec.Struct, gc=False):
     """One accepted operation, where it leaves its partition, and whoever waits for it.
 
@@ -129,6 +120,15 @@ class _Pending(msgspec.Struct, gc=False):
     accepted_ns: int
 
 
+class _GroupWrite(NamedTuple):
+    """A group that the store is writing, and whom to call once its callers are told."""
+
+    group: list[Drained[int, _Pending]]
+    sync: bool
+    started_ns: int
+    served: Callable[[bool], None]
+
+
 class FairWriter:
     """Writes operations to a `Wal` in fair groups. Everything here runs on one event loop."""
 
@@ -136,7 +136,7 @@ class FairWriter:
         self,
         wal: Wal,
         pool: BlockingPool,
-        tails: Mapping[int, Tail],
+        tails: Tails,
         *,
         config: WriterConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -152,9 +152,8 @@ class FairWriter:
         self._completions = Completions()
         self._lane_size_max = config.lane.size
         self._stopped = False
-        self._tails = Tails(tails)
+        self._tails = tails
         self._urgent = Urgency(pool, clock)
-        self._telling = False  # the outcome of a group
         groups: Groups[int, _Pending] = Groups(
             config.lane,
             total=config.total,
@@ -190,8 +189,11 @@ class FairWriter:
         """See `Log.press_on`. Not while callers are told: that may be what makes a request begin,
         and another group would be told in the middle of this one.
         """
-        if not (self._telling or self._completions.telling):
-            self._urgent.press_on(self._service.go_on)
+        if self._completions.telling:
+            return
+        self._urgent.press_on(self._service.go_on)
+        if self._pool.has_ended and self._enough:
+            self._pool.collect()  # the store has company at hand, and need not wait for the turn
 
     @property
     def told_per_turn(self) -> int | None:
@@ -253,7 +255,7 @@ class FairWriter:
         if state is None or type(partition) is not int:
             state = self._tails.of(partition)
         if state.refusal is not None:
-            raise type(state.refusal)(str(state.refusal))
+            raise state.refusal.again()
         entries, meta, truncate, compact, hard_state, delete = operation
         last_key, floor = state.last_key, state.floor
         plain = truncate is None and compact is None and not (meta or hard_state or delete)
@@ -341,22 +343,13 @@ class FairWriter:
         await self._service.drain()
         self._completions.flush_all()
 
-    def partitions(self) -> list[int]:
-        """Every partition that has or had something written, in order; deleted ones are gone."""
-        return self._tails.existing()
+    async def clear_doubts(self) -> None:
+        """Ask the store again about partitions whose end it could not tell after a failure.
 
-    def block(self, partition: int) -> None:
-        """A deleted partition may have rows to sweep: its number cannot be used yet."""
-        self._tails.refuse(partition)
-        self._tails.deleted(partition)
-
-    def deleted(self) -> set[int]:
-        """The partitions that were deleted durably and are blocked."""
-        return self._tails.to_sweep()
-
-    def unblock(self, partition: int) -> None:
-        """The rows of a deleted partition are gone: its number may be used again."""
-        self._tails.swept(partition)
+        Raises as the store does; those it has told by then are writable again.
+        """
+        for partition in self._tails.doubtful():
+            self._tails.cleared(partition, await self._pool.run(self._wal.tail, partition))
 
     def statistics(self) -> WriterStatistics:
         """A frozen snapshot."""
@@ -369,14 +362,13 @@ class FairWriter:
 
     def gathers(self) -> bool:
         # Those who are being told are the company: most of them ask for the next thing then.
-        if self._urgent.waits or not self._completions.waiting:
-            return False
-        groups = self._service.groups
-        return not self._enough(groups.depth, groups.size)
+        return bool(self._completions.waiting) and not (self._urgent.waits or self._enough)
 
-    def _enough(self, count: int, size: int) -> bool:
-        """Whether so much is at hand that nobody is worth waiting for."""
-        return count >= self.config.max_batch or size >= ENOUGH_BYTES
+    @property
+    def _enough(self) -> bool:
+        """Whether so much waits that nobody is worth waiting for."""
+        count, size = self._service.groups.waiting
+        return size >= ENOUGH_BYTES or count >= self.config.max_batch
 
     def take(self, groups: Groups[int, _Pending]) -> list[Drained[int, _Pending]]:
         config = self.config
@@ -390,7 +382,8 @@ class FairWriter:
     def serve(self, group: list[Drained[int, _Pending]], served: Callable[[bool], None]) -> None:
         operations = {part.key: _operations(part.items) for part in group}
         sync = any(item.sync for part in group for item in part.items)
-        told = partial(self._wrote, group, sync, self._clock.now_ns(), served)
+        write = _GroupWrite(group, sync, self._clock.now_ns(), served)
+        told = partial(self._wrote, write)
         try:
             self._pool.submit(told, _write, self._wal, operations, sync)
         except FairwayError as error:  # the pool takes nothing more
@@ -398,10 +391,7 @@ class FairWriter:
 
     def _wrote(
         self,
-        group: list[Drained[int, _Pending]],
-        sync: bool,
-        started_ns: int,
-        served: Callable[[bool], None],
+        write: _GroupWrite,
         failures: Mapping[int, FairwayError] | None,
         error: BaseException | None,
     ) -> None:
@@ -412,53 +402,35 @@ class FairWriter:
         if error is not None:
             doubt = OutcomeUnknown(f"the store raised {type(error).__name__}: {error}")
             doubt.__cause__ = error
-            failures = {part.key: doubt for part in group}
+            failures = {part.key: doubt for part in write.group}
         assert failures is not None
         doubtful = [key for key, why in failures.items() if isinstance(why, OutcomeUnknown)]
-        then = partial(self._finish, group, sync, started_ns, served, failures)
-        self._look_again(doubtful, failures, then)
+        self._look_again(doubtful, failures, partial(self._finish, write, failures))
 
-    def _finish(
-        self,
-        group: list[Drained[int, _Pending]],
-        sync: bool,
-        started_ns: int,
-        served: Callable[[bool], None],
-        failures: Mapping[int, FairwayError],
-    ) -> None:
+    def _finish(self, write: _GroupWrite, failures: Mapping[int, FairwayError]) -> None:
         if self._stopped:
             return  # they were told that nobody knows
-        self._telling = True
-        try:
-            self._settle(group, sync, started_ns, served, failures)
-        except Exception as error:  # a fault of ours: better no writer than one that stands still
-            self._service.crash(error)
-            self._completions.flush_all()
-            for part in group:
-                for item in part.items:
-                    _resolve(item, OutcomeUnknown("the log failed while this was told"))
-        finally:
-            self._telling = False
+        with self._completions.speaking():
+            try:
+                self._settle(write, failures)
+            except Exception as error:  # our fault: better no writer than one that stands still
+                self._service.crash(error)
+                self._completions.flush_all()
+                unknown = OutcomeUnknown("the log failed while this was told")
+                for part in write.group:
+                    for item in part.items:
+                        tell_failure(item.waiter, unknown)
 
-    def _settle(
-        self,
-        group: list[Drained[int, _Pending]],
-        sync: bool,
-        started_ns: int,
-        served: Callable[[bool], None],
-        failures: Mapping[int, FairwayError],
-    ) -> None:
+    def _settle(self, write: _GroupWrite, failures: Mapping[int, FairwayError]) -> None:
+        group = write.group
         group.sort(key=_count)  # whoever asked for little hears of it before a flood does
         written = [part for part in group if part.key not in failures] if failures else group
-        self._telemetry.wrote(written, sync, started_ns, self._clock.now_ns())
+        self._telemetry.wrote(written, write.sync, write.started_ns, self._clock.now_ns())
         # With enough at hand the store goes on while callers are told. With less, those who are
         # told now are the company that the next group waits for.
-        groups = self._service.groups
-        count = groups.depth - sum(map(_count, group))
-        size = groups.size - sum(map(_size, group))
-        ahead = not (failures or self.linger_ns) and self._enough(count, size)
+        ahead = not (failures or self.linger_ns) and self._enough
         if ahead:
-            served(True)
+            write.served(True)
         for part in group:
             failure = failures.get(part.key)
             if failure is None:
@@ -467,7 +439,7 @@ class FairWriter:
                 self._fail(part, failure)
         self._completions.tell()
         if not ahead:
-            served(self.pressed and not failures)
+            write.served(self.pressed and not failures)
 
     def _look_again(
         self, doubtful: list[int], failures: Mapping[int, FairwayError], then: Callable[[], None]
@@ -480,19 +452,16 @@ class FairWriter:
             then()
             return
         partition, *others = doubtful
-        state = self._tails.of(partition)
 
         def looked(tail: Tail, error: BaseException | None) -> None:
             if error is not None and not isinstance(error, Exception):
                 self._service.crash(error)
                 return
             if error is not None:
-                state.refusal = WriteFailed(
-                    f"partition {partition} is in doubt, reopen the log: {failures[partition]};"
-                    f" looking again failed: {error}"
-                )
+                why = f"partition {partition} is in doubt: {failures[partition]}"
+                self._tails.doubt(partition, f"{why}; looking again failed: {error}")
             else:
-                state.found(tail)
+                self._tails.of(partition).found(tail)
             self._look_again(others, failures, then)
 
         try:
@@ -507,7 +476,7 @@ class FairWriter:
 
     def abandon(self, item: _Pending) -> None:
         self._completions.flush_all()  # nobody overtakes those
-        _resolve(item, Closing("the log was closed before this was written"))
+        tell_failure(item.waiter, Closing("the log was closed before this was written"))
 
     def _complete(self, part: Drained[int, _Pending]) -> None:
         newest = part.items[-1]
@@ -522,14 +491,8 @@ class FairWriter:
             )
             return
         for item in part.items:
-            waiter = item.waiter
-            if waiter is not None:
-                try:
-                    waiter.set_result(item.last_key)
-                except asyncio.InvalidStateError:  # cancelled; asking each first would cost more
-                    continue
-                except Exception:  # a waiter's own fault must not keep others from being told
-                    logger.exception("a waiter failed when it was told that its write is done")
+            if item.waiter is not None:
+                tell(item.waiter, item.last_key)
 
     def _fail(self, part: Drained[int, _Pending], failure: FairwayError) -> None:
         # At once: whoever goes on before it knows would leave a hole where this was to be.
@@ -544,17 +507,13 @@ class FairWriter:
         self._tails.of(part.key).failed()
         consequence = WriteFailed(f"an earlier operation of the partition failed: {failure}")
         for item in part.items:
-            _resolve(item, failure)
+            tell_failure(item.waiter, failure)
         for item in behind:
-            _resolve(item, consequence)
+            tell_failure(item.waiter, consequence)
 
 
 def _count(part: Drained[int, _Pending]) -> int:
     return len(part.items)
-
-
-def _size(part: Drained[int, _Pending]) -> int:
-    return part.size
 
 
 def _operations(items: Iterable[_Pending]) -> list[Operation]:
@@ -583,15 +542,3 @@ def _write(
     wal: Wal, operations: Mapping[int, list[Operation]], sync: bool
 ) -> Mapping[int, FairwayError]:
     return wal.write(operations, sync=sync)
-
-
-def _resolve(item: _Pending, failure: FairwayError) -> None:
-    waiter = item.waiter
-    if waiter is not None and not waiter.done():
-        # One exception for each caller: raising a shared one would tangle their tracebacks.
-        own = type(failure)(str(failure))
-        own.__cause__ = failure.__cause__
-        try:
-            waiter.set_exception(own)
-        except Exception:  # a waiter's own fault must not keep others from being told
-            logger.exception("a waiter failed when it was told that its write failed")

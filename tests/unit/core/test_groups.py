@@ -171,6 +171,18 @@ def test_a_part_is_settled_once() -> None:
     assert shown(take(groups)) == ["a2"]
 
 
+def test_what_waits_is_what_no_group_has() -> None:
+    groups = made("aab")
+    items, size = groups.waiting
+    assert items == 3
+    first, *_ = group = take(groups, items=1)
+    assert groups.waiting[0] == 3 - len(group)
+    groups.settle(first, 1)
+    assert groups.waiting == (items - len(group), size - sum(part.size for part in group))
+    assert groups.withdraw("b") == []
+    groups.check()
+
+
 def test_check_sees_a_stranded_key() -> None:
     groups = made("a")
     groups._ready.forget("a")

@@ -46,9 +46,29 @@ def test_a_delete_that_fails_is_taken_back_and_a_doubt_is_not() -> None:
     assert book.existing() == [2]
     book.of(1).failed()
     assert (book.existing(), book.of(1).refusal) == ([1, 2], None)
-    doubt = book.of(2).refusal = WriteFailed("in doubt")
+    book.doubt(2, "in doubt")
     book.of(2).failed()
-    assert book.of(2).refusal is doubt
+    assert isinstance(book.of(2).refusal, WriteFailed)
+    assert book.doubtful() == [2]
+
+
+@pytest.mark.parametrize("found", [5, 7])
+def test_a_doubt_is_cleared_by_where_the_store_says_it_ends(found: int) -> None:
+    book = tails(p2=5)
+    book.of(2).last_key = 9  # of what was queued
+    book.doubt(2, "in doubt")
+    book.of(2).failed()
+    book.cleared(2, Tail(found, 0, 0))
+    assert (book.of(2).last_key, book.of(2).refusal, book.doubtful()) == (found, None, [])
+    assert book.existing() == [2]
+
+
+def test_a_partition_that_a_doubtful_write_may_have_made_exists_if_it_did() -> None:
+    book = tails()
+    for partition, found in ((1, Tail()), (2, Tail(3, 0, 0))):
+        book.doubt(partition, "in doubt")
+        book.cleared(partition, found)
+    assert book.existing() == [2]
 
 
 def test_a_deleted_partition_is_refused_until_it_is_swept() -> None:

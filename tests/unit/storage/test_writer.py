@@ -13,6 +13,7 @@ from fairway.core.lanes import LaneLimits
 from fairway.errors import (
     Backpressure,
     Closing,
+    Corrupt,
     FairwayError,
     Fenced,
     InvalidConfig,
@@ -22,7 +23,7 @@ from fairway.errors import (
 )
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.group_service import CROWD
-from fairway.storage.log import Log
+from fairway.storage.log import UPKEEP_S, Log
 from fairway.storage.urgency import FEW, WINDOW_NS
 from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation
 from fairway.storage.wals.memory import MemoryWal
@@ -354,20 +355,48 @@ def test_a_failure_is_told_after_the_successes_before_it() -> None:
     on_log(body, max_batch=100, latency_ns=(0, 0))
 
 
-def test_a_partition_that_cannot_be_looked_at_again_is_closed() -> None:
+def test_a_partition_that_cannot_be_looked_at_again_is_closed_until_it_can() -> None:
     class Blind(RecordingWal):
-        def tail(self, partition: int) -> Any:
-            raise OSError("gone")
+        sees = False
 
-    async def body(log: Log, wal: RecordingWal) -> None:
+        def tail(self, partition: int) -> Any:
+            if not self.sees:
+                raise OSError("gone")
+            return super().tail(partition)
+
+    wal = Blind()
+
+    async def body(log: Log, _: RecordingWal) -> None:
+        assert await log.append(1, b"a") == 1
         wal.answers = [RuntimeError("lost")]
         with pytest.raises(OutcomeUnknown):
-            await log.append(1, b"a")
-        with pytest.raises(WriteFailed, match="in doubt, reopen the log"):
-            log.append(1, b"b")
+            await log.append(1, b"b")
+        for _ in range(3):
+            with pytest.raises(WriteFailed, match=r"in doubt.*looking again failed: gone"):
+                log.append(1, b"c")
+            await asyncio.sleep(UPKEEP_S)
+        assert await log.append(2, b"d") == 1
+        wal.sees = True
+        await asyncio.sleep(2 * UPKEEP_S)
+        assert await log.append(1, b"c") == wal.tail(1).last_key
+        assert log.partitions() == [1, 2]
+
+    on_log(body, wal=wal)
+
+
+def test_an_error_with_more_than_a_message_is_told_whole() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        cause = Corrupt("acknowledged data is gone", place="db", partition=1)
+        wal.answers = [lambda group: dict.fromkeys(group, cause)]
+        first, second = log.append(1, b"a"), log.append(1, b"b")
+        for waiter in (first, second):
+            with pytest.raises(Corrupt, match="acknowledged data is gone") as told:
+                await waiter
+            assert (told.value.place, told.value.partition) == ("db", 1)
+            assert told.value is not cause
         assert await log.append(2, b"c") == 1
 
-    on_log(body, wal=Blind())
+    on_log(body)
 
 
 def test_a_fenced_owner_is_told_so() -> None:
@@ -659,7 +688,7 @@ def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_something_urgen
             waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             log.submit_for(waiter, 1, Operation((Entry(1, b"y"),)), urgent=urgent)
             await under_way(log)
-            while not log._pool._ended:
+            while not log._pool.has_ended:
                 pass  # its thread is about to say so
             assert not waiter.done()
             log.press_on()
@@ -670,6 +699,41 @@ def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_something_urgen
 
     assert asyncio.run(main(urgent=True))
     assert not asyncio.run(main(urgent=False)), "better to wait for company"
+
+
+@pytest.mark.parametrize(("waiting", "heard"), [(ENOUGH_BYTES, True), (1000, False)])
+def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_enough_waits(
+    waiting: int, heard: bool
+) -> None:
+    """On a real loop and a real thread; the loop does not turn while it waits."""
+
+    async def main() -> None:
+        async with Log(MemoryWal()) as log:
+            first = log.append(1, b"x")
+            await under_way(log)
+            while not log._pool.has_ended:
+                pass  # its thread is about to say so
+            second = log.append(2, b"y" * waiting)
+            log.press_on()
+            assert first.done() is heard
+            assert groups_under_way(log), "of either"
+            await asyncio.gather(first, second)
+
+    asyncio.run(main())
+
+
+def test_what_another_worker_writes_is_no_company_at_hand() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        writer = log._writer
+        assert writer is not None
+        large = log.append(1, b"x" * ENOUGH_BYTES)
+        assert writer._enough
+        await under_way(log)
+        small = log.append(2, b"y")
+        assert not writer._enough
+        await asyncio.gather(large, small)
+
+    on_log(body, workers=2)
 
 
 def test_a_turn_pauses_for_the_thread_that_writes_while_something_urgent_waits(
@@ -910,7 +974,7 @@ class Presser(asyncio.Future[int]):
 
 def until_ended(log: Log) -> None:
     """Let this turn of a real loop last until the store has answered."""
-    while not log._pool._ended:
+    while not log._pool.has_ended:
         pass
 
 
