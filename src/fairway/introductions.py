@@ -95,7 +95,11 @@ class EffectDestinations:
             cursor = await self._jobs().store.cursor(producer)
             return None if cursor is None else (cursor[1], cursor[2])
         found = self._topics.find(topic)
-        return None if found is None else await self._topics.writing.position_of(found, producer)
+        return (
+            None
+            if found is None
+            else await self._topics.writing.written_position_of(found, producer)
+        )
 
     async def send(
         self, topic: str, effects: Sequence[EffectRecord], position: EffectPosition | None

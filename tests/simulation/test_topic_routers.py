@@ -145,6 +145,56 @@ def test_a_gap_is_shown_before_it_is_written_only_within_what_is_reserved(
     on_virtual_time(main)
 
 
+def test_a_router_that_is_replaced_does_not_lose_the_copy_that_fails_meanwhile() -> None:
+    """The new one goes on behind what is written, not behind what was queued."""
+
+    class Failing(MemoryWal):
+        refuses: int | None = None
+
+        def write(self, group: Any, *, sync: bool) -> Any:
+            refused = self.refuses
+            if refused in group and any(operation.entries for operation in group[refused]):
+                self.refuses = None
+                return dict.fromkeys(group, WriteFailed("no space"))
+            return super().write(group, sync=sync)
+
+    async def main() -> None:
+        wal = Failing()
+        async with topics_on(wal) as topics:
+            await topics.put("a")
+            await topics.put("b")
+            await topics.put_router("r", route("a", "b"))
+            await topics.append("a", new(1))
+            await asyncio.sleep(1)
+            wal.refuses = topics.get("b").epoch
+            copied = asyncio.Event()
+            real, queue = topics._routers._start, Router._queue
+
+            def tell(router: Router, *args: Any) -> bool:
+                copied.set()
+                return queue(router, *args)
+
+            async def start_while_a_copy_is_under_way(router: Router) -> None:
+                await copied.wait()
+                await real(router)
+
+            with (
+                patch.object(topics._routers, "_start", start_while_a_copy_is_under_way),
+                patch.object(Router, "_queue", tell),
+            ):
+                await asyncio.gather(
+                    topics.put_router("r", route("a", "b", preserve_tag=False)),
+                    topics.append("a", new(2)),
+                )
+            assert wal.refuses is None, "the copy failed"
+            await asyncio.sleep(20)
+            await topics.append("a", new(3))
+            await asyncio.sleep(1)
+            assert values(await read_all(topics, "b")) == [1, 2, 3]
+
+    on_virtual_time(main)
+
+
 def test_two_hops_take_milliseconds_and_no_tick() -> None:
     async def main() -> None:
         async with topics_on() as topics:

@@ -134,7 +134,7 @@ class Routers:
         cursor = router.start_seq
         dest = engine.find(router.config.dest)
         if dest is not None:
-            known = await engine.writing.position_of(dest, router.producer)
+            known = await engine.writing.written_position_of(dest, router.producer)
             if known is not None and known[0] == source.epoch:
                 cursor = max(cursor, known[1])
         engine.live(source)

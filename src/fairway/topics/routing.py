@@ -251,7 +251,7 @@ class Router:
         assert watcher is not None
         try:
             dest = await self._engine.topic_for_router(self.config)
-            known = await self._engine.writing.position_of(dest, self.producer)
+            known = await self._engine.writing.written_position_of(dest, self.producer)
             await self._engine.writing.reserving.reserve(dest, count)
         except FairwayError as error:
             self._preparing = False

@@ -168,6 +168,16 @@ class Writing:
             live.producers.setdefault(producer, names.decode_position(stored))
         return live.producers.get(producer)
 
+    async def written_position_of(self, topic: Topic, producer: str) -> tuple[int, int] | None:
+        """As `position_of`, for whoever goes on behind it: nothing up to there may fail any more.
+
+        To be asked when the producer itself queues nothing meanwhile.
+        """
+        live = self._live(topic)
+        if live.under_way:
+            await asyncio.wait([live.under_way[-1].decided()])
+        return await self.position_of(topic, producer)
+
     def _check_open(self, topic: Topic, live: LivePart) -> None:
         if live.doubt:
             raise Unavailable(f"the end of topic {topic.name!r} is being looked up after a failure")
