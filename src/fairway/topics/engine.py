@@ -424,7 +424,9 @@ class Topics:
         if before_seq is None and match is None:
             raise InvalidRequest("a delete names before_seq, match, or both")
         topic = self.get(name)
-        deleted = await self._changes.to_its_end(self.retention.delete(topic, before_seq, match))
+        deleted = await self._changes.to_its_end(
+            self.retention.deletions.delete(topic, before_seq, match)
+        )
         return topic, deleted
 
     # What other parts keep with a topic

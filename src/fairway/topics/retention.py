@@ -1,4 +1,4 @@
-"""What makes a topic smaller: caps, TTL and deletes; and the upkeep that follows from them.
+"""What makes a topic smaller by itself: caps and TTL; and the upkeep that follows from them.
 
 Eviction happens at once while the front of a topic is in memory and not too long, else shortly
 after. Whatever goes through much of a topic does so in steps, with turns for the others between
@@ -14,31 +14,28 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
-from functools import partial
-from heapq import heappop, heappush
-from itertools import count
 from typing import TYPE_CHECKING
 
-from fairway.errors import FairwayError, NotFound, OutcomeUnknown, Unavailable
+from fairway.errors import FairwayError, NotFound
 from fairway.runtime.clock import sleep_ns
 from fairway.storage.wal import INT_MAX, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
-from fairway.topics.batch import decode_batch, size_of
+from fairway.topics.batch import decode_batch
+from fairway.topics.deleting import Deletions
 from fairway.topics.expiry import Expiries
-from fairway.topics.live import Doubt, Write
 from fairway.topics.old_batches import (
     APPEND_WORK,
     BATCH_WORK,
     STEP_WORK,
     OldBatches,
     Pace,
-    Tally,
     evict_front,
     eviction_work,
     hot_front,
 )
-from fairway.topics.topic import Removal, encode_snapshot
+from fairway.topics.old_keys import OldKeys
+from fairway.topics.topic import encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -47,8 +44,7 @@ if TYPE_CHECKING:
     from fairway.storage.log import Log
     from fairway.topics.batch import Batch
     from fairway.topics.idempotency import KeyMemory
-    from fairway.topics.live import LivePart
-    from fairway.topics.match import TagMatch
+    from fairway.topics.live import Doubt, LivePart
     from fairway.topics.topic import Topic
 
 logger = logging.getLogger("fairway.topics")
@@ -71,7 +67,7 @@ class RetentionConfig:
 
 
 class Retention:
-    """Evicts, deletes, trims and snapshots. A service of the topics engine."""
+    """Evicts, trims and snapshots. A service of the topics engine."""
 
     name = "retention"
 
@@ -90,8 +86,6 @@ class Retention:
         self._log = log
         self._clock = clock
         self._live = live
-        self._keys = keys
-        self._topic_at = topic_at
         self._published = published
         self._trim: dict[Topic, None] = {}
         self._doubtful: deque[Topic] = deque()
@@ -99,9 +93,16 @@ class Retention:
         self._expiries = Expiries()
         self._batches = OldBatches(log, page_bytes=self.config.page_bytes)
         self._pace = Pace()  # one for all: together they keep the loop no longer than one alone
-        self._cold_keys: list[tuple[int, int, Topic]] = []  # when to look at it
-        self._numbers = count()
+        self._old_keys = OldKeys(log, clock, keys, topic_at)
         self._wake = asyncio.Event()
+        self.deletions = Deletions(
+            log,
+            live=live,
+            batches=self._batches,
+            pace=self._pace,
+            doubt=self.doubt,
+            deleted=self._deleted,
+        )
 
     # On the way in
 
@@ -131,7 +132,7 @@ class Retention:
     def recovered(self, topics: Iterable[Topic]) -> None:
         """Topics as they were found: what a crash left undone is done by and by."""
         for topic in topics:
-            self._look_at_keys(topic, 0)
+            self._old_keys.look_at(topic, 0)
             if topic not in self._expiries:  # else its oldest record was looked at just now
                 self._look_for_expired(topic)
             self._look_at_rows(topic)
@@ -155,6 +156,10 @@ class Retention:
         expires_ms = topic.expires_ms(front) if front is not None else None
         if topic.count:
             self._expiries.note(topic, expires_ms or 0)
+
+    def _deleted(self, topic: Topic) -> None:
+        self._trim[topic] = None
+        self.evict_hot(topic)
 
     # Evicting
 
@@ -227,107 +232,6 @@ class Retention:
                 return True
         return False
 
-    # On request
-
-    async def delete(self, topic: Topic, before_seq: int | None, match: TagMatch | None) -> int:
-        """Delete what is there now, for good; returns how many records that were."""
-        live = self._live(topic)
-        async with live.lock:
-            if live.in_doubt:  # what is counted now might be deleted already
-                raise Unavailable(f"it is not known yet what topic {topic.name!r} holds")
-            while True:
-                failures = live.failures
-                removal, last = await self._find(topic, before_seq, match)
-                if live.failures == failures:
-                    break  # else some of what was counted may be lost
-            if not removal.records and removal.delete_floor == topic.delete_floor:
-                return 0
-            await self._remove(topic, live, removal, match, last)
-        self._trim[topic] = None
-        self.evict_hot(topic)
-        return removal.records
-
-    async def _find(
-        self, topic: Topic, before_seq: int | None, match: TagMatch | None
-    ) -> tuple[Removal, int]:
-        """What a deletion would change, and the last seq that a tag took with it."""
-        upto = topic.head if before_seq is None else min(before_seq - 1, topic.head)
-        last = 0
-        first_live: int | None = None
-        tally = Tally(lossy=topic.config.durability == "ephemeral")
-        tags = topic.live.tags if topic.live is not None else None
-        if match is not None and tags is not None:
-            first = max(topic.floor, 1)
-            if tags.skip(first - 1, upto, match) >= upto:
-                return Removal(topic.delete_floor, topic.earliest, 0, 0, True), 0
-        parsed = match is not None or bool(topic.rules)
-        async for batch in self._batches.between(
-            topic, topic.floor, upto, self._pace, parsed=parsed
-        ):
-            tally.lose_below(topic.evict_floor)
-            if match is None:
-                tally.add(batch.last_seq, *topic.live_in(batch, upto))
-                continue
-            records = size = 0
-            for seq, record in enumerate(batch.parse(), batch.first_seq):
-                matches = match(record.tag)
-                if not matches and first_live is not None:
-                    continue  # most of them: nothing else is asked of those that stay
-                if seq > upto or not topic.is_live(seq, record.tag):
-                    continue
-                if matches:
-                    records += 1
-                    size += size_of(record, batch.node)
-                    last = seq
-                else:
-                    first_live = seq
-            tally.add(batch.last_seq, records, size)
-        tally.lose_below(topic.evict_floor)
-        floor, earliest = topic.delete_floor, max(topic.earliest, upto + 1)
-        if match is None:
-            floor = max(floor, upto + 1) if upto >= topic.floor else floor
-        elif first_live is not None:
-            earliest = max(topic.earliest, first_live)
-        removal = Removal(floor, earliest, tally.records, tally.size, match is not None)
-        return removal, last
-
-    async def _remove(
-        self, topic: Topic, live: LivePart, removal: Removal, match: TagMatch | None, last: int
-    ) -> None:
-        """Write a deletion, then apply it: readers are not spared what may still be there."""
-        if topic.epoch < 0:
-            raise NotFound("topic", topic.name)
-        if topic.config.durability == "ephemeral":
-            _apply(topic, removal, match, last)  # there is nothing in the store to delete
-            return
-        # Snapshots that are written from now on come after it and must know of it.
-        live.removal = removal
-        apply = partial(_apply, topic, removal, match, last)
-        try:
-            snapshot = encode_snapshot(topic.snapshot())
-            meta: dict[str, bytes | None] = {names.SNAPSHOT: snapshot}
-            if match is not None:
-                meta[names.RULE + match.name] = names.encode_number(last)
-            write = Write(live, lambda error: settle(error))
-            self._log.submit_for(write, topic.epoch, Operation(meta=meta))
-        except FairwayError:
-            live.removal = None
-            raise
-
-        def settle(error: BaseException | None) -> None:
-            live.quick -= 1
-            live.removal = None
-            if error is None:
-                apply()
-            elif isinstance(error, OutcomeUnknown):
-                live.in_doubt.append(Doubt(snapshot, INT_MAX, apply))
-                live.doubt = True
-                self.doubt(topic)
-
-        live.quick += 1  # it shows nothing new
-        live.under_way.append(write)
-        await asyncio.shield(write.decided())
-
     # Upkeep
 
     async def run(self) -> None:
@@ -342,7 +246,7 @@ class Retention:
                 self._settle_doubts,
                 self._expire_all,
                 self._trim_all,
-                self._forget_keys,
+                self._old_keys.forget,
             ):
                 try:
                     await chore()
@@ -481,56 +385,6 @@ class Retention:
         topic.snapshot_head = snapshot.head
         return step < target
 
-    async def _forget_keys(self) -> None:
-        """Remove the rows of keys whose window has passed, a page at a time."""
-        now_ms = self._now_ms()
-        while gone := self._keys.expire(now_ms):
-            by_topic: dict[int, list[str]] = {}
-            for epoch, key in gone:
-                by_topic.setdefault(epoch, []).append(names.KEY + key)
-            for epoch, rows in by_topic.items():
-                await self._drop_keys(epoch, rows)
-        for epoch, due_ms in list(self._keys.forgotten.items()):
-            if due_ms <= now_ms:
-                del self._keys.forgotten[epoch]
-                topic = self._topic_at(epoch)
-                if topic is not None:
-                    self._look_at_keys(topic, 0)
-        for _ in range(64):
-            if not self._cold_keys or self._cold_keys[0][0] > now_ms:
-                return
-            topic = heappop(self._cold_keys)[2]
-            left_ms = await self._forget_cold(topic, now_ms) if topic.epoch >= 0 else None
-            if left_ms is not None:
-                self._look_at_keys(topic, left_ms)
-
-    def _look_at_keys(self, topic: Topic, due_ms: int) -> None:
-        heappush(self._cold_keys, (due_ms, next(self._numbers), topic))
-
-    async def _forget_cold(self, topic: Topic, now_ms: int) -> int | None:
-        """Remove stored keys whose window has passed; returns when to look at what is left."""
-        window_ms = topic.config.idempotency_window_ms
-        epoch, after, due_ms = topic.epoch, "", None
-        while page := await self._log.meta_scan(epoch, prefix=names.KEY, after=after):
-            after = page[-1][0]
-            expiries = {name: names.decode_key(value).ts + window_ms for name, value in page}
-            if topic.epoch < 0:
-                return None
-            await self._drop_keys(epoch, [name for name in expiries if expiries[name] <= now_ms])
-            # Once for all that is left: they went in one after the other and may go together.
-            due_ms = max((due_ms or 0, *expiries.values()))
-        return due_ms if due_ms is not None and due_ms > now_ms else None
-
-    async def _drop_keys(self, epoch: int, rows: list[str]) -> None:
-        """Remove rows, but not of a key that is in use again."""
-        if self._topic_at(epoch) is None:
-            return
-        meta: dict[str, bytes | None] = {
-            row: None for row in rows if not self._keys.holds(epoch, row.removeprefix(names.KEY))
-        }
-        if meta:
-            await self._log.submit(epoch, Operation(meta=meta), durability=Durability.DISK)
-
     def _note_unsaved(self, topic: Topic) -> None:
         live = self._live(topic)
         if not live.unsaved:
@@ -539,11 +393,3 @@ class Retention:
 
     def _now_ms(self) -> int:
         return self._clock.wall_ns() // 1_000_000
-
-
-def _apply(topic: Topic, removal: Removal, match: TagMatch | None, last: int) -> None:
-    if match is None:
-        topic.delete_before(removal.delete_floor, removal.records, removal.size)
-    else:
-        topic.delete_tagged(match, last, removal.records, removal.size)
-    topic.start_at(removal.earliest)
