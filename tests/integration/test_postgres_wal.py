@@ -33,6 +33,7 @@ from fairway.errors import (
     UnknownFormat,
     WriteFailed,
 )
+from fairway.storage.log import UPKEEP_S, Log
 from fairway.storage.wal import DELETE, Entry, HardState, Operation, Tail
 from fairway.storage.wals.postgres import PostgresWal
 from tests.support.history import Twin, contents
@@ -524,6 +525,41 @@ def assert_whole(wal: PostgresWal, number: int, last: int) -> None:
     found = wal.read(number, limit=10**9)
     assert [entry.key for entry in found] == list(range(1, last + 1))
     assert wal.meta(number, "last") == (str(last).encode() if last else None)
+
+
+def test_a_server_that_went_away_in_a_commit_leaves_no_partition_closed() -> None:
+    """Not even if it cannot be asked at once where the partition ends."""
+    with PostgresServer() as server:
+        armed = threading.Event()
+
+        def before(statement: str) -> None:
+            if statement == "commit" and armed.is_set():
+                armed.clear()
+                server.stop("immediate")
+
+        place = Place(server.url())
+
+        async def main() -> None:
+            wal = place.log(before_statement=before, connect_tries=1)
+            async with asyncio.timeout(60), Log(wal) as log:
+                assert await log.append(7, b"a") == 1
+                armed.set()
+                with pytest.raises(OutcomeUnknown):
+                    await log.append(7, b"b")
+                with pytest.raises(WriteFailed, match="in doubt"):
+                    log.append(7, b"c")
+                await asyncio.to_thread(server.start)
+                key = None
+                while key is None:
+                    try:
+                        key = await log.append(7, b"c")
+                    except WriteFailed:
+                        await asyncio.sleep(UPKEEP_S)  # then the store is asked again
+                assert [entry.key for entry in await log.read(7)] == list(range(1, key + 1))
+                assert wal.read(7, first=key)[0].payload == b"c"
+
+        asyncio.run(main())
+        place.admin.close()
 
 
 def test_a_log_whose_unsynced_groups_a_crash_took_refuses_to_go_on(campaign: Campaign) -> None:
