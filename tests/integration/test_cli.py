@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import ExitStack, contextmanager
@@ -456,3 +458,45 @@ def test_what_a_server_with_keys_suggests_has_a_place_for_one(tmp_path: Path) ->
         assert text.count("curl") == 3
         assert text.count("-H 'authorization: Bearer YOUR_KEY'") == (3 if options else 0)
         assert "s3cret" not in text
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
+@pytest.mark.skipif(not (ROOT / ".venv/.installed").exists(), reason="not made by make install")
+def test_make_run_starts_the_server_and_what_it_suggests_works_as_pasted(tmp_path: Path) -> None:
+    arguments = f"ARGS=--port {free_port()} --data {tmp_path / 'data'}"
+    with subprocess.Popen(
+        ["make", "run", arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,  # so that a Ctrl-C is for both of them, as in a terminal
+    ) as process:
+        try:
+            assert process.stdout is not None
+            said = ""
+            while "Ctrl-C stops" not in said:
+                line = process.stdout.readline()
+                assert line, f"it ended: {said}"
+                said += line
+            append, watch, diff = re.findall(r"^  (curl .*(?:\n {7}.*)?)$", said, re.MULTILINE)
+            appended = subprocess.run(append, shell=True, capture_output=True, timeout=WAIT_S)
+            assert json.loads(appended.stdout)["last_seq"] == 1
+            read = subprocess.run(diff, shell=True, capture_output=True, timeout=WAIT_S)
+            assert json.loads(read.stdout)["records"][0]["data"] == "hello"
+            with subprocess.Popen(shlex.split(watch), stdout=subprocess.PIPE, text=True) as watcher:
+                assert watcher.stdout is not None
+                assert any('"data":"hello"' in line for line in watcher.stdout)
+                watcher.kill()
+        finally:
+            os.killpg(process.pid, signal.SIGINT)
+            process.wait(WAIT_S)
+    assert not _answers(said)
+
+
+def _answers(said: str) -> bool:
+    found = re.search(r"http://127\.0\.0\.1:(\d+)", said)
+    assert found is not None
+    with socket.socket() as tried:
+        return tried.connect_ex(("127.0.0.1", int(found[1]))) == 0
