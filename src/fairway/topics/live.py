@@ -6,7 +6,6 @@ A topic that nobody uses is a `Topic` and nothing else, so that very many of the
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from fairway.core.priority import Band
@@ -118,7 +117,7 @@ class LivePart:
         self.reserving = 0  # the highest seq whose reservation is written or being written
         self.quick = 0  # batches that readers may see and that are not written yet
         self.failures = 0  # writes that failed so far: what was read before one proves nothing
-        self.under_way: deque[Write] = deque()
+        self.under_way: list[Write] = []  # an empty deque would be half of all this
         self.gaps: list[Gap] = []  # numbered, and not shown yet
         self.in_doubt: list[Doubt] = []
 
@@ -131,7 +130,7 @@ class LivePart:
         """Take in every write that is decided, in the order of the log."""
         under_way = self.under_way
         while under_way and under_way[0].known:
-            write = under_way.popleft()
+            write = under_way.pop(0)
             write.then(write.error)
 
     async def wait_written(self) -> None:

@@ -6,7 +6,6 @@ is kept of that but a few sums.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -88,7 +87,6 @@ NULL: Final = Raw(b"null")
 _PLAIN_RECORDS = msgspec.json.Decoder(list[_PlainRecord])
 _RECORDS = msgspec.json.Decoder(list[NewRecord])
 _VALUE = msgspec.json.Decoder(Raw)
-_data = attrgetter("data")
 
 
 def parse_records(raw: bytes) -> Records:
@@ -108,7 +106,7 @@ def parse_records(raw: bytes) -> Records:
         records = _PLAIN_RECORDS.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         return _parse_any(raw)
-    sizes = list(map(len, map(_data, records)))
+    sizes = [len(record.data) for record in records]
     count = len(sizes)
     longest = max(sizes, default=0)
     if not 0 < count <= RECORDS_MAX or longest > RECORD_BYTES_MAX:
