@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from fairway.server.connection import Connection
 from fairway.server.sse import (
     SHARED,
     EventEncoder,
+    MultiStream,
     pack_id,
     pack_position,
     parse_id,
@@ -24,7 +27,7 @@ from fairway.server.sse import (
 from fairway.topics.batch import VERSION, Batch, Projection
 from fairway.topics.reading import EVERYTHING, select
 from fairway.topics.topic import Gap, Topic
-from fairway.topics.watching import View
+from fairway.topics.watching import View, Watcher
 from fairway.wire.records import parse_records
 from fairway.wire.topics import TopicConfig
 
@@ -158,3 +161,30 @@ def test_an_error_event_says_what_an_error_response_says() -> None:
             "detail": {"retry_after_ms": 5, "topic": "a"},
         }
     }
+
+
+def test_an_event_of_several_topics_encodes_the_position_that_moved_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Upstream encoded those of all topics anew for each event, up to 256."""
+    sent: list[bytes] = []
+    encoded: list[tuple[int, int]] = []
+
+    def pack(epoch: int, seq: int) -> bytes:
+        encoded.append((epoch, seq))
+        return pack_position(epoch, seq)
+
+    monkeypatch.setattr("fairway.server.sse.pack_position", pack)
+    connection: Any = SimpleNamespace(chunked=False, write=lambda data: sent.append(data) or True)
+    stream = MultiStream(connection, lambda: None, {})
+    for epoch in range(1, 257):
+        stream.place(epoch, 1000)
+    encoded.clear()
+    held = topic(epoch=7, head=1001)
+    watcher = Watcher(held, View(EventEncoder(ids=False)), stream, 1000)
+    assert stream.write(watcher, EventEncoder(ids=False).caught_up(held), 1001)
+    assert encoded == [(7, 1001)]
+    name, _, value = sent[0].partition(b"\n")[0].partition(b": ")
+    assert name == b"id"
+    assert parse_positions(value.decode()) == {**dict.fromkeys(range(1, 257), 1000), 7: 1001}
+    assert len(value) < 5 * 256, "and it is short: less than five letters for each"
