@@ -81,7 +81,7 @@ class EventStream:
         """Follow the stream from `place` on, for one cycle at most."""
         chunk = await self._reading.read(self._stream, place, self._config.event_bytes)
         if chunk.gap is not None and request.offset not in (START, NOW):
-            await respond(self._send, lost_reply(chunk.gap, self._stream.offset_of(chunk.end)))
+            await respond(self._send, lost_reply(chunk.gap, self._stream.offset_of(chunk.begin)))
             return
         headers = [(b"content-type", b"text/event-stream"), REVALIDATE, *COMMON]
         if not self._text:
