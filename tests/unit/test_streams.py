@@ -457,9 +457,23 @@ def test_what_a_cap_took_is_answered_410_and_where_to_go_on() -> None:
                 assert lost.headers["stream-gap-from"] == "2"
                 assert lost.headers["stream-gap-to"] == "4"
                 assert await client.read_all("a", lost.offset) == b"ef"
-            whole = await client.get("a")
-            assert (whole.status, whole.body) == (200, b"ef")
+
+    simulated(scenario)
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?offset=-1", "?offset=-1&live=long-poll", "?offset=-1&live=sse"]
+)
+def test_a_reader_from_the_start_is_told_what_a_cap_took(query: str) -> None:
+    async def scenario() -> None:
+        async with streams_on(topics_config=small_chunks()) as client:
+            await capped(client, "a", 6, keep=2)
+            await settle_retention()
+            await client.post("a", **CLOSE)  # so that an event stream ends, too
+            whole = await client.get(f"a{query}")
+            assert whole.status == 200
             assert (whole.headers["stream-gap-from"], whole.headers["stream-gap-to"]) == ("1", "4")
+            assert ("".join(whole.data).encode() if "sse" in query else whole.body) == b"ef"
 
     simulated(scenario)
 
