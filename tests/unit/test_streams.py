@@ -765,12 +765,69 @@ def test_a_source_whose_last_fork_died_with_the_process_goes_too() -> None:
             await client.put("a", "data")
             await client("PUT", "f", stream_forked_from="/v1/stream/a")
             await client("DELETE", "a")
-            await client.topics.delete("ds:f")  # the fork, and its source is not told
+            client.topics.deleted.clear()  # nobody is told of what comes now
+            await client.topics.delete("ds:f")
             killed = wal.kill()
         async with streams_on(killed) as client:
             client.app.start()
             await settle_retention()
             assert client.topics.find("ds:a") is None
+
+    simulated(scenario)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_fork_deleted_as_a_topic_lets_go_of_its_source(restarted: bool) -> None:
+    async def scenario() -> None:
+        wal = MemoryWal()
+        async with streams_on(wal) as client:
+            await client.put("a", "data")
+            await client("PUT", "f", stream_forked_from="/v1/stream/a")
+            await client("PUT", "g", stream_forked_from="/v1/stream/a")
+            if not restarted:
+                await lose_both_forks(client)
+            killed = wal.kill()
+        if restarted:  # and nobody has asked for the forks since
+            async with streams_on(killed) as client:
+                client.app.start()
+                await settle_retention()
+                await lose_both_forks(client)
+
+    async def lose_both_forks(client: Client) -> None:
+        await client.topics.delete("ds:f")
+        await settle_retention()
+        assert await client.read_all("g") == b"data"
+        assert client.topics.get("ds:a").pin == 1
+        await client.topics.delete("ds:g")
+        await settle_retention()
+        assert client.topics.get("ds:a").pin == 0
+        assert set(client.app.start()._streams) == {"ds:a"}
+        await client.topics.delete("ds:a")
+        assert client.app.start()._streams == {}
+
+    simulated(scenario)
+
+
+@pytest.mark.parametrize("path_taken_again", [False, True])
+def test_a_source_that_lived_for_a_fork_ends_when_that_is_deleted_as_a_topic(
+    path_taken_again: bool,
+) -> None:
+    async def scenario() -> None:
+        async with streams_on() as client:
+            await client.put("a", "data")
+            await client("PUT", "f", stream_forked_from="/v1/stream/a")
+            assert (await client("DELETE", "a")).status == 204
+            assert (await client.put("a", "new")).status == 409
+            await client.topics.delete("ds:f")
+            if path_taken_again:
+                await client.topics.create("ds:f")
+                assert (await client.put("f", "other")).status == 201
+            await settle_retention()
+            assert client.topics.find("ds:a") is None
+            assert (await client.put("a", "new")).status == 201
+            assert await client.read_all("a") == b"new"
+            if path_taken_again:
+                assert await client.read_all("f") == b"other"
 
     simulated(scenario)
 
