@@ -832,6 +832,24 @@ def test_a_source_that_lived_for_a_fork_ends_when_that_is_deleted_as_a_topic(
     simulated(scenario)
 
 
+def test_a_stream_deleted_as_a_topic_before_it_is_known_is_not_remembered() -> None:
+    async def scenario() -> None:
+        async with streams_on() as client:
+            append = client.topics.writing.append
+
+            async def lose_at_once(topic: Topic, new: Any) -> Any:
+                appended = await append(topic, new)
+                await client.topics.delete(topic.name)
+                return appended
+
+            client.topics.writing.append = lose_at_once  # type: ignore[method-assign]
+            assert (await client.put("a", "x")).status == 201
+            assert client.app.start()._streams == {}
+            assert (await client.get("a")).status == 404
+
+    simulated(scenario)
+
+
 def test_a_refused_fork_changes_nothing() -> None:
     async def scenario() -> None:
         async with streams_on() as client:

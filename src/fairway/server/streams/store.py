@@ -228,8 +228,10 @@ class Streams:
             if made:
                 await self.topics.delete(topic.name)
             raise
-        self._register(Stream(meta, topic, touched_ms=now_ms))
-        return self._streams[topic.name]
+        stream = Stream(meta, topic, touched_ms=now_ms)
+        if topic.epoch >= 0:  # else it was deleted as a topic already
+            self._register(stream)
+        return stream
 
     async def _write_first(self, topic: Topic, meta: StreamMeta, new: NewBatch) -> None:
         extra = {META: encode_meta(meta)}
