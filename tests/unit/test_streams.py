@@ -9,6 +9,7 @@ import json
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +28,8 @@ from fairway.server.streams.app import StreamsApp
 from fairway.server.streams.content import PIECE_BYTES, joined, piece_of, records_of
 from fairway.server.streams.live import StreamsConfig
 from fairway.server.streams.protocol import AppendRequest, Offset, Producer
-from fairway.server.streams.stored import StreamMeta
-from fairway.server.streams.stream import Denied, Repeat, Stream, judge_producer
+from fairway.server.streams.stored import StreamMeta, decode_meta
+from fairway.server.streams.stream import Denied, Repeat, Stream, as_of_fork, judge_producer
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
 from fairway.topics.engine import TopicsConfig
@@ -451,15 +452,29 @@ def test_what_a_cap_took_is_answered_410_and_where_to_go_on() -> None:
         async with streams_on(topics_config=small_chunks()) as client:
             offsets = await capped(client, "a", 6, keep=2)
             await settle_retention()
-            lost = await client.get(f"a?offset={offsets[0]}")
-            assert lost.status == 410
-            assert (lost.headers["stream-gap-from"], lost.headers["stream-gap-to"]) == ("2", "4")
-            assert await client.read_all("a", lost.offset) in (b"ef", b"")
-            for live in ("long-poll", "sse"):
-                assert (await client.get(f"a?offset={offsets[0]}&live={live}")).status == 410
-            whole = await client.get("a")
-            assert (whole.status, whole.body) == (200, b"ef")
+            for live in ("", "&live=long-poll", "&live=sse"):
+                lost = await client.get(f"a?offset={offsets[0]}{live}")
+                assert (lost.status, lost.offset) == (410, offsets[3])
+                assert lost.headers["stream-gap-from"] == "2"
+                assert lost.headers["stream-gap-to"] == "4"
+                assert await client.read_all("a", lost.offset) == b"ef"
+
+    simulated(scenario)
+
+
+@pytest.mark.parametrize(
+    "query", ["", "?offset=-1", "?offset=-1&live=long-poll", "?offset=-1&live=sse"]
+)
+def test_a_reader_from_the_start_is_told_what_a_cap_took(query: str) -> None:
+    async def scenario() -> None:
+        async with streams_on(topics_config=small_chunks()) as client:
+            await capped(client, "a", 6, keep=2)
+            await settle_retention()
+            await client.post("a", **CLOSE)  # so that an event stream ends, too
+            whole = await client.get(f"a{query}")
+            assert whole.status == 200
             assert (whole.headers["stream-gap-from"], whole.headers["stream-gap-to"]) == ("1", "4")
+            assert ("".join(whole.data).encode() if "sse" in query else whole.body) == b"ef"
 
     simulated(scenario)
 
@@ -505,6 +520,115 @@ def test_a_fork_of_a_trimmed_source_says_what_it_never_had() -> None:
             assert (await client.get(f"f?offset={offsets[0]}")).status == 410
 
     simulated(scenario)
+
+
+async def told(client: Client, path: str, offset: str = "-1") -> list[Any]:
+    """What a reader from `offset` on gets, bodies and losses, up to the end."""
+    found: list[Any] = []
+    while True:
+        answer = await client.get(f"{path}?offset={offset}")
+        if "stream-gap-from" in answer.headers:
+            lost = answer.headers["stream-gap-from"], answer.headers["stream-gap-to"]
+            found.append(tuple(map(int, lost)))
+        if answer.status == 410:
+            found.append(json.loads(answer.body)["error"]["detail"]["reason"])
+        else:
+            assert answer.status == 200, answer
+            if answer.body:
+                found.append(answer.body)
+        if "stream-up-to-date" in answer.headers:
+            return found
+        assert answer.offset > offset
+        offset = answer.offset
+
+
+def test_a_fork_is_silent_about_what_was_deleted_on_request_as_its_source_is() -> None:
+    async def scenario() -> None:
+        wal = MemoryWal()
+        async with streams_on(wal, topics_config=small_chunks()) as client:
+            offsets = await capped(client, "a", 8, keep=6)
+            await settle_retention()
+            await client.topics.delete_records("ds:a", before_seq=5)
+            await settle_retention()
+            for path, upto in (("whole", 7), ("deleted", 3), ("lost", 0)):
+                fork = {"stream_forked_from": "/v1/stream/a", "stream_fork_offset": offsets[upto]}
+                assert (await client("PUT", path, **fork)).status == 201
+            assert client.topics.get("ds:a").pin == 2  # of the fork that has nothing
+            await client("PUT", "again", stream_forked_from="/v1/stream/whole")
+            killed = wal.kill()
+        async with streams_on(killed, topics_config=small_chunks()) as client:
+            for path in ("a", "whole", "again"):
+                assert await told(client, path) == [(1, 2), b"efgh"]
+                assert await told(client, path, offsets[0]) == [(2, 2), "cap", b"efgh"]
+                assert await told(client, path, offsets[1]) == [b"efgh"]
+                assert await told(client, path, offsets[5]) == [b"gh"]
+            assert await told(client, "deleted") == [(1, 2)]
+            assert await told(client, "deleted", offsets[1]) == []
+            assert await told(client, "lost") == [(1, 1)]
+
+    simulated(scenario)
+
+
+def test_a_fork_tells_of_what_a_crash_took_of_its_source() -> None:
+    """Whatever becomes of the source later: what it loses then is not lost to the fork."""
+
+    async def scenario() -> None:
+        wal = MemoryWal()
+        async with streams_on(wal) as client:
+            await client.topics.put("ds:a", TopicPatch(durability="disk"))
+            offsets = [(await client.put("a", "1")).offset]
+            offsets.append((await client.post("a", "2")).offset)
+            await settle_retention()  # written by then, though a crash cannot be sure of it
+            killed = wal.kill()
+        async with streams_on(killed) as client:
+            offsets.append((await client.post("a", "3")).offset)
+            last = Offset.parse(offsets[2]).seq
+            assert last > 4  # seqs that were reserved are lost
+            inside = str(Offset.parse(offsets[2])._replace(seq=last - 2))
+            for path, upto in (("whole", offsets[2]), ("inside", inside), ("before", offsets[1])):
+                fork = {"stream_forked_from": "/v1/stream/a", "stream_fork_offset": upto}
+                assert (await client("PUT", path, **fork)).status == 201
+            await client("PUT", "again", stream_forked_from="/v1/stream/whole")
+            await client.topics.put("ds:a", TopicPatch(cap_records=1))
+            await client.post("a", "4")
+            await settle_retention()
+            await client("PUT", "late", stream_forked_from="/v1/stream/a")
+            killed = killed.kill()
+        async with streams_on(killed) as client:
+            for path in ("whole", "again"):
+                assert await told(client, path) == [b"12", (3, last - 1), "crash", b"3"]
+                assert await told(client, path, offsets[0]) == [b"2", (3, last - 1), "crash", b"3"]
+                assert await told(client, path, inside) == [(last - 1, last - 1), "crash", b"3"]
+            assert await told(client, "inside") == [b"12", (3, last - 2), "crash"]
+            assert await told(client, "before") == [b"12"]
+            assert await told(client, "late") == [(1, last), b"4"]
+            assert await told(client, "late", offsets[1]) == [(3, last), "mixed", b"4"]
+            assert (await told(client, "a", offsets[1]))[:3] == [(3, last), "mixed", b"4"]
+
+    simulated(scenario)
+
+
+def test_an_ephemeral_stream_has_nothing_that_a_fork_could_keep() -> None:
+    async def scenario() -> None:
+        async with streams_on() as client:
+            await client.topics.put("ds:a", TopicPatch(durability="ephemeral"))
+            assert (await client.put("a", "x")).status == 201
+            refused = await client("PUT", "f", stream_forked_from="/v1/stream/a")
+            assert refused.status == 409
+            assert json.loads(refused.body)["error"]["code"] == "stream_ephemeral"
+            assert client.topics.find("ds:f") is None
+            assert (await client("DELETE", "a")).status == 204
+            assert (await client.get("a")).status == 404
+
+    simulated(scenario)
+
+
+def test_a_fork_stored_before_segments_told_how_they_lost_things_is_read() -> None:
+    stored = [1, "f", "text/plain", 0, None, None, ["a", 5, "x", 0, [["ds:a", 5, 9, 3]], True]]
+    fork = decode_meta(msgspec.msgpack.encode(stored)).fork
+    assert fork is not None
+    past = as_of_fork(Topic("ds:a", 5, TopicConfig()), fork.segments[0])
+    assert (past.head, past.evict_floor, past.delete_floor, past.holes) == (9, 3, 1, ())
 
 
 def test_a_source_is_held_from_the_moment_it_is_forked() -> None:
@@ -641,12 +765,87 @@ def test_a_source_whose_last_fork_died_with_the_process_goes_too() -> None:
             await client.put("a", "data")
             await client("PUT", "f", stream_forked_from="/v1/stream/a")
             await client("DELETE", "a")
-            await client.topics.delete("ds:f")  # the fork, and its source is not told
+            client.topics.deleted.clear()  # nobody is told of what comes now
+            await client.topics.delete("ds:f")
             killed = wal.kill()
         async with streams_on(killed) as client:
             client.app.start()
             await settle_retention()
             assert client.topics.find("ds:a") is None
+
+    simulated(scenario)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_fork_deleted_as_a_topic_lets_go_of_its_source(restarted: bool) -> None:
+    async def scenario() -> None:
+        wal = MemoryWal()
+        async with streams_on(wal) as client:
+            await client.put("a", "data")
+            await client("PUT", "f", stream_forked_from="/v1/stream/a")
+            await client("PUT", "g", stream_forked_from="/v1/stream/a")
+            if not restarted:
+                await lose_both_forks(client)
+            killed = wal.kill()
+        if restarted:  # and nobody has asked for the forks since
+            async with streams_on(killed) as client:
+                client.app.start()
+                await settle_retention()
+                await lose_both_forks(client)
+
+    async def lose_both_forks(client: Client) -> None:
+        await client.topics.delete("ds:f")
+        await settle_retention()
+        assert await client.read_all("g") == b"data"
+        assert client.topics.get("ds:a").pin == 1
+        await client.topics.delete("ds:g")
+        await settle_retention()
+        assert client.topics.get("ds:a").pin == 0
+        assert set(client.app.start()._streams) == {"ds:a"}
+        await client.topics.delete("ds:a")
+        assert client.app.start()._streams == {}
+
+    simulated(scenario)
+
+
+@pytest.mark.parametrize("path_taken_again", [False, True])
+def test_a_source_that_lived_for_a_fork_ends_when_that_is_deleted_as_a_topic(
+    path_taken_again: bool,
+) -> None:
+    async def scenario() -> None:
+        async with streams_on() as client:
+            await client.put("a", "data")
+            await client("PUT", "f", stream_forked_from="/v1/stream/a")
+            assert (await client("DELETE", "a")).status == 204
+            assert (await client.put("a", "new")).status == 409
+            await client.topics.delete("ds:f")
+            if path_taken_again:
+                await client.topics.create("ds:f")
+                assert (await client.put("f", "other")).status == 201
+            await settle_retention()
+            assert client.topics.find("ds:a") is None
+            assert (await client.put("a", "new")).status == 201
+            assert await client.read_all("a") == b"new"
+            if path_taken_again:
+                assert await client.read_all("f") == b"other"
+
+    simulated(scenario)
+
+
+def test_a_stream_deleted_as_a_topic_before_it_is_known_is_not_remembered() -> None:
+    async def scenario() -> None:
+        async with streams_on() as client:
+            append = client.topics.writing.append
+
+            async def lose_at_once(topic: Topic, new: Any) -> Any:
+                appended = await append(topic, new)
+                await client.topics.delete(topic.name)
+                return appended
+
+            client.topics.writing.append = lose_at_once  # type: ignore[method-assign]
+            assert (await client.put("a", "x")).status == 201
+            assert client.app.start()._streams == {}
+            assert (await client.get("a")).status == 404
 
     simulated(scenario)
 
@@ -1084,6 +1283,24 @@ def test_a_create_that_fails_half_way_leaves_nothing_behind(ill: Ill, after: int
             assert client.topics.get("ds:a").pin == 0
             assert (await client("DELETE", "a")).status == 204
             assert (await client.get("a")).status == 404
+
+    simulated(scenario)
+
+
+def test_a_fork_knows_what_could_not_be_written_of_its_source(ill: Ill) -> None:
+    """Of a class that shows records first and writes them then."""
+
+    async def scenario() -> None:
+        async with streams_on(ill.wal) as client:
+            await client.topics.put("ds:a", TopicPatch(durability="memory"))
+            await client.put("a", "1")
+            await settle_retention()
+            ill.fail_once()
+            assert (await client.post("a", "2")).status == 204
+            assert (await client("PUT", "f", stream_forked_from="/v1/stream/a")).status == 201
+            await recovered(client)
+            for path in ("a", "f"):
+                assert await told(client, path) == [b"1", (2, 2), "crash"]
 
     simulated(scenario)
 

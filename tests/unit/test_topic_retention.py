@@ -529,14 +529,38 @@ def test_a_delete_in_doubt_is_settled_one_way_or_the_other() -> None:
     assert virtually(lambda: main("after")) == [2]
 
 
+def test_only_a_deletion_that_happens_is_told() -> None:
+    async def main() -> None:
+        wal = Ill()
+        gone: list[str] = []
+        async with topics_on(wal) as topics:
+            topics.deleted.append(lambda topic: gone.append(topic.name))
+            for name in ("full", "failing", "deleted"):
+                await topics.append(name, new(1))
+            with pytest.raises(Conflict):
+                await topics.delete("full", if_empty=True)
+            assert await topics.delete("absent") is None
+            wal.how = "full"
+            with pytest.raises(FairwayError):
+                await topics.delete("failing")
+            wal.how = ""
+            await topics.delete("deleted")
+            assert gone == ["deleted"]
+
+    virtually(main)
+
+
 def test_deleting_a_topic_in_doubt_does_not_leave_a_ghost() -> None:
     async def main() -> None:
         wal = Ill()
+        gone: list[Topic] = []
         async with topics_on(wal) as topics:
-            await topics.append("t", new(1))
+            topics.deleted.append(gone.append)
+            topic, _, _ = await topics.append("t", new(1))
             wal.how = "after"
             with pytest.raises(OutcomeUnknown):
                 await topics.delete("t")
+            assert gone == [topic]  # whoever keeps something for it must not do so for ever
             wal.how = ""
             await asyncio.sleep(2)
             # The catalog has forgotten it: taking writes for it would lose them.

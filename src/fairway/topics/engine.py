@@ -118,6 +118,8 @@ class Topics:
         self.recovery: Recovery | None = None
         self.others: dict[str, dict[str, Named]] = {}
         """What other parts keep in the catalog, by kind, as it was found."""
+        self.deleted: list[Callable[[Topic], None]] = []
+        """Told of every topic that is gone, whoever deleted it."""
         self.created: list[Callable[[Topic], None]] = []
         """Told of every topic that comes into being."""
 
@@ -305,7 +307,17 @@ class Topics:
         Its rows are removed later, in chunks. A topic made anew under this name is another one.
         """
         self._check_open()
-        return await self._changes.alone(lambda: self._changes.delete(name, if_empty))
+        return await self._changes.alone(lambda: self._delete(name, if_empty))
+
+    async def _delete(self, name: str, if_empty: bool) -> list[str] | None:
+        topic = self.find(name)
+        try:
+            return await self._changes.delete(name, if_empty)
+        finally:
+            # Not only if all went well: it may be gone although its deletion is in doubt.
+            if topic is not None and topic.epoch < 0:
+                for listener in list(self.deleted):
+                    listener(topic)
 
     # Records
 

@@ -242,7 +242,7 @@ class StreamsApp:
         headers: Headers = [next_offset(end)]
         if chunk.gap is not None:
             if asked.offset not in (None, START, NOW):
-                return lost_reply(chunk.gap, end)
+                return lost_reply(chunk.gap, stream.offset_of(chunk.begin))
             headers += gap_headers(chunk.gap)
         if at_tail:
             headers.append(UP_TO_DATE)

@@ -37,11 +37,20 @@ async def forked_at(topics: Topics, source: Stream, request: CreateRequest) -> I
     meta = source.meta
     if meta.deleted:
         raise Conflict(f"the source {meta.path!r} is deleted", code="stream_forked")
+    if source.topic.config.durability == "ephemeral":
+        # A fork reads rows, and would be left without them by the next start.
+        raise Conflict(
+            f"the source {meta.path!r} is ephemeral: nothing of it is stored",
+            code="stream_ephemeral",
+        )
     kind = request.content_type
     if kind is not None and media_type(kind) != media_type(meta.content_type):
         raise Conflict(f"a fork has its source's type, {meta.content_type}", code="content_type")
     place = source.place_of(request.fork_offset if request.fork_offset is not None else NOW)
     offset = request.fork_offset or source.offset_of(place)
+    if source.topic.live is not None:
+        # What readers saw before it was written is stored by then, or known to be lost.
+        await source.topic.live.wait_written()
     prefix: tuple[bytes, ...] = ()
     if request.sub_offset:
         place, prefix = await _refined(topics, source, place, request.sub_offset)
@@ -51,7 +60,7 @@ async def forked_at(topics: Topics, source: Stream, request: CreateRequest) -> I
         source,
         Fork(meta.path, source.topic.epoch, str(offset), request.sub_offset, segments, inherits),
         prefix,
-        min((own.floor for own in segments if own.epoch == source.topic.epoch), default=NO_ROWS),
+        min((own.first for own in segments if own.epoch == source.topic.epoch), default=NO_ROWS),
         Lifetime(meta.ttl_s, meta.expires_at) if inherits else request.lifetime,
     )
 

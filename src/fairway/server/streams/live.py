@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 from fairway.errors import FairwayError
 from fairway.runtime.clock import clock_of
-from fairway.server.streams.answers import COMMON, REVALIDATE, at_end, lost_reply, respond
+from fairway.server.streams.answers import (
+    COMMON,
+    REVALIDATE,
+    at_end,
+    gap_headers,
+    lost_reply,
+    respond,
+)
 from fairway.server.streams.content import joined
 from fairway.server.streams.events import (
     CHARACTER_BYTES,
@@ -81,9 +88,11 @@ class EventStream:
         """Follow the stream from `place` on, for one cycle at most."""
         chunk = await self._reading.read(self._stream, place, self._config.event_bytes)
         if chunk.gap is not None and request.offset not in (START, NOW):
-            await respond(self._send, lost_reply(chunk.gap, self._stream.offset_of(chunk.end)))
+            await respond(self._send, lost_reply(chunk.gap, self._stream.offset_of(chunk.begin)))
             return
         headers = [(b"content-type", b"text/event-stream"), REVALIDATE, *COMMON]
+        if chunk.gap is not None:
+            headers += gap_headers(chunk.gap)
         if not self._text:
             headers.append((b"stream-sse-data-encoding", b"base64"))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})

@@ -21,6 +21,8 @@ PAGE_RECORDS: Final = 1000
 class Chunk(NamedTuple):
     """What a reader at a position gets next."""
 
+    begin: Place
+    """Where the pieces begin: behind the gap, if there is one."""
     pieces: list[bytes]
     ends: list[Place]
     """Where each of the pieces ends."""
@@ -39,6 +41,7 @@ class Reading:
 
     async def read(self, stream: Stream, place: Place, max_bytes: int) -> Chunk:
         """What follows `place`: at least one record if there are any, up to so many bytes."""
+        begin = place
         pieces: list[bytes] = []
         ends: list[Place] = []
         size = 0
@@ -55,10 +58,11 @@ class Reading:
             if inherited and place.seq >= stream.segments[place.segment].upto:
                 place = Place(place.segment + 1, 0)
             if page.gap is not None:
-                return Chunk(pieces, ends, place, page.gap)
+                begin = Place(before.segment, page.gap.last)
+                return Chunk(begin, pieces, ends, place, page.gap)
             if place == before:
                 break
-        return Chunk(pieces, ends, place)
+        return Chunk(begin, pieces, ends, place)
 
     async def _page(self, stream: Stream, place: Place, max_bytes: int) -> Page:
         topic = stream.topic

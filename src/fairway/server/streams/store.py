@@ -3,7 +3,8 @@
 A stream's metadata is stored in its topic's own operations, with the records they belong to or
 alone. A fork and its source are two topics and cannot be changed together, so the order is one
 that a crash makes harmless: the source is pinned before the fork exists, and let go once it is
-gone. A pin without a fork is found and dropped when the source is loaded.
+gone, whoever deleted it: as a stream or as a topic. A pin without a fork is found and dropped when
+the source is loaded.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from fairway.server.streams.stored import (
     PIN,
     TOUCHED,
     VERSION,
-    Fork,
     Pin,
     StreamMeta,
     decode_meta,
@@ -72,7 +72,10 @@ class Streams:
         self._loaded = loaded if loaded is not None else lambda _: None
         self._clock = clock_of()
         self._streams: dict[str, Stream] = {}
+        self._sources: dict[int, Stream] = {}
+        """What each fork holds on to, by the epoch of the fork's topic."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        topics.deleted.append(self._forget)
 
     # Finding
 
@@ -80,11 +83,9 @@ class Streams:
         """The stream at `path`, perhaps a deleted one that its forks still need; or None."""
         name = topic_name(path)
         topic = self.topics.find(name)
-        stream = self._streams.get(name)
         if topic is None:
-            if stream is not None:
-                self._forget(stream)  # deleted as a topic, past this
             return None
+        stream = self._streams.get(name)
         if stream is None or stream.topic is not topic:
             stream = await self._load(topic)
             if stream is None:
@@ -110,7 +111,7 @@ class Streams:
         stream = self._streams.get(topic.name)
         if stream is not None and stream.topic is topic:
             return stream  # somebody else was faster, and there is only one of each
-        if META not in stored:
+        if META not in stored or topic.epoch < 0:
             return None
         stream = restored(topic, stored)
         self._register(stream)
@@ -143,6 +144,7 @@ class Streams:
 
     def _register(self, stream: Stream) -> None:
         self._streams[stream.topic.name] = stream
+        self._sources.update(dict.fromkeys(stream.pins, stream))
         self._loaded(stream)
 
     @asynccontextmanager
@@ -226,8 +228,10 @@ class Streams:
             if made:
                 await self.topics.delete(topic.name)
             raise
-        self._register(Stream(meta, topic, touched_ms=now_ms))
-        return self._streams[topic.name]
+        stream = Stream(meta, topic, touched_ms=now_ms)
+        if topic.epoch >= 0:  # else it was deleted as a topic already
+            self._register(stream)
+        return stream
 
     async def _write_first(self, topic: Topic, meta: StreamMeta, new: NewBatch) -> None:
         extra = {META: encode_meta(meta)}
@@ -256,25 +260,25 @@ class Streams:
     async def _pin(self, source: Stream, topic: Topic, floor: int) -> None:
         pin = Pin(topic.name, floor)
         source.pins[topic.epoch] = pin
+        self._sources[topic.epoch] = source
         extra = {f"{PIN}{topic.epoch}": encode_pin(pin)}
         await self.topics.pin(source.topic, source.pinned, extra)
 
     async def _unpin(self, source: Stream, epoch: int) -> None:
         source.pins.pop(epoch, None)
+        self._sources.pop(epoch, None)
         await self.topics.pin(source.topic, source.pinned, {f"{PIN}{epoch}": None})
 
-    async def _let_go(self, fork: Fork, epoch: int) -> None:
+    async def _let_go(self, source: Stream, epoch: int) -> None:
         """The fork of that epoch is gone: its source need not keep anything for it."""
+        path = source.meta.path
         try:
-            source = await self.find(fork.source)
-            if source is None or source.topic.epoch != fork.source_epoch:
-                return
-            async with self._locked(fork.source):
-                if source.topic.epoch >= 0:
+            async with self._locked(path):
+                if epoch in source.pins and source.topic.epoch >= 0:
                     await self._unpin(source, epoch)
-            await self.find(fork.source)  # which ends it if this was all it lived for
+            await self.find(path)  # which ends it if this was all it lived for
         except FairwayError as error:  # the next start finds the loose end
-            logger.warning("stream %s is still held by a fork: %s", fork.source, error)
+            logger.warning("stream %s is still held by a fork: %s", path, error)
 
     # Ending
 
@@ -302,14 +306,18 @@ class Streams:
                 await self._mark_deleted(stream)
             return True
         await self.topics.delete(stream.topic.name)
-        self._forget(stream)
         return False
 
-    def _forget(self, stream: Stream) -> None:
-        """It is gone; if it was a fork, its source is told."""
-        fork, epoch = stream.meta.fork, abs(stream.topic.epoch)
-        if self._streams.pop(stream.topic.name, None) is not None and fork is not None:
-            self.topics.start(self._let_go(fork, epoch))
+    def _forget(self, topic: Topic) -> None:
+        """A topic is gone, and its stream with it; if that was a fork, its source is let go."""
+        stream = self._streams.get(topic.name)
+        if stream is not None and stream.topic is topic:  # else another one has its path by now
+            del self._streams[topic.name]
+        epoch = abs(topic.epoch)
+        # A fork that nobody has asked for since the start is not among the streams, but here.
+        source = self._sources.pop(epoch, None)
+        if source is not None and not self.topics.closing:
+            self.topics.start(self._let_go(source, epoch))
 
     async def _mark_deleted(self, stream: Stream) -> None:
         stream.meta = msgspec.structs.replace(stream.meta, deleted=True)

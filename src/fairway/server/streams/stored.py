@@ -17,12 +17,26 @@ PIN: Final = META + ".f/"
 
 
 class Segment(msgspec.Struct, array_like=True, frozen=True):
-    """Seqs up to `upto` of another topic, of which those from `floor` on were there at the fork."""
+    """Seqs up to `upto` of another topic, and which of them were missing at the fork, and why.
+
+    Extended only at the end, with defaults.
+    """
 
     topic: str
     epoch: int
     upto: int
     floor: int
+    """Those below it were lost."""
+    delete_floor: int = 1
+    """Those below it were deleted on request, if they were not lost before."""
+    floor_reason: str = ""
+    holes: tuple[tuple[int, int, str], ...] = ()
+    """Lost as well: first and last seq, and why."""
+
+    @property
+    def first(self) -> int:
+        """Nothing below it was there."""
+        return max(self.floor, self.delete_floor)
 
 
 class Fork(msgspec.Struct, array_like=True, frozen=True):

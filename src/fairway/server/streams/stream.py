@@ -26,7 +26,7 @@ from fairway.server.streams.protocol import (
     media_type,
 )
 from fairway.server.streams.stored import Pin, Segment, StreamMeta
-from fairway.topics.topic import Topic
+from fairway.topics.topic import Hole, Topic
 from fairway.wire.topics import TopicConfig
 
 if TYPE_CHECKING:
@@ -192,12 +192,9 @@ class Stream:
         number, seq = place
         if not seq:
             return self.segments[:number]
-        topic = self.topic
-        last = Segment(topic.name, topic.epoch, seq, topic.floor)
-        if number < len(self.segments):
-            last = self.segments[number]
-        floor = min(last.floor, seq + 1)
-        return (*self.segments[:number], msgspec.structs.replace(last, upto=seq, floor=floor))
+        own = number == len(self.segments)
+        last = segment_of(self.topic) if own else self.segments[number]
+        return (*self.segments[:number], cut(last, seq))
 
     # Appending
 
@@ -273,10 +270,42 @@ def judge_producer(producer: Producer, known: tuple[int, int] | None) -> Verdict
     return Denied.GAP if producer.seq > seq + 1 else None
 
 
+def segment_of(topic: Topic) -> Segment:
+    """Everything of a topic, as it is now."""
+    return Segment(
+        topic.name,
+        topic.epoch,
+        topic.head,
+        topic.evict_floor,
+        topic.delete_floor,
+        topic.floor_reason or "",
+        topic.holes,
+    )
+
+
+def cut(segment: Segment, upto: int) -> Segment:
+    """A segment without what lies above `upto`."""
+    return msgspec.structs.replace(
+        segment,
+        upto=upto,
+        floor=min(segment.floor, upto + 1),
+        delete_floor=min(segment.delete_floor, upto + 1),
+        holes=tuple(
+            (first, min(last, upto), reason)
+            for first, last, reason in segment.holes
+            if first <= upto
+        ),
+    )
+
+
 def as_of_fork(topic: Topic, segment: Segment) -> Topic:
     """A topic as it was when it was forked: what it has lost since then is still stored."""
     past = Topic(topic.name, topic.epoch, PLAIN)
     past.head = past.assigned = past.drained = segment.upto
-    past.evict_floor = past.earliest = segment.floor
+    past.evict_floor = segment.floor
+    past.floor_reason = segment.floor_reason or None  # type: ignore[assignment]
+    past.delete_floor = segment.delete_floor
+    past.earliest = segment.first
+    past.holes = tuple(Hole(*hole) for hole in segment.holes)  # type: ignore[arg-type]
     past.live = topic.live
     return past
