@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -21,9 +21,10 @@ from fairway.server.worker_endpoint import WorkerEndpoint
 from fairway.settings import ClientSettings, read_client_settings, server_of
 from fairway.topics.handle import Lost, Read, Record
 from fairway.topics.outcome import Appended
+from fairway.wire.events import TombstoneEvent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from fairway.app import Fairway
 
@@ -185,19 +186,24 @@ class ServerTopics:
     async def read(self, name: str, type: Any, from_seq: int, **options: Any) -> Read[Any]:
         wait_ms = round(options.pop("wait_s") * 1000)
         page = await self._client.topic(name, type).diff(from_seq, wait_ms=wait_ms, **options)
-        gone = page.tombstone
-        lost = Lost(gone.gap_from, gone.gap_to, gone.reason) if gone is not None else None
+        lost = _lost(page.tombstone) if page.tombstone is not None else None
         found = [_record(one) for one in page.records]
         return Read(found, lost, page.next_from_seq, page.caught_up)
 
     async def watch(
         self, name: str, type: Any, from_seq: int, **options: Any
-    ) -> AsyncIterator[Record[Any] | Lost]:
-        async for one in self._client.topic(name, type).watch(from_seq, **options):
-            yield _record(one)
+    ) -> AsyncGenerator[Record[Any] | Lost, None]:
+        watch = self._client.topic(name, type).watch(from_seq, **options)
+        async with aclosing(watch.items()) as items:
+            async for item in items:
+                yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
 
     async def delete(self, name: str, **options: Any) -> int:
         return (await self._client.topic(name).delete_records(**options)).deleted
+
+
+def _lost(gone: TombstoneEvent) -> Lost:
+    return Lost(gone.gap_from, gone.gap_to, gone.reason)
 
 
 def _record(one: Any) -> Record[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -18,7 +19,7 @@ from fairway.wire.records import parse_records
 from fairway.wire.topics import Match, TopicPatch, check_writer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from fairway.topics.batch import Record as RawRecord
     from fairway.topics.engine import Topics
@@ -39,7 +40,7 @@ class RemoteTopics(Protocol):
 
     def watch(
         self, name: str, type: Any, from_seq: int, **options: Any
-    ) -> AsyncIterator[Record[Any] | Lost]: ...
+    ) -> AsyncGenerator[Record[Any] | Lost, None]: ...
 
     async def delete(self, name: str, **options: Any) -> int: ...
 
@@ -161,7 +162,7 @@ class TopicHandle(Generic[T]):
 
     async def watch(
         self, from_seq: int = 0, *, node: str | None = None, match: Match | None = None
-    ) -> AsyncIterator[Record[T] | Lost]:
+    ) -> AsyncGenerator[Record[T] | Lost, None]:
         """Every record after `from_seq`, then every new one as it comes; `Lost` for a gap.
 
         A `from_seq` that the topic has not come to is of another topic of that name: `Lost` says
@@ -169,8 +170,10 @@ class TopicHandle(Generic[T]):
         that is slow falls behind and catches up from the log: it costs nobody else anything.
         """
         if (remote := self._app.remote_topics) is not None:
-            async for found in remote.watch(self.name, self.type, from_seq, node=node, match=match):
-                yield found
+            watch = remote.watch(self.name, self.type, from_seq, node=node, match=match)
+            async with aclosing(watch) as items:
+                async for item in items:
+                    yield item
             return
         engine = self._app.topics
         topic = engine.find(self.name)

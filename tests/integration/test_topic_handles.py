@@ -1,0 +1,110 @@
+"""A topic handle is the same in the process that owns the log and in one that asks a server."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+from fairway.cli.worker import ServerTopics
+from fairway.client import AsyncClient
+from fairway.topics.handle import Lost, Record, TopicHandle
+from fairway.wire.topics import TopicPatch
+from tests.support.server import shared_site
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+
+    from fairway.topics.engine import Topics
+    from tests.support.server import Site
+
+    Topic: TypeAlias = Callable[..., TopicHandle[int]]
+    InEachWay: TypeAlias = Callable[[Callable[[Topic], Awaitable[None]]], None]
+
+
+@dataclass
+class App:
+    topics: Any
+    remote_topics: ServerTopics | None = None
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with shared_site(tmp_path_factory.mktemp("handles")) as made:
+        yield made
+
+
+@pytest.fixture(params=["embedded", "remote"])
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def engine(site: Site) -> Topics:
+    return site.served.app.topics
+
+
+@pytest.fixture
+def in_each_way(site: Site, way: str) -> InEachWay:
+    """Run a scenario that is given a maker of handles, whose topics are of this way alone."""
+
+    def with_handles(body: Callable[[Topic], Awaitable[None]]) -> None:
+        async def scenario() -> None:
+            async with AsyncClient(f"http://127.0.0.1:{site.served.server.port}") as client:
+                if way == "embedded":
+                    app = App(site.served.app.topics)
+                else:
+                    app = App(None, ServerTopics(client))
+                await body(
+                    lambda name, **config: TopicHandle(
+                        app, f"{way}.{name}", int, TopicPatch(**config)
+                    )
+                )
+
+        site.run(scenario())
+
+    return with_handles
+
+
+def told(found: Record[int] | Lost) -> int | Lost:
+    return found.data if isinstance(found, Record) else found
+
+
+async def first(count: int, watch: AsyncGenerator[Record[int] | Lost, None]) -> list[int | Lost]:
+    """What a watch gives first: the data of records, and losses as they are."""
+    found: list[int | Lost] = []
+    async with aclosing(watch) as items:
+        async for item in items:
+            found.append(told(item))
+            if len(found) == count:
+                break
+    return found
+
+
+# --- what is lost
+
+
+def test_a_watch_tells_what_is_lost_in_its_place(in_each_way: InEachWay) -> None:
+    async def body(topic: Topic) -> None:
+        capped = topic("capped", cap_records=2)
+        await capped.append(1, 2, 3, 4, 5)
+        assert (await capped.read()).lost == Lost(1, 3, "cap")
+        assert await first(3, capped.watch()) == [Lost(1, 3, "cap"), 4, 5]
+        assert await first(3, capped.watch(99)) == [Lost(1, 3, "recreated"), 4, 5]
+
+    in_each_way(body)
+
+
+def test_a_watch_tells_a_loss_before_anything_follows_it(
+    in_each_way: InEachWay, engine: Topics
+) -> None:
+    async def body(topic: Topic) -> None:
+        anew = topic("anew")
+        await anew.append(1, 2, 3)
+        await engine.delete(anew.name)
+        await engine.create(anew.name)
+        assert await first(1, anew.watch(3)) == [Lost(1, 0, "recreated")]
+
+    in_each_way(body)
