@@ -58,7 +58,7 @@ from fairway.storage.wals import wal_at
 from fairway.storage.writer import WriterConfig
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.handle import Lost, Read, Record, TopicHandle
-from fairway.wire.topics import RouterConfig, TopicPatch, check_name
+from fairway.wire.topics import RouterConfig, TopicPatch, check_name, match_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -174,7 +174,11 @@ class Fairway:
         return handle
 
     def route(self, source: str, dest: str, *, name: str | None = None, **config: Any) -> None:
-        """Declare a router from one topic to another (see `RouterConfig`)."""
+        """Declare a router from one topic to another (see `RouterConfig`).
+
+        `filter` is a tag, or a prefix of tags such as "eu.*".
+        """
+        config["filter"] = match_of(config.get("filter"))
         router = msgspec.convert({"source": source, "dest": dest, **config}, RouterConfig)
         self._routers[name or f"{source}->{dest}"] = router
 

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
+from fairway.app import Fairway
 from fairway.cli.worker import ServerTopics
 from fairway.client import AsyncClient
+from fairway.errors import InvalidRequest
 from fairway.topics.handle import Lost, Record, TopicHandle
 from fairway.wire.topics import TopicPatch
-from tests.support.server import shared_site
+from tests.support.server import run, shared_site
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+    from pathlib import Path
 
     from fairway.topics.engine import Topics
     from tests.support.server import Site
@@ -81,6 +84,66 @@ async def first(count: int, watch: AsyncGenerator[Record[int] | Lost, None]) -> 
             if len(found) == count:
                 break
     return found
+
+
+async def data(topic: TopicHandle[int], **options: Any) -> list[int]:
+    return [record.data for record in (await topic.read(**options)).records]
+
+
+# --- tags
+
+
+STARRED = [
+    ("orders.1", [1]),
+    ("orders.*", [1, 2, 3]),
+    (("tag", "Glob", "orders.*"), [1, 2, 3]),
+    (("tag", "Eq", "orders.*"), [3]),
+]
+
+
+@pytest.mark.parametrize(("match", "meant"), STARRED, ids=str)
+def test_a_match_that_ends_in_a_star_is_a_prefix(
+    in_each_way: InEachWay, match: Any, meant: list[int]
+) -> None:
+    async def body(topic: Topic) -> None:
+        tagged = topic(f"tagged-{STARRED.index((match, meant))}")
+        for number, tag in enumerate(("orders.1", "orders.2", "orders.*", "other"), 1):
+            await tagged.append(number, tag=tag)
+        assert await data(tagged, match=match) == meant
+        assert await first(len(meant), tagged.watch(match=match)) == meant
+        assert await tagged.delete(match=match) == len(meant)
+        assert await data(tagged) == [one for one in (1, 2, 3, 4) if one not in meant]
+
+    in_each_way(body)
+
+
+@pytest.mark.parametrize("match", ["*a*", ("tag", "Glob", "a")], ids=str)
+def test_a_match_has_one_star_at_its_end(in_each_way: InEachWay, match: Any) -> None:
+    async def body(topic: Topic) -> None:
+        tagged = topic("starred")
+        await tagged.append(1)
+        with pytest.raises(InvalidRequest):
+            await tagged.read(match=match)
+        with pytest.raises(InvalidRequest):
+            await first(1, tagged.watch(match=match))
+        with pytest.raises(InvalidRequest):
+            await tagged.delete(match=match)
+
+    in_each_way(body)
+
+
+def test_a_router_that_an_app_declares_reads_its_filter_the_same_way(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        app = Fairway(tmp_path / "data")
+        app.route("all", "ours", filter="orders.*")
+        async with app:
+            every, ours = app.topic("all", int), app.topic("ours", int)
+            await every.append(1, tag="orders.1")
+            await every.append(2, tag="other")
+            await every.append(3, tag="orders.3")
+            assert await first(2, ours.watch()) == [1, 3]
+
+    run(scenario())
 
 
 # --- what is lost

@@ -418,6 +418,8 @@ def test_what_cannot_be_right_is_refused_before_it_is_sent() -> None:
         protocol.put_router("r", {"dest": "x"})
     with pytest.raises(errors.InvalidRequest):
         protocol.match_text(("tag", "Eq", "x*"))
+    with pytest.raises(errors.InvalidRequest):
+        protocol.match_text(("tag", "Glob", "x"))
 
 
 def test_a_star_at_the_end_of_a_match_is_a_prefix_everywhere() -> None:

@@ -193,7 +193,12 @@ class ServerTopics:
     async def watch(
         self, name: str, type: Any, from_seq: int, **options: Any
     ) -> AsyncGenerator[Record[Any] | Lost, None]:
-        watch = self._client.topic(name, type).watch(from_seq, **options)
+        match = options["match"]
+        if isinstance(match, tuple) and match[1] == "Eq" and match[2].endswith("*"):
+            # The URL of a topic's watch cannot ask for such a tag, only the body of a session can.
+            watch = self._client.watch({name: from_seq}, type=type, **options)
+        else:
+            watch = self._client.topic(name, type).watch(from_seq, **options)
         async with aclosing(watch.items()) as items:
             async for item in items:
                 yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)

@@ -16,7 +16,7 @@ from fairway.topics.topic import Gap
 from fairway.topics.watching import View, Watcher
 from fairway.topics.writing import NewBatch
 from fairway.wire.records import parse_records
-from fairway.wire.topics import Match, TopicPatch, check_writer
+from fairway.wire.topics import Match, TopicPatch, check_writer, match_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -133,7 +133,10 @@ class TopicHandle(Generic[T]):
         match: Match | None = None,
         wait_s: float = 0.0,
     ) -> Read[T]:
-        """What comes after `from_seq`; waits up to `wait_s` if nothing does."""
+        """What comes after `from_seq`; waits up to `wait_s` if nothing does.
+
+        `node` leaves out that node's own records. `match` is a tag, or a prefix such as "eu.*".
+        """
         if (remote := self._app.remote_topics) is not None:
             return await remote.read(
                 self.name, self.type, from_seq, limit=limit, node=node, match=match, wait_s=wait_s
@@ -200,12 +203,14 @@ class TopicHandle(Generic[T]):
             engine.unwatch(watcher)
 
     async def delete(self, *, before_seq: int | None = None, match: Match | None = None) -> int:
-        """Delete records that are there now, for good; returns how many."""
+        """Delete records that are there now, for good; returns how many.
+
+        Below a seq, of a tag (or of tags with a prefix such as "eu.*"), or where both hold.
+        """
         if (remote := self._app.remote_topics) is not None:
             return await remote.delete(self.name, before_seq=before_seq, match=match)
-        tags = TagMatch.of(match) if match is not None else None
         _, count = await self._app.topics.delete_records(
-            self.name, before_seq=before_seq, match=tags
+            self.name, before_seq=before_seq, match=_tags(match)
         )
         return count
 
@@ -263,7 +268,12 @@ class Read(NamedTuple, Generic[T]):
 
 def _selection(topic: Topic, node: str | None, match: Match | None) -> Selection:
     own = frozenset((node,)) if node is not None and topic.config.dedupe_node else NO_NODES
-    return Selection(own, TagMatch.of(match) if match is not None else None)
+    return Selection(own, _tags(match))
+
+
+def _tags(match: Match | None) -> TagMatch | None:
+    meant = match_of(match)
+    return TagMatch.of(meant) if meant is not None else None
 
 
 _DELETED: Final = object()
