@@ -156,7 +156,9 @@ class Fairway:
     def topic(self, name: str, type: Any = Any, **config: Any) -> TopicHandle[Any]:
         """Declare a topic: what its records are, and its configuration (see `TopicConfig`).
 
-        It is created, or configured so, when the app starts; asked for later, at its first use.
+        It is created, or configured so, when the app starts. One that was asked for later, or was
+        deleted since, is made when it is appended to, read or watched. In `fairway worker` it is
+        made then, too, if the worker's key may do so; if not, `NotFound` is raised.
         """
         check_name(name)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -11,10 +12,10 @@ import pytest
 from fairway.app import Fairway
 from fairway.cli.worker import ServerTopics
 from fairway.client import AsyncClient
-from fairway.errors import InvalidRequest
-from fairway.topics.handle import Lost, Record, TopicHandle
+from fairway.errors import Forbidden, InvalidRequest, NotFound
+from fairway.topics.handle import Lost, Read, Record, TopicHandle
 from fairway.wire.topics import TopicPatch
-from tests.support.server import run, shared_site
+from tests.support.server import run, serving, shared_site, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -88,6 +89,92 @@ async def first(count: int, watch: AsyncGenerator[Record[int] | Lost, None]) -> 
 
 async def data(topic: TopicHandle[int], **options: Any) -> list[int]:
     return [record.data for record in (await topic.read(**options)).records]
+
+
+# --- a topic that is not there
+
+
+@pytest.mark.parametrize("config", [{}, {"cap_records": 7}], ids=str)
+@pytest.mark.parametrize("use", ["append", "read", "watch"])
+def test_a_topic_is_made_by_its_first_use(
+    in_each_way: InEachWay, engine: Topics, use: str, config: dict[str, int]
+) -> None:
+    async def body(topic: Topic) -> None:
+        fresh = topic(f"first-{use}-{len(config)}", **config)
+        if use == "read":
+            assert (await fresh.read()) == Read([], None, 0, True)
+        elif use == "watch":
+            async with aclosing(fresh.watch()) as items, asyncio.TaskGroup() as group:
+                watched = group.create_task(anext(items))
+                await until(lambda: engine.find(fresh.name))
+                await fresh.append(1)
+                assert told(await watched) == 1
+        else:
+            await fresh.append(1)
+        assert engine.get(fresh.name).config.cap_records == config.get("cap_records", 0)
+
+    in_each_way(body)
+
+
+def test_deleting_from_a_topic_that_is_not_there_makes_none(
+    in_each_way: InEachWay, engine: Topics
+) -> None:
+    async def body(topic: Topic) -> None:
+        with pytest.raises(NotFound):
+            await topic("never").delete(before_seq=1)
+        assert engine.find(topic("never").name) is None
+
+    in_each_way(body)
+
+
+def test_an_append_makes_no_topic_that_may_not_be_made_so(
+    in_each_way: InEachWay, engine: Topics
+) -> None:
+    async def body(topic: Topic) -> None:
+        firm = topic("firm", auto_create=False)
+        with pytest.raises(NotFound):
+            await firm.append(1)
+        await firm.read()
+        await firm.append(1)
+        assert await data(firm) == [1]
+
+    in_each_way(body)
+
+
+KEYS = """
+[[key]]
+name = "writer"
+secret = "writer-secret"
+scopes = ["read", "write"]
+"""
+
+
+def test_a_key_that_may_only_read_and_write_uses_the_topics_that_are_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        keys = tmp_path / "keys.toml"
+        keys.write_text(KEYS)
+        async with (
+            serving(tmp_path / "data", keys_file=keys) as served,
+            AsyncClient(f"http://127.0.0.1:{served.server.port}", key="writer-secret") as client,
+        ):
+            app = App(None, ServerTopics(client))
+            plain: TopicHandle[int] = TopicHandle(app, "plain", int, TopicPatch())
+            await plain.append(1, 2)
+            assert await data(plain) == [1, 2]
+
+            capped: TopicHandle[int] = TopicHandle(app, "capped", int, TopicPatch(cap_records=1))
+            for use in (capped.append(1), capped.read(), first(1, capped.watch())):
+                with pytest.raises(NotFound) as caught:
+                    await use
+                assert isinstance(caught.value.__cause__, Forbidden)
+            assert served.app.topics.find("capped") is None
+
+            await served.app.topics.put("capped", TopicPatch(cap_records=1))
+            await capped.append(1, 2)
+            assert await data(capped) == [2]
+            assert await first(2, capped.watch()) == [Lost(1, 1, "cap"), 2]
+
+    run(scenario())
 
 
 # --- tags

@@ -6,14 +6,16 @@ import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
 from fairway.cli.remote import DURATION
 from fairway.cli.serve import INTERRUPTED, load_app
-from fairway.client import AsyncClient
-from fairway.errors import FairwayError, InvalidConfig
+from fairway.client import AsyncClient, AsyncWatch
+from fairway.errors import FairwayError, Forbidden, InvalidConfig, NotFound
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
 from fairway.runtime.service import StopSwitch, running, stop_on_signals
@@ -22,6 +24,7 @@ from fairway.settings import ClientSettings, read_client_settings, server_of
 from fairway.topics.handle import Lost, Read, Record
 from fairway.topics.outcome import Appended
 from fairway.wire.events import TombstoneEvent
+from fairway.wire.topics import TopicPatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -172,39 +175,73 @@ class _EndAtOnce:
 
 
 class ServerTopics:
-    """The topics of a running server, as topic handles of an app use them."""
+    """The topics of a running server, as topic handles of an app use them.
+
+    A topic that is not there is made by its first use, as in the server's own process. Configuring
+    one takes a key with more rights than using it does, so what was declared is sent only then.
+    Whoever may not make it is told that it is not there.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
-    async def append(self, name: str, values: Sequence[Any], **options: Any) -> Appended:
+    async def append(
+        self, name: str, values: Sequence[Any], *, config: TopicPatch, **options: Any
+    ) -> Appended:
         if options["key"] is None:
             del options["key"]  # then the client makes one, so that it can repeat itself
-        reply = await self._client.topic(name).append(*values, **options)
+        append = partial(self._client.topic(name).append, *values, **options)
+        try:
+            # With nothing declared the defaults will do, and to write is enough to make it so.
+            reply = await append(create=None if config == TopicPatch() else False)
+        except NotFound as missing:
+            try:
+                reply = await append(config=config)
+            except Forbidden as refusal:
+                raise missing from refusal
         return Appended(reply.first_seq, reply.last_seq, reply.deduped)
 
-    async def read(self, name: str, type: Any, from_seq: int, **options: Any) -> Read[Any]:
+    async def read(
+        self, name: str, type: Any, from_seq: int, *, config: TopicPatch, **options: Any
+    ) -> Read[Any]:
         wait_ms = round(options.pop("wait_s") * 1000)
-        page = await self._client.topic(name, type).diff(from_seq, wait_ms=wait_ms, **options)
+        diff = partial(self._client.topic(name, type).diff, from_seq, wait_ms=wait_ms, **options)
+        try:
+            page = await diff()
+        except NotFound as missing:
+            await self._make(name, config, missing)
+            page = await diff()
         lost = _lost(page.tombstone) if page.tombstone is not None else None
         found = [_record(one) for one in page.records]
         return Read(found, lost, page.next_from_seq, page.caught_up)
 
     async def watch(
-        self, name: str, type: Any, from_seq: int, **options: Any
+        self, name: str, type: Any, from_seq: int, *, config: TopicPatch, **options: Any
     ) -> AsyncGenerator[Record[Any] | Lost, None]:
-        match = options["match"]
-        if isinstance(match, tuple) and match[1] == "Eq" and match[2].endswith("*"):
-            # The URL of a topic's watch cannot ask for such a tag, only the body of a session can.
-            watch = self._client.watch({name: from_seq}, type=type, **options)
-        else:
-            watch = self._client.topic(name, type).watch(from_seq, **options)
+        watch = self._watch(name, type, from_seq, **options)
+        try:
+            await watch.open()
+        except NotFound as missing:
+            await self._make(name, config, missing)
         async with aclosing(watch.items()) as items:
             async for item in items:
                 yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
 
+    def _watch(self, name: str, type: Any, from_seq: int, **options: Any) -> AsyncWatch[Any]:
+        match = options["match"]
+        if isinstance(match, tuple) and match[1] == "Eq" and match[2].endswith("*"):
+            # The URL of a topic's watch cannot ask for such a tag, only the body of a session can.
+            return self._client.watch({name: from_seq}, type=type, **options)
+        return self._client.topic(name, type).watch(from_seq, **options)
+
     async def delete(self, name: str, **options: Any) -> int:
         return (await self._client.topic(name).delete_records(**options)).deleted
+
+    async def _make(self, name: str, config: TopicPatch, missing: NotFound) -> None:
+        try:
+            await self._client.topic(name).put(**msgspec.to_builtins(config))
+        except Forbidden as refusal:
+            raise missing from refusal
 
 
 def _lost(gone: TombstoneEvent) -> Lost:

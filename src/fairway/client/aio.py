@@ -491,8 +491,7 @@ class AsyncWatch(Generic[T]):
             await self.close()
 
     async def __aenter__(self) -> Self:
-        while self._response is None and not self._follower.ended:
-            await self._advance()
+        await self.open()
         return self
 
     async def __aexit__(
@@ -502,6 +501,11 @@ class AsyncWatch(Generic[T]):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def open(self) -> None:
+        """Connect now, and not when the first record is asked for."""
+        while self._response is None and not self._follower.ended:
+            await self._advance()
 
     async def close(self) -> None:
         """Drop the connection. What has come and was not handed out is kept."""

@@ -482,8 +482,7 @@ class Watch(Generic[T]):
             self.close()
 
     def __enter__(self) -> Self:
-        while self._response is None and not self._follower.ended:
-            self._advance()
+        self.open()
         return self
 
     def __exit__(
@@ -493,6 +492,11 @@ class Watch(Generic[T]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def open(self) -> None:
+        """Connect now, and not when the first record is asked for."""
+        while self._response is None and not self._follower.ended:
+            self._advance()
 
     def close(self) -> None:
         """Drop the connection. What has come and was not handed out is kept."""

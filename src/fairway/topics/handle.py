@@ -32,14 +32,21 @@ T = TypeVar("T")
 
 
 class RemoteTopics(Protocol):
-    """Topics of a running server, for a process that does not own the log. Values are as typed."""
+    """Topics of a running server, for a process that does not own the log. Values are as typed.
 
-    async def append(self, name: str, values: Sequence[Any], **options: Any) -> Appended: ...
+    `config` is how to make a topic that is not there.
+    """
 
-    async def read(self, name: str, type: Any, from_seq: int, **options: Any) -> Read[Any]: ...
+    async def append(
+        self, name: str, values: Sequence[Any], *, config: TopicPatch, **options: Any
+    ) -> Appended: ...
+
+    async def read(
+        self, name: str, type: Any, from_seq: int, *, config: TopicPatch, **options: Any
+    ) -> Read[Any]: ...
 
     def watch(
-        self, name: str, type: Any, from_seq: int, **options: Any
+        self, name: str, type: Any, from_seq: int, *, config: TopicPatch, **options: Any
     ) -> AsyncGenerator[Record[Any] | Lost, None]: ...
 
     async def delete(self, name: str, **options: Any) -> int: ...
@@ -139,7 +146,14 @@ class TopicHandle(Generic[T]):
         """
         if (remote := self._app.remote_topics) is not None:
             return await remote.read(
-                self.name, self.type, from_seq, limit=limit, node=node, match=match, wait_s=wait_s
+                self.name,
+                self.type,
+                from_seq,
+                limit=limit,
+                node=node,
+                match=match,
+                wait_s=wait_s,
+                config=self.patch,
             )
         found = self._app.topics.find(self.name)
         if found is None:
@@ -173,7 +187,9 @@ class TopicHandle(Generic[T]):
         that is slow falls behind and catches up from the log: it costs nobody else anything.
         """
         if (remote := self._app.remote_topics) is not None:
-            watch = remote.watch(self.name, self.type, from_seq, node=node, match=match)
+            watch = remote.watch(
+                self.name, self.type, from_seq, node=node, match=match, config=self.patch
+            )
             async with aclosing(watch) as items:
                 async for item in items:
                     yield item
@@ -206,6 +222,7 @@ class TopicHandle(Generic[T]):
         """Delete records that are there now, for good; returns how many.
 
         Below a seq, of a tag (or of tags with a prefix such as "eu.*"), or where both hold.
+        Raises `NotFound` if there is no such topic: there is nothing to make it for.
         """
         if (remote := self._app.remote_topics) is not None:
             return await remote.delete(self.name, before_seq=before_seq, match=match)
@@ -216,7 +233,10 @@ class TopicHandle(Generic[T]):
 
     @property
     def state(self) -> Topic:
-        """Where the topic is now: `head`, `earliest`, `count`, `bytes`, `config`."""
+        """Where the topic is now: `head`, `earliest`, `count`, `bytes`, `config`.
+
+        For the process that has the log; in `fairway worker` it raises `Closing`.
+        """
         return self._app.topics.get(self.name)
 
     def _record(self, record: RawRecord) -> Record[T]:
