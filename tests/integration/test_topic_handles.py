@@ -233,6 +233,69 @@ def test_a_router_that_an_app_declares_reads_its_filter_the_same_way(tmp_path: P
     run(scenario())
 
 
+# --- what is asked wrongly
+
+
+WRONG: list[dict[str, Any]] = [
+    {"from_seq": -1},
+    {"from_seq": 2**63},
+    {"from_seq": 1.5},
+    {"match": ("tag", "Like", "x")},
+    {"match": 5},
+    {"node": ["one", "two"]},
+]
+
+
+@pytest.mark.parametrize("wrong", [*WRONG, {"limit": -1}, {"wait_s": -1}], ids=str)
+def test_a_read_that_makes_no_sense_is_refused(
+    in_each_way: InEachWay, wrong: dict[str, Any]
+) -> None:
+    async def body(topic: Topic) -> None:
+        asked = topic("asked")
+        await asked.append(1)
+        with pytest.raises(InvalidRequest):
+            await asked.read(**wrong)
+
+    in_each_way(body)
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_a_watch_that_makes_no_sense_is_refused(
+    in_each_way: InEachWay, wrong: dict[str, Any]
+) -> None:
+    async def body(topic: Topic) -> None:
+        asked = topic("asked")
+        await asked.append(1)
+        with pytest.raises(InvalidRequest):
+            await first(1, asked.watch(**wrong))
+
+    in_each_way(body)
+
+
+@pytest.mark.parametrize("wrong", [{"before_seq": -1}, {"match": 5}, {}], ids=str)
+def test_a_deletion_that_makes_no_sense_is_refused(
+    in_each_way: InEachWay, wrong: dict[str, Any]
+) -> None:
+    async def body(topic: Topic) -> None:
+        asked = topic("asked")
+        await asked.append(1)
+        with pytest.raises(InvalidRequest):
+            await asked.delete(**wrong)
+
+    in_each_way(body)
+
+
+@pytest.mark.parametrize(("limit", "given"), [(0, 256), (1, 1), (1000, 1000), (10**9, 1000)])
+def test_a_limit_is_brought_into_its_range(in_each_way: InEachWay, limit: int, given: int) -> None:
+    async def body(topic: Topic) -> None:
+        long = topic(f"long-{limit}")
+        await long.append(*range(1100))
+        page = await long.read(limit=limit)
+        assert (len(page.records), page.next_seq, page.caught_up) == (given, given, False)
+
+    in_each_way(body)
+
+
 # --- what is lost
 
 

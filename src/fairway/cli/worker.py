@@ -24,7 +24,7 @@ from fairway.settings import ClientSettings, read_client_settings, server_of
 from fairway.topics.handle import Lost, Read, Record
 from fairway.topics.outcome import Appended
 from fairway.wire.events import TombstoneEvent
-from fairway.wire.topics import TopicPatch
+from fairway.wire.topics import DeleteRequest, DiffRequest, TopicPatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -202,10 +202,16 @@ class ServerTopics:
         return Appended(reply.first_seq, reply.last_seq, reply.deduped)
 
     async def read(
-        self, name: str, type: Any, from_seq: int, *, config: TopicPatch, **options: Any
+        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
     ) -> Read[Any]:
-        wait_ms = round(options.pop("wait_s") * 1000)
-        diff = partial(self._client.topic(name, type).diff, from_seq, wait_ms=wait_ms, **options)
+        diff = partial(
+            self._client.topic(name, type).diff,
+            asked.from_seq,
+            limit=asked.limit,
+            node=asked.node,
+            match=asked.match,
+            wait_ms=asked.wait_ms,
+        )
         try:
             page = await diff()
         except NotFound as missing:
@@ -216,9 +222,9 @@ class ServerTopics:
         return Read(found, lost, page.next_from_seq, page.caught_up)
 
     async def watch(
-        self, name: str, type: Any, from_seq: int, *, config: TopicPatch, **options: Any
+        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
     ) -> AsyncGenerator[Record[Any] | Lost, None]:
-        watch = self._watch(name, type, from_seq, **options)
+        watch = self._watch(name, type, asked)
         try:
             await watch.open()
         except NotFound as missing:
@@ -227,15 +233,17 @@ class ServerTopics:
             async for item in items:
                 yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
 
-    def _watch(self, name: str, type: Any, from_seq: int, **options: Any) -> AsyncWatch[Any]:
-        match = options["match"]
+    def _watch(self, name: str, type: Any, asked: DiffRequest) -> AsyncWatch[Any]:
+        start, match = asked.from_seq, asked.match
+        assert not isinstance(asked.node, list), "a handle takes one name"
         if isinstance(match, tuple) and match[1] == "Eq" and match[2].endswith("*"):
             # The URL of a topic's watch cannot ask for such a tag, only the body of a session can.
-            return self._client.watch({name: from_seq}, type=type, **options)
-        return self._client.topic(name, type).watch(from_seq, **options)
+            return self._client.watch({name: start}, type=type, node=asked.node, match=match)
+        return self._client.topic(name, type).watch(start, node=asked.node, match=match)
 
-    async def delete(self, name: str, **options: Any) -> int:
-        return (await self._client.topic(name).delete_records(**options)).deleted
+    async def delete(self, name: str, asked: DeleteRequest) -> int:
+        delete = self._client.topic(name).delete_records
+        return (await delete(before_seq=asked.before_seq, match=asked.match)).deleted
 
     async def _make(self, name: str, config: TopicPatch, missing: NotFound) -> None:
         try:

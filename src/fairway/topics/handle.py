@@ -10,13 +10,24 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 
 import msgspec
 
+from fairway.errors import InvalidRequest
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
 from fairway.topics.watching import View, Watcher
 from fairway.topics.writing import NewBatch
 from fairway.wire.records import parse_records
-from fairway.wire.topics import Match, TopicPatch, check_writer, match_of
+from fairway.wire.topics import (
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    WAIT_MS_MAX,
+    DeleteRequest,
+    DiffRequest,
+    Match,
+    TopicPatch,
+    check_writer,
+    match_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Sequence
@@ -29,6 +40,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairway.topics")
 
 T = TypeVar("T")
+M = TypeVar("M")
+
+MS_NS: Final = 1_000_000
 
 
 class RemoteTopics(Protocol):
@@ -42,14 +56,14 @@ class RemoteTopics(Protocol):
     ) -> Appended: ...
 
     async def read(
-        self, name: str, type: Any, from_seq: int, *, config: TopicPatch, **options: Any
+        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
     ) -> Read[Any]: ...
 
     def watch(
-        self, name: str, type: Any, from_seq: int, *, config: TopicPatch, **options: Any
+        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
     ) -> AsyncGenerator[Record[Any] | Lost, None]: ...
 
-    async def delete(self, name: str, **options: Any) -> int: ...
+    async def delete(self, name: str, asked: DeleteRequest) -> int: ...
 
 
 class HasTopics(Protocol):
@@ -135,35 +149,28 @@ class TopicHandle(Generic[T]):
         self,
         from_seq: int = 0,
         *,
-        limit: int = 256,
+        limit: int = LIMIT_DEFAULT,
         node: str | None = None,
         match: Match | None = None,
         wait_s: float = 0.0,
     ) -> Read[T]:
-        """What comes after `from_seq`; waits up to `wait_s` if nothing does.
+        """What comes after `from_seq`; waits up to `wait_s`, 30 seconds at most, if nothing does.
 
         `node` leaves out that node's own records. `match` is a tag, or a prefix such as "eu.*".
+        `limit` is how many records are looked at, 1,000 at most.
         """
+        asked = _asked(from_seq, limit=limit, node=node, match=match, wait_s=wait_s)
         if (remote := self._app.remote_topics) is not None:
-            return await remote.read(
-                self.name,
-                self.type,
-                from_seq,
-                limit=limit,
-                node=node,
-                match=match,
-                wait_s=wait_s,
-                config=self.patch,
-            )
+            return await remote.read(self.name, self.type, asked, config=self.patch)
         found = self._app.topics.find(self.name)
         if found is None:
             found, _ = await self._app.topics.create(self.name, self.patch)
         answer = await self._app.topics.diff(
             self.name,
             from_seq,
-            limit=limit,
-            selection=_selection(found, node, match),
-            wait_ns=round(wait_s * 1e9),
+            limit=asked.limit,
+            selection=_selection(found, asked),
+            wait_ns=asked.wait_ms * MS_NS,
         )
         topic, page, recreated = answer
         gap = page.gap
@@ -186,10 +193,9 @@ class TopicHandle(Generic[T]):
         that it was recreated, and all of this one follows. Ends when the topic is deleted. A reader
         that is slow falls behind and catches up from the log: it costs nobody else anything.
         """
+        asked = _asked(from_seq, node=node, match=match)
         if (remote := self._app.remote_topics) is not None:
-            watch = remote.watch(
-                self.name, self.type, from_seq, node=node, match=match, config=self.patch
-            )
+            watch = remote.watch(self.name, self.type, asked, config=self.patch)
             async with aclosing(watch) as items:
                 async for item in items:
                     yield item
@@ -199,7 +205,7 @@ class TopicHandle(Generic[T]):
         if topic is None:
             topic, _ = await engine.create(self.name, self.patch)
         inbox = _Inbox()
-        view = View(_PLAIN, _selection(topic, node, match))
+        view = View(_PLAIN, _selection(topic, asked))
         recreated = from_seq > topic.assigned
         start = topic.evict_floor - 1 if recreated else min(from_seq, topic.head)
         watcher = engine.watch(topic, view, inbox, start)
@@ -224,10 +230,11 @@ class TopicHandle(Generic[T]):
         Below a seq, of a tag (or of tags with a prefix such as "eu.*"), or where both hold.
         Raises `NotFound` if there is no such topic: there is nothing to make it for.
         """
+        asked = _checked(DeleteRequest, before_seq=before_seq, match=match_of(match))
         if (remote := self._app.remote_topics) is not None:
-            return await remote.delete(self.name, before_seq=before_seq, match=match)
+            return await remote.delete(self.name, asked)
         _, count = await self._app.topics.delete_records(
-            self.name, before_seq=before_seq, match=_tags(match)
+            self.name, before_seq=before_seq, match=_tags(asked.match)
         )
         return count
 
@@ -286,14 +293,50 @@ class Read(NamedTuple, Generic[T]):
     caught_up: bool
 
 
-def _selection(topic: Topic, node: str | None, match: Match | None) -> Selection:
-    own = frozenset((node,)) if node is not None and topic.config.dedupe_node else NO_NODES
-    return Selection(own, _tags(match))
+def _asked(
+    from_seq: int,
+    *,
+    limit: int = LIMIT_DEFAULT,
+    node: str | None,
+    match: Match | None,
+    wait_s: float = 0.0,
+) -> DiffRequest:
+    """What a reader asks for, refused or brought into its range as it is over HTTP."""
+    if not isinstance(node, str | None):
+        raise InvalidRequest(f"node is one name, not {node!r}")
+    asked = _checked(
+        DiffRequest,
+        from_seq=from_seq,
+        limit=limit,
+        node=node,
+        match=match_of(match),
+        wait_ms=round(wait_s * 1000),
+    )
+    _tags(asked.match)  # refused before a topic is made for it
+    return msgspec.structs.replace(
+        asked,
+        limit=min(asked.limit or LIMIT_DEFAULT, LIMIT_MAX),
+        wait_ms=min(asked.wait_ms, WAIT_MS_MAX),
+    )
+
+
+def _checked(message: type[M], **fields: Any) -> M:
+    """A message that can be sent, or `InvalidRequest` in the words of whoever would get it."""
+    try:
+        return msgspec.convert(fields, message)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _selection(topic: Topic, asked: DiffRequest) -> Selection:
+    nodes = NO_NODES
+    if isinstance(asked.node, str) and topic.config.dedupe_node:
+        nodes = frozenset((asked.node,))
+    return Selection(nodes, _tags(asked.match))
 
 
 def _tags(match: Match | None) -> TagMatch | None:
-    meant = match_of(match)
-    return TagMatch.of(meant) if meant is not None else None
+    return TagMatch.of(match) if match is not None else None
 
 
 _DELETED: Final = object()
