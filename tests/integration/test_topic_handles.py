@@ -102,7 +102,8 @@ def test_a_topic_is_made_by_its_first_use(
     async def body(topic: Topic) -> None:
         fresh = topic(f"first-{use}-{len(config)}", **config)
         if use == "read":
-            assert (await fresh.read()) == Read([], None, 0, True)
+            page = await fresh.read()
+            assert page == Read([], None, 0, True, engine.get(fresh.name).epoch)
         elif use == "watch":
             async with aclosing(fresh.watch()) as items, asyncio.TaskGroup() as group:
                 watched = group.create_task(anext(items))
@@ -243,6 +244,7 @@ WRONG: list[dict[str, Any]] = [
     {"match": ("tag", "Like", "x")},
     {"match": 5},
     {"node": ["one", "two"]},
+    {"epoch": -1},
 ]
 
 
@@ -319,5 +321,40 @@ def test_a_watch_tells_a_loss_before_anything_follows_it(
         await engine.delete(anew.name)
         await engine.create(anew.name)
         assert await first(1, anew.watch(3)) == [Lost(1, 0, "recreated")]
+
+    in_each_way(body)
+
+
+@pytest.mark.parametrize("cap", [0, 2])
+def test_a_place_says_of_which_incarnation_it_is(
+    in_each_way: InEachWay, engine: Topics, cap: int
+) -> None:
+    async def body(topic: Topic) -> None:
+        anew = topic(f"incarnations-{cap}")
+        await anew.append(1, 2)
+        before = await anew.read()
+        assert [record.epoch for record in before.records] == [before.epoch] * 2
+
+        await engine.delete(anew.name)
+        await engine.create(anew.name, TopicPatch(cap_records=cap))
+        await anew.append(3, 4, 5)
+        gone = Lost(1, 1 if cap else 0, "recreated")
+        left = [4, 5] if cap else [3, 4, 5]
+        assert await data(anew, from_seq=2) == [5], "a seq alone is of whatever is there"
+        after = await anew.read(2, epoch=before.epoch)
+        assert after.lost == gone
+        assert [record.data for record in after.records] == left
+        assert after.epoch == engine.get(anew.name).epoch != before.epoch
+        for match in (None, ("tag", "Eq", "none*")):
+            found = await first(1, anew.watch(2, epoch=before.epoch, match=match))
+            assert found == [gone]
+        watched = await first(1 + len(left), anew.watch(2, epoch=before.epoch))
+        assert watched == [gone, *left]
+
+        assert (await anew.read(2, epoch=after.epoch)).lost is None
+        assert await first(1, anew.watch(2, epoch=after.epoch)) == [5]
+        with pytest.raises(InvalidRequest):
+            await anew.read(4, epoch=after.epoch)
+        assert await first(1, anew.watch(4, epoch=after.epoch)) == [gone]
 
     in_each_way(body)

@@ -14,7 +14,7 @@ import msgspec
 
 from fairway.cli.remote import DURATION
 from fairway.cli.serve import INTERRUPTED, load_app
-from fairway.client import AsyncClient, AsyncWatch
+from fairway.client import AsyncClient, AsyncWatch, Position
 from fairway.errors import FairwayError, Forbidden, InvalidConfig, NotFound
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
@@ -206,7 +206,7 @@ class ServerTopics:
     ) -> Read[Any]:
         diff = partial(
             self._client.topic(name, type).diff,
-            asked.from_seq,
+            _start(asked),
             limit=asked.limit,
             node=asked.node,
             match=asked.match,
@@ -219,7 +219,7 @@ class ServerTopics:
             page = await diff()
         lost = _lost(page.tombstone) if page.tombstone is not None else None
         found = [_record(one) for one in page.records]
-        return Read(found, lost, page.next_from_seq, page.caught_up)
+        return Read(found, lost, page.next_from_seq, page.caught_up, page.epoch)
 
     async def watch(
         self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
@@ -234,7 +234,7 @@ class ServerTopics:
                 yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
 
     def _watch(self, name: str, type: Any, asked: DiffRequest) -> AsyncWatch[Any]:
-        start, match = asked.from_seq, asked.match
+        start, match = _start(asked), asked.match
         assert not isinstance(asked.node, list), "a handle takes one name"
         if isinstance(match, tuple) and match[1] == "Eq" and match[2].endswith("*"):
             # The URL of a topic's watch cannot ask for such a tag, only the body of a session can.
@@ -252,9 +252,13 @@ class ServerTopics:
             raise missing from refusal
 
 
+def _start(asked: DiffRequest) -> int | Position:
+    return asked.from_seq if asked.epoch is None else Position(asked.epoch, asked.from_seq)
+
+
 def _lost(gone: TombstoneEvent) -> Lost:
     return Lost(gone.gap_from, gone.gap_to, gone.reason)
 
 
 def _record(one: Any) -> Record[Any]:
-    return Record(one.seq, one.ts, one.data, one.tag, one.node, one.meta)
+    return Record(one.seq, one.ts, one.data, one.tag, one.node, one.meta, one.epoch)

@@ -85,6 +85,8 @@ class Record(NamedTuple, Generic[T]):
     tag: str | None
     node: str | None
     meta: dict[str, Any] | None
+    epoch: int
+    """Of which incarnation of the topic it is. Keep it with the seq."""
 
 
 class Lost(NamedTuple):
@@ -149,6 +151,7 @@ class TopicHandle(Generic[T]):
         self,
         from_seq: int = 0,
         *,
+        epoch: int | None = None,
         limit: int = LIMIT_DEFAULT,
         node: str | None = None,
         match: Match | None = None,
@@ -156,10 +159,14 @@ class TopicHandle(Generic[T]):
     ) -> Read[T]:
         """What comes after `from_seq`; waits up to `wait_s`, 30 seconds at most, if nothing does.
 
+        `epoch` is that of the incarnation `from_seq` was read from. If the topic is another one by
+        now, `lost` says that it was recreated, and the page begins at its start. Without it, that
+        is noticed only if the topic has not come to `from_seq`.
+
         `node` leaves out that node's own records. `match` is a tag, or a prefix such as "eu.*".
         `limit` is how many records are looked at, 1,000 at most.
         """
-        asked = _asked(from_seq, limit=limit, node=node, match=match, wait_s=wait_s)
+        asked = _asked(from_seq, epoch=epoch, limit=limit, node=node, match=match, wait_s=wait_s)
         if (remote := self._app.remote_topics) is not None:
             return await remote.read(self.name, self.type, asked, config=self.patch)
         found = self._app.topics.find(self.name)
@@ -168,6 +175,7 @@ class TopicHandle(Generic[T]):
         answer = await self._app.topics.diff(
             self.name,
             from_seq,
+            epoch=epoch,
             limit=asked.limit,
             selection=_selection(found, asked),
             wait_ns=asked.wait_ms * MS_NS,
@@ -176,24 +184,32 @@ class TopicHandle(Generic[T]):
         gap = page.gap
         lost = Lost(gap.first, gap.last, gap.reason) if gap is not None else None
         if recreated:
-            lost = Lost(1, topic.evict_floor - 1, "recreated")
+            lost = (lost or Lost(1, 0, ""))._replace(reason="recreated")
+        now = abs(topic.epoch)  # negative if it was deleted meanwhile
         return Read(
-            [self._record(record) for record in page.records],
+            [self._record(record, now) for record in page.records],
             lost,
             page.next_seq,
             page.next_seq >= topic.head,
+            now,
         )
 
     async def watch(
-        self, from_seq: int = 0, *, node: str | None = None, match: Match | None = None
+        self,
+        from_seq: int = 0,
+        *,
+        epoch: int | None = None,
+        node: str | None = None,
+        match: Match | None = None,
     ) -> AsyncGenerator[Record[T] | Lost, None]:
         """Every record after `from_seq`, then every new one as it comes; `Lost` for a gap.
 
-        A `from_seq` that the topic has not come to is of another topic of that name: `Lost` says
-        that it was recreated, and all of this one follows. Ends when the topic is deleted. A reader
-        that is slow falls behind and catches up from the log: it costs nobody else anything.
+        A `from_seq` of another `epoch`, or one that the topic has not come to, is of another topic
+        of that name: `Lost` says that it was recreated, and all of this one follows. Ends when the
+        topic is deleted. A reader that is slow falls behind and catches up from the log: it costs
+        nobody else anything.
         """
-        asked = _asked(from_seq, node=node, match=match)
+        asked = _asked(from_seq, epoch=epoch, node=node, match=match)
         if (remote := self._app.remote_topics) is not None:
             watch = remote.watch(self.name, self.type, asked, config=self.patch)
             async with aclosing(watch) as items:
@@ -206,7 +222,8 @@ class TopicHandle(Generic[T]):
             topic, _ = await engine.create(self.name, self.patch)
         inbox = _Inbox()
         view = View(_PLAIN, _selection(topic, asked))
-        recreated = from_seq > topic.assigned
+        now = topic.epoch
+        recreated = epoch not in (None, now) or from_seq > topic.assigned
         start = topic.evict_floor - 1 if recreated else min(from_seq, topic.head)
         watcher = engine.watch(topic, view, inbox, start)
         try:
@@ -220,7 +237,7 @@ class TopicHandle(Generic[T]):
                     yield Lost(frame.first, frame.last, frame.reason)
                 else:
                     for record in frame:
-                        yield self._record(record)
+                        yield self._record(record, now)
         finally:
             engine.unwatch(watcher)
 
@@ -246,7 +263,7 @@ class TopicHandle(Generic[T]):
         """
         return self._app.topics.get(self.name)
 
-    def _record(self, record: RawRecord) -> Record[T]:
+    def _record(self, record: RawRecord, epoch: int) -> Record[T]:
         return Record(
             record.seq,
             record.ts,
@@ -254,6 +271,7 @@ class TopicHandle(Generic[T]):
             record.tag,
             record.node,
             msgspec.json.decode(record.meta) if record.meta is not None else None,
+            epoch,
         )
 
 
@@ -291,11 +309,14 @@ class Read(NamedTuple, Generic[T]):
     lost: Lost | None
     next_seq: int
     caught_up: bool
+    epoch: int
+    """Of which incarnation of the topic `next_seq` is."""
 
 
 def _asked(
     from_seq: int,
     *,
+    epoch: int | None,
     limit: int = LIMIT_DEFAULT,
     node: str | None,
     match: Match | None,
@@ -307,6 +328,7 @@ def _asked(
     asked = _checked(
         DiffRequest,
         from_seq=from_seq,
+        epoch=epoch,
         limit=limit,
         node=node,
         match=match_of(match),
