@@ -58,7 +58,7 @@ from fairway.storage.wals import wal_at
 from fairway.storage.writer import WriterConfig
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.handle import Lost, Read, Record, TopicHandle
-from fairway.wire.topics import RouterConfig, TopicPatch, check_name
+from fairway.wire.topics import RouterConfig, TopicPatch, check_name, match_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -156,7 +156,9 @@ class Fairway:
     def topic(self, name: str, type: Any = Any, **config: Any) -> TopicHandle[Any]:
         """Declare a topic: what its records are, and its configuration (see `TopicConfig`).
 
-        It is created, or configured so, when the app starts; asked for later, at its first use.
+        It is created, or configured so, when the app starts. One that was asked for later, or was
+        deleted since, is made when it is appended to, read or watched. In `fairway worker` it is
+        made then, too, if the worker's key may do so; if not, `NotFound` is raised.
         """
         check_name(name)
         try:
@@ -174,7 +176,11 @@ class Fairway:
         return handle
 
     def route(self, source: str, dest: str, *, name: str | None = None, **config: Any) -> None:
-        """Declare a router from one topic to another (see `RouterConfig`)."""
+        """Declare a router from one topic to another (see `RouterConfig`).
+
+        `filter` is a tag, or a prefix of tags such as "eu.*".
+        """
+        config["filter"] = match_of(config.get("filter"))
         router = msgspec.convert({"source": source, "dest": dest, **config}, RouterConfig)
         self._routers[name or f"{source}->{dest}"] = router
 

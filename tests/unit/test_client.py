@@ -418,6 +418,8 @@ def test_what_cannot_be_right_is_refused_before_it_is_sent() -> None:
         protocol.put_router("r", {"dest": "x"})
     with pytest.raises(errors.InvalidRequest):
         protocol.match_text(("tag", "Eq", "x*"))
+    with pytest.raises(errors.InvalidRequest):
+        protocol.match_text(("tag", "Glob", "x"))
 
 
 def test_a_star_at_the_end_of_a_match_is_a_prefix_everywhere() -> None:
@@ -805,6 +807,20 @@ def test_tombstones_are_told_once_and_in_their_place(shell: Shell) -> None:
 
     assert seqs(shell.call(script, act)) == [4, 5]
     assert seen == [(1, 3, "cap"), (6, 7, "cap")]
+
+
+def test_tombstones_may_be_had_among_the_records(shell: Shell) -> None:
+    script = Script(stream(tombstone(1, 3), records(4, 4), tombstone(5, 7), DELETED))
+    told: list[Any] = []
+    found = shell.call(
+        script, lambda client: client.topic("t").watch(on_tombstone=told.append).items()
+    )
+    assert [getattr(item, "seq", None) or (item.gap_from, item.gap_to) for item in found] == [
+        (1, 3),
+        4,
+        (5, 7),
+    ]
+    assert told == []
 
 
 def test_a_topic_made_anew_begins_again(shell: Shell) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable
+from contextlib import aclosing
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -30,13 +31,13 @@ from fairway.wire.topics import LIMIT_DEFAULT, LIMIT_MAX, READ_BYTES_DEFAULT
 if TYPE_CHECKING:
     import random
     import ssl
-    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
     from fairway.client.bulk import Progress
     from fairway.client.clock import ClientClock
-    from fairway.client.following import Stream
+    from fairway.client.following import Item, Stream
     from fairway.client.problems import NoReply, Reply
     from fairway.client.protocol import Call
     from fairway.client.records import Cursor, Page, Position
@@ -468,14 +469,20 @@ class AsyncWatch(Generic[T]):
         return dict(self._follower.delivered)
 
     async def __aiter__(self) -> AsyncIterator[Record[T]]:
+        async with aclosing(self.items()) as items:
+            async for item in items:
+                if isinstance(item, Record):
+                    yield item
+                elif self._on_tombstone is not None:
+                    await _tell(self._on_tombstone, item)
+
+    async def items(self) -> AsyncGenerator[Item[T], None]:
+        """The same with tombstones in their place, which `on_tombstone` is then not told."""
         try:
             while True:
                 item = self._follower.next_nowait()
-                if isinstance(item, Record):
+                if item is not None:
                     yield item
-                elif item is not None:
-                    if self._on_tombstone is not None:
-                        await _tell(self._on_tombstone, item)
                 elif self._follower.ended:
                     return
                 else:
@@ -484,8 +491,7 @@ class AsyncWatch(Generic[T]):
             await self.close()
 
     async def __aenter__(self) -> Self:
-        while self._response is None and not self._follower.ended:
-            await self._advance()
+        await self.open()
         return self
 
     async def __aexit__(
@@ -495,6 +501,11 @@ class AsyncWatch(Generic[T]):
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    async def open(self) -> None:
+        """Connect now, and not when the first record is asked for."""
+        while self._response is None and not self._follower.ended:
+            await self._advance()
 
     async def close(self) -> None:
         """Drop the connection. What has come and was not handed out is kept."""

@@ -21,7 +21,7 @@ from fairway.client.records import Cursor, Position, Record
 from fairway.client.retry import AGAIN
 from fairway.errors import FairwayError, InvalidRequest, NotFound, Stop
 from fairway.wire import events as wire
-from fairway.wire.topics import TopicState, WatchReply, WatchRequest, WatchTopic
+from fairway.wire.topics import TopicState, WatchReply, WatchRequest, WatchTopic, match_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -170,7 +170,7 @@ class ManyTopics:
         self._places = places
         self._prefix = prefix
         self._node = node
-        self._match = protocol.match_of(match)
+        self._match = match_of(match)
         self._heartbeat_ms = heartbeat_ms
         self._path: str | None = None
         self._known = False  # the server has told us once what there is

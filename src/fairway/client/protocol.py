@@ -16,7 +16,7 @@ from fairway.errors import InvalidConfig, InvalidRequest, Stop
 from fairway.wire import server as server_wire
 from fairway.wire import topics as wire
 from fairway.wire.events import DeliveredRecord, TombstoneEvent
-from fairway.wire.topics import Match, TopicPatch, check_name
+from fairway.wire.topics import Match, TopicPatch, check_name, match_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -340,20 +340,16 @@ def patch_of(config: Mapping[str, Any] | TopicPatch) -> TopicPatch:
         raise InvalidConfig(f"topic config: {error}") from None
 
 
-def match_of(match: Match | None) -> Match | None:
-    """A tag, or a prefix with a star at its end, as a message has it."""
-    if isinstance(match, str) and match.endswith("*"):
-        return ("tag", "Glob", match)
-    return match
-
-
 def match_text(match: Match) -> str:
-    """The same as a query has it, which cannot say that a final star is part of a tag."""
+    """A match as a query has it, which cannot say that a final star is part of a tag."""
     if isinstance(match, str):
         return match
     _, operator, text = match
-    if operator == "Eq" and text.endswith("*"):
+    starred = text.endswith("*")
+    if operator == "Eq" and starred:
         raise InvalidRequest(f"a watch of one topic cannot ask for the tag {text!r} itself")
+    if operator == "Glob" and not starred:  # without its star a query would mean the tag
+        raise InvalidRequest(f"Glob {text!r}: a literal prefix and one star at its end")
     return text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import httpx
@@ -28,13 +29,13 @@ from fairway.wire.topics import LIMIT_DEFAULT, LIMIT_MAX, READ_BYTES_DEFAULT
 if TYPE_CHECKING:
     import random
     import ssl
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
     from typing import Self
 
     from fairway.client.bulk import Progress
     from fairway.client.clock import ClientClock
-    from fairway.client.following import Stream
+    from fairway.client.following import Item, Stream
     from fairway.client.problems import NoReply, Reply
     from fairway.client.protocol import Call
     from fairway.client.records import Cursor, Page, Position
@@ -459,14 +460,20 @@ class Watch(Generic[T]):
         return dict(self._follower.delivered)
 
     def __iter__(self) -> Iterator[Record[T]]:
+        with closing(self.items()) as items:
+            for item in items:
+                if isinstance(item, Record):
+                    yield item
+                elif self._on_tombstone is not None:
+                    self._on_tombstone(item)
+
+    def items(self) -> Generator[Item[T], None, None]:
+        """The same with tombstones in their place, which `on_tombstone` is then not told."""
         try:
             while True:
                 item = self._follower.next_nowait()
-                if isinstance(item, Record):
+                if item is not None:
                     yield item
-                elif item is not None:
-                    if self._on_tombstone is not None:
-                        self._on_tombstone(item)
                 elif self._follower.ended:
                     return
                 else:
@@ -475,8 +482,7 @@ class Watch(Generic[T]):
             self.close()
 
     def __enter__(self) -> Self:
-        while self._response is None and not self._follower.ended:
-            self._advance()
+        self.open()
         return self
 
     def __exit__(
@@ -486,6 +492,11 @@ class Watch(Generic[T]):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def open(self) -> None:
+        """Connect now, and not when the first record is asked for."""
+        while self._response is None and not self._follower.ended:
+            self._advance()
 
     def close(self) -> None:
         """Drop the connection. What has come and was not handed out is kept."""

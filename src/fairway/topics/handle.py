@@ -5,20 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from fairway.errors import InvalidRequest
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
 from fairway.topics.watching import View, Watcher
 from fairway.topics.writing import NewBatch
 from fairway.wire.records import parse_records
-from fairway.wire.topics import Match, TopicPatch, check_writer
+from fairway.wire.topics import (
+    LIMIT_DEFAULT,
+    LIMIT_MAX,
+    WAIT_MS_MAX,
+    DeleteRequest,
+    DiffRequest,
+    Match,
+    TopicPatch,
+    check_writer,
+    match_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from fairway.topics.batch import Record as RawRecord
     from fairway.topics.engine import Topics
@@ -28,20 +40,30 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairway.topics")
 
 T = TypeVar("T")
+M = TypeVar("M")
+
+MS_NS: Final = 1_000_000
 
 
 class RemoteTopics(Protocol):
-    """Topics of a running server, for a process that does not own the log. Values are as typed."""
+    """Topics of a running server, for a process that does not own the log. Values are as typed.
 
-    async def append(self, name: str, values: Sequence[Any], **options: Any) -> Appended: ...
+    `config` is how to make a topic that is not there.
+    """
 
-    async def read(self, name: str, type: Any, from_seq: int, **options: Any) -> Read[Any]: ...
+    async def append(
+        self, name: str, values: Sequence[Any], *, config: TopicPatch, **options: Any
+    ) -> Appended: ...
+
+    async def read(
+        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
+    ) -> Read[Any]: ...
 
     def watch(
-        self, name: str, type: Any, from_seq: int, **options: Any
-    ) -> AsyncIterator[Record[Any] | Lost]: ...
+        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
+    ) -> AsyncGenerator[Record[Any] | Lost, None]: ...
 
-    async def delete(self, name: str, **options: Any) -> int: ...
+    async def delete(self, name: str, asked: DeleteRequest) -> int: ...
 
 
 class HasTopics(Protocol):
@@ -63,6 +85,8 @@ class Record(NamedTuple, Generic[T]):
     tag: str | None
     node: str | None
     meta: dict[str, Any] | None
+    epoch: int
+    """Of which incarnation of the topic it is. Keep it with the seq."""
 
 
 class Lost(NamedTuple):
@@ -127,58 +151,79 @@ class TopicHandle(Generic[T]):
         self,
         from_seq: int = 0,
         *,
-        limit: int = 256,
+        epoch: int | None = None,
+        limit: int = LIMIT_DEFAULT,
         node: str | None = None,
         match: Match | None = None,
         wait_s: float = 0.0,
     ) -> Read[T]:
-        """What comes after `from_seq`; waits up to `wait_s` if nothing does."""
+        """What comes after `from_seq`; waits up to `wait_s`, 30 seconds at most, if nothing does.
+
+        `epoch` is that of the incarnation `from_seq` was read from. If the topic is another one by
+        now, `lost` says that it was recreated, and the page begins at its start. Without it, that
+        is noticed only if the topic has not come to `from_seq`.
+
+        `node` leaves out that node's own records. `match` is a tag, or a prefix such as "eu.*".
+        `limit` is how many records are looked at, 1,000 at most.
+        """
+        asked = _asked(from_seq, epoch=epoch, limit=limit, node=node, match=match, wait_s=wait_s)
         if (remote := self._app.remote_topics) is not None:
-            return await remote.read(
-                self.name, self.type, from_seq, limit=limit, node=node, match=match, wait_s=wait_s
-            )
+            return await remote.read(self.name, self.type, asked, config=self.patch)
         found = self._app.topics.find(self.name)
         if found is None:
             found, _ = await self._app.topics.create(self.name, self.patch)
         answer = await self._app.topics.diff(
             self.name,
             from_seq,
-            limit=limit,
-            selection=_selection(found, node, match),
-            wait_ns=round(wait_s * 1e9),
+            epoch=epoch,
+            limit=asked.limit,
+            selection=_selection(found, asked),
+            wait_ns=asked.wait_ms * MS_NS,
         )
         topic, page, recreated = answer
         gap = page.gap
         lost = Lost(gap.first, gap.last, gap.reason) if gap is not None else None
         if recreated:
-            lost = Lost(1, topic.evict_floor - 1, "recreated")
+            lost = (lost or Lost(1, 0, ""))._replace(reason="recreated")
+        now = abs(topic.epoch)  # negative if it was deleted meanwhile
         return Read(
-            [self._record(record) for record in page.records],
+            [self._record(record, now) for record in page.records],
             lost,
             page.next_seq,
             page.next_seq >= topic.head,
+            now,
         )
 
     async def watch(
-        self, from_seq: int = 0, *, node: str | None = None, match: Match | None = None
-    ) -> AsyncIterator[Record[T] | Lost]:
+        self,
+        from_seq: int = 0,
+        *,
+        epoch: int | None = None,
+        node: str | None = None,
+        match: Match | None = None,
+    ) -> AsyncGenerator[Record[T] | Lost, None]:
         """Every record after `from_seq`, then every new one as it comes; `Lost` for a gap.
 
-        A `from_seq` that the topic has not come to is of another topic of that name: `Lost` says
-        that it was recreated, and all of this one follows. Ends when the topic is deleted. A reader
-        that is slow falls behind and catches up from the log: it costs nobody else anything.
+        A `from_seq` of another `epoch`, or one that the topic has not come to, is of another topic
+        of that name: `Lost` says that it was recreated, and all of this one follows. Ends when the
+        topic is deleted. A reader that is slow falls behind and catches up from the log: it costs
+        nobody else anything.
         """
+        asked = _asked(from_seq, epoch=epoch, node=node, match=match)
         if (remote := self._app.remote_topics) is not None:
-            async for found in remote.watch(self.name, self.type, from_seq, node=node, match=match):
-                yield found
+            watch = remote.watch(self.name, self.type, asked, config=self.patch)
+            async with aclosing(watch) as items:
+                async for item in items:
+                    yield item
             return
         engine = self._app.topics
         topic = engine.find(self.name)
         if topic is None:
             topic, _ = await engine.create(self.name, self.patch)
         inbox = _Inbox()
-        view = View(_PLAIN, _selection(topic, node, match))
-        recreated = from_seq > topic.assigned
+        view = View(_PLAIN, _selection(topic, asked))
+        now = topic.epoch
+        recreated = epoch not in (None, now) or from_seq > topic.assigned
         start = topic.evict_floor - 1 if recreated else min(from_seq, topic.head)
         watcher = engine.watch(topic, view, inbox, start)
         try:
@@ -192,26 +237,33 @@ class TopicHandle(Generic[T]):
                     yield Lost(frame.first, frame.last, frame.reason)
                 else:
                     for record in frame:
-                        yield self._record(record)
+                        yield self._record(record, now)
         finally:
             engine.unwatch(watcher)
 
     async def delete(self, *, before_seq: int | None = None, match: Match | None = None) -> int:
-        """Delete records that are there now, for good; returns how many."""
+        """Delete records that are there now, for good; returns how many.
+
+        Below a seq, of a tag (or of tags with a prefix such as "eu.*"), or where both hold.
+        Raises `NotFound` if there is no such topic: there is nothing to make it for.
+        """
+        asked = _checked(DeleteRequest, before_seq=before_seq, match=match_of(match))
         if (remote := self._app.remote_topics) is not None:
-            return await remote.delete(self.name, before_seq=before_seq, match=match)
-        tags = TagMatch.of(match) if match is not None else None
+            return await remote.delete(self.name, asked)
         _, count = await self._app.topics.delete_records(
-            self.name, before_seq=before_seq, match=tags
+            self.name, before_seq=before_seq, match=_tags(asked.match)
         )
         return count
 
     @property
     def state(self) -> Topic:
-        """Where the topic is now: `head`, `earliest`, `count`, `bytes`, `config`."""
+        """Where the topic is now: `head`, `earliest`, `count`, `bytes`, `config`.
+
+        For the process that has the log; in `fairway worker` it raises `Closing`.
+        """
         return self._app.topics.get(self.name)
 
-    def _record(self, record: RawRecord) -> Record[T]:
+    def _record(self, record: RawRecord, epoch: int) -> Record[T]:
         return Record(
             record.seq,
             record.ts,
@@ -219,6 +271,7 @@ class TopicHandle(Generic[T]):
             record.tag,
             record.node,
             msgspec.json.decode(record.meta) if record.meta is not None else None,
+            epoch,
         )
 
 
@@ -256,11 +309,56 @@ class Read(NamedTuple, Generic[T]):
     lost: Lost | None
     next_seq: int
     caught_up: bool
+    epoch: int
+    """Of which incarnation of the topic `next_seq` is."""
 
 
-def _selection(topic: Topic, node: str | None, match: Match | None) -> Selection:
-    own = frozenset((node,)) if node is not None and topic.config.dedupe_node else NO_NODES
-    return Selection(own, TagMatch.of(match) if match is not None else None)
+def _asked(
+    from_seq: int,
+    *,
+    epoch: int | None,
+    limit: int = LIMIT_DEFAULT,
+    node: str | None,
+    match: Match | None,
+    wait_s: float = 0.0,
+) -> DiffRequest:
+    """What a reader asks for, refused or brought into its range as it is over HTTP."""
+    if not isinstance(node, str | None):
+        raise InvalidRequest(f"node is one name, not {node!r}")
+    asked = _checked(
+        DiffRequest,
+        from_seq=from_seq,
+        epoch=epoch,
+        limit=limit,
+        node=node,
+        match=match_of(match),
+        wait_ms=round(wait_s * 1000),
+    )
+    _tags(asked.match)  # refused before a topic is made for it
+    return msgspec.structs.replace(
+        asked,
+        limit=min(asked.limit or LIMIT_DEFAULT, LIMIT_MAX),
+        wait_ms=min(asked.wait_ms, WAIT_MS_MAX),
+    )
+
+
+def _checked(message: type[M], **fields: Any) -> M:
+    """A message that can be sent, or `InvalidRequest` in the words of whoever would get it."""
+    try:
+        return msgspec.convert(fields, message)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def _selection(topic: Topic, asked: DiffRequest) -> Selection:
+    nodes = NO_NODES
+    if isinstance(asked.node, str) and topic.config.dedupe_node:
+        nodes = frozenset((asked.node,))
+    return Selection(nodes, _tags(asked.match))
+
+
+def _tags(match: Match | None) -> TagMatch | None:
+    return TagMatch.of(match) if match is not None else None
 
 
 _DELETED: Final = object()

@@ -113,7 +113,10 @@ class AppendReply(Struct, frozen=True, kw_only=True):
 
 MatchTuple: TypeAlias = tuple[Literal["tag"], Literal["Eq", "Glob"], str]
 Match: TypeAlias = str | MatchTuple
-"""A tag predicate: `"x"` and `["tag","Eq","x"]` are exact, `["tag","Glob","x*"]` is a prefix."""
+"""A tag predicate: `"x"` and `["tag","Eq","x"]` are exact, `["tag","Glob","x*"]` is a prefix.
+
+So it is in a message. In Python a string that ends in a star is a prefix: see `match_of`.
+"""
 
 
 class DiffRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -323,6 +326,16 @@ def check_name(name: str, *, what: str = "topic") -> str:
             " the first a letter or a digit"
         )
     return name
+
+
+def match_of(match: Match | None) -> Match | None:
+    """What Python code means, as a message has it: `"x"` is a tag, `"x*"` a prefix of tags.
+
+    A tag that itself ends in a star is `("tag", "Eq", "x*")`.
+    """
+    if isinstance(match, str) and match.endswith("*"):
+        return ("tag", "Glob", match)
+    return match
 
 
 def check_writer(node: str | None, key: str | None) -> None:
