@@ -16,6 +16,7 @@ from fairway.server.sse import (
     Frame,
     MultiStream,
     parse_id,
+    parse_positions,
     problem_event,
 )
 from fairway.server.topics_api import nodes_of
@@ -208,7 +209,9 @@ async def open_watch(host: Host, request: Request, wid: str) -> Reply | None:
     if definition.prefix is not None:
         identity.require_prefix("read", definition.prefix)
     require_event_stream(request)
-    cursors = session.resume(request.header(b"last-event-id") or query.get("last_event_id"))
+    last_id = request.header(b"last-event-id") or query.get("last_event_id")
+    # Without an id nothing is known to have arrived: it begins where its definition says.
+    cursors = parse_positions(last_id) if last_id else {}
     connection = host.connection_of(request)
     follower: _Follower
 
@@ -217,7 +220,7 @@ async def open_watch(host: Host, request: Request, wid: str) -> Reply | None:
         host.heartbeats.remove(stream)
         follower.stop()
 
-    stream = MultiStream(connection, closed, session.cursors)
+    stream = MultiStream(connection, closed)
     guest = host.connect(identity, stream.end)
     follower = _Follower(host, session, stream, cursors)
     try:
@@ -236,7 +239,7 @@ class _Follower:
     def __init__(
         self, host: Host, session: Session, stream: MultiStream, cursors: dict[int, int]
     ) -> None:
-        """`cursors` says, by epoch, how far the reader is."""
+        """`cursors` says, by epoch, how far the reader is, as far as it told."""
         self._host = host
         self._session = session
         self._stream = stream
