@@ -128,6 +128,41 @@ def test_scopes_and_prefixes_hold_on_every_route(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_router_of_others_is_neither_read_nor_replaced_nor_deleted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        keys = KEYS.replace('["read", "write"]', '["admin"]')
+        async with keyed(tmp_path, keys) as served:
+            root, tenant = (served.api.using(f"{name}-secret") for name in ("root", "writer"))
+            for name in ("orders.a", "orders.b", "hr.a", "hr.b"):
+                await root.put(f"/v0/topics/{name}")
+            own = {"source": "orders.a", "dest": "orders.b"}
+            for ends in (("hr.a", "hr.b"), ("orders.a", "hr.b"), ("hr.a", "orders.b")):
+                theirs = dict(zip(("source", "dest"), ends, strict=True))
+                assert (await root.put("/v0/routers/main", theirs)).status in (200, 201)
+                for call in (
+                    tenant.get("/v0/routers/main"),
+                    tenant.put("/v0/routers/main", own),
+                    tenant.delete("/v0/routers/main"),
+                ):
+                    answer = await call
+                    assert (answer.status, answer.code) == (403, "forbidden"), ends
+                kept = (await root.get("/v0/routers/main")).json
+                assert (kept["source"], kept["dest"]) == ends
+
+            await root.delete("/v0/routers/main")
+            async with asyncio.TaskGroup() as group:  # whoever comes second finds the other's
+                made = group.create_task(root.put("/v0/routers/main", theirs))
+                mine = group.create_task(tenant.put("/v0/routers/main", own))
+            last = (await root.get("/v0/routers/main")).json
+            assert made.result().status in (200, 201)
+            assert (last["source"], last["dest"]) == ends, mine.result()
+            assert (await root.put("/v0/routers/main", own)).status == 200
+            assert (await tenant.put("/v0/routers/main", {**own, "filter": "x"})).status == 200
+            assert (await tenant.delete("/v0/routers/main")).json["deleted"] is True
+
+    run(scenario())
+
+
 def test_pages_of_a_narrow_key_are_full_though_others_lie_between(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with keyed(tmp_path) as served:

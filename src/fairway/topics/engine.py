@@ -496,19 +496,46 @@ class Topics:
         return self._routers.all
 
     async def put_router(
-        self, name: str, config: RouterConfig, *, owner: str = ""
+        self,
+        name: str,
+        config: RouterConfig,
+        *,
+        owner: str = "",
+        permit: Callable[[RouterConfig], None] | None = None,
     ) -> tuple[Router, bool]:
         """Create a router, or replace one; True if it is new. It forwards from now on.
 
-        `owner` is whoever its destination counts for, if that is made.
+        `owner` is whoever its destination counts for, if that is made. `permit` is asked about the
+        rule that would be replaced, if there is one, and raises if it may not be.
         """
         self._check_open()
-        return await self._changes.alone(lambda: self._routers.put(name, config, owner))
 
-    async def delete_router(self, name: str) -> bool:
-        """Stop forwarding and forget the rule; what was forwarded stays."""
+        async def put() -> tuple[Router, bool]:
+            self._check_permitted(name, permit)
+            return await self._routers.put(name, config, owner)
+
+        return await self._changes.alone(put)
+
+    async def delete_router(
+        self, name: str, *, permit: Callable[[RouterConfig], None] | None = None
+    ) -> bool:
+        """Stop forwarding and forget the rule; what was forwarded stays.
+
+        `permit` is asked about the rule that would go, and raises if it may not.
+        """
         self._check_open()
-        return await self._changes.alone(lambda: self._routers.delete(name))
+
+        async def delete() -> bool:
+            self._check_permitted(name, permit)
+            return await self._routers.delete(name)
+
+        return await self._changes.alone(delete)
+
+    def _check_permitted(self, name: str, permit: Callable[[RouterConfig], None] | None) -> None:
+        """Asked while no other change happens: before that, another rule may have that name."""
+        existing = self._routers.all.get(name)
+        if existing is not None and permit is not None:
+            permit(existing.config)
 
     async def topic_for_router(self, config: RouterConfig) -> Topic:
         """The destination of a router."""
