@@ -418,6 +418,48 @@ def test_a_router_makes_no_topic_beyond_the_quota_of_its_key(tmp_path: Path) -> 
     run(scenario())
 
 
+def test_a_quota_of_topics_holds_for_those_that_wait_for_each_other(tmp_path: Path) -> None:
+    """Routers are made one at a time, and so are the forks of one stream."""
+
+    async def scenario() -> None:
+        async with keyed(tmp_path, quota("routers", topics=3) + quota("forks", topics=3)) as served:
+
+            async def refused(calls: list[Any], *, owner: str) -> list[int]:
+                """The statuses of calls that are made at once, of which two have room."""
+                async with asyncio.TaskGroup() as group:
+                    made = [group.create_task(call) for call in calls]
+                assert sorted(one.result().status for one in made) == [201] * 2 + [429] * 6
+                for one in made:
+                    if one.result().status == 429:
+                        assert one.result().error["detail"]["limit"] == "topics"
+                assert sum(topic.owner == owner for topic in served.app.topics) == 3
+                return [one.result().status for one in made]
+
+            api = served.api.using("routers-secret")
+            await api.put("/v0/topics/source")
+            routers = [{"source": "source", "dest": f"dest.{n}"} for n in range(8)]
+            statuses = await refused(
+                [api.put(f"/v0/routers/{n}", body) for n, body in enumerate(routers)],
+                owner="routers",
+            )
+            listed = (await api.get("/v0/routers")).json["routers"]
+            assert [one["router"] for one in listed] == [
+                str(n) for n, status in enumerate(statuses) if status == 201
+            ], "what was refused is not there"
+
+            api = served.api.using("forks-secret")
+            await api.put("/v1/stream/source", raw=b"x", headers={"content-type": "text/plain"})
+            fork = {"stream-forked-from": "/v1/stream/source"}
+            statuses = await refused(
+                [api.put(f"/v1/stream/fork/{n}", headers=fork) for n in range(8)], owner="forks"
+            )
+            for n, status in enumerate(statuses):
+                found = await api.get(f"/v1/stream/fork/{n}")
+                assert found.status == (200 if status == 201 else 404)
+
+    run(scenario())
+
+
 def test_what_a_router_makes_counts_for_its_key(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with keyed(tmp_path, quota("crowd", topics=2)) as served:

@@ -248,7 +248,6 @@ async def put_topic(host: Host, request: Request, topic: str) -> Reply:
     patch = await request.json(_PATCH, empty=b"{}")
     check_name(topic)
     request.identity.require("admin", topic)
-    host.charge_topic(request.identity, topic)
     found, created = await host.topics.put(topic, patch, owner=request.identity.name)
     reply = PutTopicReply(topic=topic, created=created, epoch=found.epoch, config=found.config)
     return json_reply(reply, 201 if created else 200)
@@ -334,9 +333,6 @@ async def put_router(host: Host, request: Request, router: str) -> Reply:
     identity = request.identity
     identity.require("admin", config.source, config.dest)
     refuse_append(config.dest)
-    if config.create_dest:
-        check_name(config.dest)
-        host.charge_topic(identity, config.dest)  # it may be one more
     made, created = await host.topics.put_router(
         router,
         config,

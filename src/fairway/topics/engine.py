@@ -120,6 +120,8 @@ class Topics:
         """What other parts keep in the catalog, by kind, as it was found."""
         self.created: list[Callable[[Topic], None]] = []
         """Told of every topic that comes into being."""
+        self.may_make: Callable[[str], None] = lambda owner: None
+        """Asked before a topic is made, however that comes about; raises if its owner has enough."""
 
     # Life
 
@@ -170,6 +172,7 @@ class Topics:
             retention=self.retention,
             delivery=self.delivery,
             live=self.live,
+            may_make=lambda owner: self.may_make(owner),
             created=self._tell_created,
             start=self.start,
         )
