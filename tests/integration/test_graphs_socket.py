@@ -268,6 +268,29 @@ def test_a_denied_operation_leaves_the_socket_open(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: Path) -> None:
+    key = '[[key]]\nname = "key"\nsecret = "secret"\nscopes = ["admin"]\n[key.quota]\n'
+
+    async def scenario() -> None:
+        keys = tmp_path / "keys.toml"
+        keys.write_text(key)
+        async with serving(tmp_path, app=desk(tmp_path), keys_file=keys) as served:
+            host = served.server._http.host
+            assert host is not None
+            async with opened(served.api, "pricing", "accumulators/quotes", key="secret") as socket:
+                large = {"data": QUOTE, "id": "x" * 1000}
+                assert [(await socket.ask(**large))["op"] for _ in range(3)] == ["ack"] * 3
+                keys.write_text(f"{key}bytes_per_second = 1")
+                [guest] = host._guests.values()
+                confirm = host.access.confirm
+                await until(lambda: confirm(guest.identity, 0).quota.bytes_per_s)
+                assert (await socket.ask(**large))["op"] == "ack", "it leaves a debt"
+                refused = await socket.ask(**large)
+                assert (refused["op"], refused["detail"]["limit"]) == ("refused", "bytes_per_second")
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [

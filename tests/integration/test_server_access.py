@@ -473,6 +473,36 @@ def test_what_a_router_makes_counts_for_its_key(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        hundred = {"records": RECORD["records"] * 100}
+        async with keyed(tmp_path, quota("key")) as served:
+            api = served.api.using("key-secret")
+            host = served.server._http.host
+            assert host is not None
+            url = f"ws://127.0.0.1:{served.api.port}/v0/ws"
+            headers = {"authorization": "Bearer key-secret"}
+            async with connect(url, proxy=None, additional_headers=headers) as socket:
+
+                async def publish() -> Any:
+                    message = {"op": "publish", "topic": "t", **hundred}
+                    await socket.send(json.dumps(message))
+                    return json.loads(await socket.recv())
+
+                assert [(await publish())["op"] for _ in range(3)] == ["published"] * 3
+                (tmp_path / "keys.toml").write_text(quota("key", records_per_second=1))
+                [guest] = host._guests.values()
+                confirm = host.access.confirm
+                await until(lambda: confirm(guest.identity, 0).quota.records_per_s)
+                assert (await api.post("/v0/topics/t", hundred)).status == 200, "and has a debt now"
+                refused = await publish()
+                assert (refused["op"], refused["code"]) == ("error", "throttled")
+                assert refused["detail"]["limit"] == "records_per_second"
+                assert (await api.post("/v0/topics/t", RECORD)).status == 429, "the debt is there"
+
+    run(scenario())
+
+
 # --- tickets
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fairway.server.auth import Identity
     from fairway.server.exchange import Receive, Reply, Request, Send
     from fairway.server.host import Host
+    from fairway.server.quotas import Allowance
     from fairway.topics.batch import Record
     from fairway.topics.topic import Topic
     from fairway.topics.watching import Watcher
@@ -73,9 +74,7 @@ class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fiel
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
-    traceparent: Annotated[str, msgspec.Meta(min_length=1, max_length=TRACE_BYTES_MAX)] | None = (
-        None
-    )
+    traceparent: Trace | None = None
     """That of the handshake if it has none."""
     id: str | int | None = None
 
@@ -199,6 +198,16 @@ class Socket:
         self._end = status_of(reason)[1]
         self._more.set()
 
+    def begin(self) -> Allowance | None:
+        """Count a request, as `Host.begin` does, for the key as it is now.
+
+        Its quota may be another one than when the socket was opened, and that is no reason to end
+        it: what is counted by an old quota would bring that back for all who use the key.
+        """
+        host = self._host
+        self._identity = host.access.confirm(self._identity, host.clock.wall_ns())
+        return host.begin(self._identity)
+
     def close(self) -> None:
         for watcher in self._watchers.values():
             self._host.topics.unwatch(watcher)
@@ -214,7 +223,7 @@ class Socket:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise InvalidRequest(str(error)) from None
             number = request.id
-            allowance = self._host.begin(self._identity)
+            allowance = self.begin()
             try:
                 answer = await self._do(request)
             finally:
