@@ -148,19 +148,23 @@ class Socket:
         self._more = asyncio.Event()
         self._room = asyncio.Event()
         self._end: str | None = None
+        self._over = False
+        """Nothing is sent any more."""
         self._stalled: list[Watcher] = []
         self._watchers: dict[str, Watcher] = {}
 
     # As a sink
 
     def write(self, watcher: Watcher, frame: bytes, to_seq: int) -> bool:
-        if self._out_bytes and self._out_bytes + len(frame) > BUFFER_BYTES:
+        if self._over or (self._out_bytes and self._out_bytes + len(frame) > BUFFER_BYTES):
             self._stalled.append(watcher)
             return False
         self._queue(frame)
         return True
 
     def _queue(self, message: bytes) -> None:
+        if self._over:
+            return
         self._out.append(message)
         self._out_bytes += len(message)
         self._more.set()
@@ -180,6 +184,9 @@ class Socket:
             await self._send({"type": "websocket.close", "code": 1008, "reason": self._end})
         except (OSError, RuntimeError):
             return  # the client is gone, which the reading side is told too
+        finally:
+            self._over = True
+            self._room.set()  # the reading side may wait for it, and would never be told
 
     def _drained(self) -> None:
         self._room.set()
@@ -189,7 +196,7 @@ class Socket:
 
     async def wait_room(self) -> None:
         """Whoever sends requests without reading the answers waits until it has read some."""
-        if self._out_bytes > BUFFER_BYTES:
+        if self._out_bytes > BUFFER_BYTES and not self._over:
             self._room.clear()
             await self._room.wait()
 
