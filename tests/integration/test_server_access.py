@@ -353,6 +353,35 @@ def test_quotas_of_a_key_are_429_with_their_limit(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_what_a_stream_begins_with_counts_as_what_is_appended_to_it(tmp_path: Path) -> None:
+    keys = "".join(quota(f"k{n}", records_per_second=10) for n in range(5))
+    many, json_type = json.dumps(list(range(1000))).encode(), {"content-type": "application/json"}
+    fork = {"stream-forked-from": "/v1/stream/k0"}
+    text = {"content-type": "text/plain"}
+
+    async def scenario() -> None:
+        async with keyed(tmp_path, keys) as served:
+
+            async def puts(key: str, body: bytes, headers: dict[str, str]) -> list[int]:
+                api = served.api.using(f"{key}-secret")
+                paths = (key, key, f"{key}/again")
+                return [
+                    (await api.put(f"/v1/stream/{path}", raw=body, headers=headers)).status
+                    for path in paths
+                ]
+
+            # What is there already gets nothing, which is free; and the debt is of many seconds.
+            assert await puts("k0", many, json_type) == [201, 200, 429]
+            assert await puts("k1", many, fork) == [201, 200, 429], "of its source's type"
+            assert await puts("k2", many, text) == [201, 200, 201], "bytes: one record"
+            assert await puts("k3", many, {**fork, **json_type}) == [201, 200, 429]
+            assert await puts("k4", b"[1,", json_type) == [400, 400, 400]
+            api = served.api.using("k2-secret")
+            assert (await api.get("/v0/topics/ds:k1:again")).status == 404, "nothing was made"
+
+    run(scenario())
+
+
 def test_a_quota_of_topics_holds_however_they_are_made(tmp_path: Path) -> None:
     """At once, again and again, over a WebSocket; and who waits for one topic counts it once."""
 
