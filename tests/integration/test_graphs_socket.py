@@ -296,7 +296,10 @@ def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: 
                 await until(lambda: confirm(guest.identity, 0).quota.bytes_per_s)
                 assert (await socket.ask(**large))["op"] == "ack", "it leaves a debt"
                 refused = await socket.ask(**large)
-                assert (refused["op"], refused["detail"]["limit"]) == ("refused", "bytes_per_second")
+                assert (refused["op"], refused["detail"]["limit"]) == (
+                    "refused",
+                    "bytes_per_second",
+                )
 
     run(scenario())
 

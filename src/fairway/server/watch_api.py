@@ -168,6 +168,7 @@ async def create_watch(host: Host, request: Request) -> Reply:
         limits=(LIMIT_MAX, WATCH_BYTES_MAX),
     )
     positions = {name: _position(host, one) for name, one in followed.items()}
+    host.topics.writability.check()  # it is stored, and what is left of a full disk is for deletes
     session = await host.sessions.create(definition, host.now_ms())
     return json_reply(
         WatchReply(
@@ -350,7 +351,8 @@ class _Follower:
                 self._stream.say(problem_event(full, topic=topic.name))
                 return
             definition.topics.append(Followed(topic.name, topic.epoch, 0))
-            self._host.topics.start(self._host.sessions.try_save(self._session))
+            if self._host.topics.read_only is None:  # else it is found again by its prefix
+                self._host.topics.start(self._host.sessions.try_save(self._session))
         # One that waits to be told of keeps its place: its reader knows another incarnation of it.
         self._to_begin.setdefault(topic.name, Followed(topic.name, topic.epoch, 0))
         self._begin_more()
