@@ -503,12 +503,12 @@ class Fairway:
             )
             engine = await stack.enter_async_context(self._starting)
             for handle in self._declared.values():
-                await engine.put(handle.name, handle.patch)
+                await engine.put(handle.name, handle.patch, declared=True)
             for name, router in self._routers.items():
                 for end in (router.source, router.dest):
                     if engine.find(end) is None:
-                        await engine.create(end)
-                await engine.put_router(name, router)
+                        await engine.create(end, declared=True)
+                await engine.put_router(name, router, declared=True)
             self._part = await stack.enter_async_context(self._jobs_part())
             if self._part.worker is not None:
                 self._part.worker.pressure = lambda: engine.ladder.pressure

@@ -62,7 +62,7 @@ class TopicArrivals:
         self, topic: str, epoch: int | None, seq: int
     ) -> AsyncIterator[tuple[int, Sequence[tuple[int, bytes]]]]:
         if self._topics.find(topic) is None:
-            await self._topics.create(topic)
+            await self._topics.create(topic, declared=True)
         async for found in consumed(self._topics, topic, epoch, seq):
             yield found
 

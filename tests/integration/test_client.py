@@ -537,6 +537,29 @@ def test_lost_answers_are_asked_for_again_and_stored_once(tmp_path: Path) -> Non
     run(scenario(), within_s=WAIT_S)
 
 
+def test_a_watch_of_several_loses_nothing_with_its_first_connection(
+    server: ServerProcess, client: Client
+) -> None:
+    """Which breaks before anything of it arrives, when its server has sent all there was."""
+
+    async def scenario() -> list[tuple[str, int]]:
+        found: list[tuple[str, int]] = []
+        async with (
+            losing(server.port, lambda count: count == 2) as port,
+            AsyncClient(f"http://127.0.0.1:{port}") as through,
+        ):
+            async for record in through.watch(["cut.a", "cut.b"]):
+                found.append((record.topic, record.seq))
+                if len(found) == 4:
+                    break
+        return found
+
+    for name in ("cut.a", "cut.b"):
+        client.topic(name).append(1, 2)
+    found = run(scenario(), within_s=WAIT_S)
+    assert sorted(found) == [("cut.a", 1), ("cut.a", 2), ("cut.b", 1), ("cut.b", 2)]
+
+
 def test_a_silent_stream_is_dropped_and_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "SLACK_MS", -1900)  # of two heartbeats of a second
     requests: list[bytes] = []

@@ -12,9 +12,19 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from fairway.server import graphs_socket
+from fairway.server.websocket import BUFFER_BYTES
 from fairway.settings import parse_api_keys
 from tests.support.graphs_served import Gate, desk
-from tests.support.server import Api, Site, run, serving, shared_site, until
+from tests.support.server import (
+    Api,
+    Site,
+    deaf_socket,
+    run,
+    serving,
+    shared_site,
+    text_frame,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -268,6 +278,32 @@ def test_a_denied_operation_leaves_the_socket_open(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: Path) -> None:
+    key = '[[key]]\nname = "key"\nsecret = "secret"\nscopes = ["admin"]\n[key.quota]\n'
+
+    async def scenario() -> None:
+        keys = tmp_path / "keys.toml"
+        keys.write_text(key)
+        async with serving(tmp_path, app=desk(tmp_path), keys_file=keys) as served:
+            host = served.server._http.host
+            assert host is not None
+            async with opened(served.api, "pricing", "accumulators/quotes", key="secret") as socket:
+                large = {"data": QUOTE, "id": "x" * 1000}
+                assert [(await socket.ask(**large))["op"] for _ in range(3)] == ["ack"] * 3
+                keys.write_text(f"{key}bytes_per_second = 1")
+                [guest] = host._guests.values()
+                confirm = host.access.confirm
+                await until(lambda: confirm(guest.identity, 0).quota.bytes_per_s)
+                assert (await socket.ask(**large))["op"] == "ack", "it leaves a debt"
+                refused = await socket.ask(**large)
+                assert (refused["op"], refused["detail"]["limit"]) == (
+                    "refused",
+                    "bytes_per_second",
+                )
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [
@@ -328,6 +364,35 @@ def test_a_client_that_leaves_leaves_nothing_behind(site: Site) -> None:
         before = len(host._guests)
         async with opened(api, "pricing", "reactor"), opened(api, "both", "accumulators/left"):
             assert len(host._guests) == before + 2
+        await until(lambda: len(host._guests) == before)
+
+    site.run(scenario(site.api))
+
+
+@pytest.mark.parametrize("place", ["reactor", "accumulators/quotes"])
+def test_a_client_that_leaves_without_having_read_leaves_nothing_behind(
+    site: Site, place: str
+) -> None:
+    async def scenario(api: Api) -> None:
+        host = site.served.server._host
+        assert host is not None
+        before = len(host._guests)
+        gone = asyncio.Event()
+
+        async def send(message: object) -> None:
+            """As when the client reads nothing, and then leaves."""
+            await gone.wait()
+            raise OSError("the client is gone")
+
+        wire = await deaf_socket(api.port, f"/v0/graphs/pricing/{place}")
+        await until(lambda: len(host._guests) > before)
+        socket = [*host._guests.values()][-1].end.__self__  # type: ignore[attr-defined]
+        socket._send = send
+        for _ in range(200):
+            wire.writer.write(text_frame(id="i" * 30_000))
+        await until(lambda: socket._out_bytes > BUFFER_BYTES)
+        wire.abort()
+        gone.set()
         await until(lambda: len(host._guests) == before)
 
     site.run(scenario(site.api))

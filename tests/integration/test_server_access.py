@@ -128,6 +128,41 @@ def test_scopes_and_prefixes_hold_on_every_route(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_router_of_others_is_neither_read_nor_replaced_nor_deleted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        keys = KEYS.replace('["read", "write"]', '["admin"]')
+        async with keyed(tmp_path, keys) as served:
+            root, tenant = (served.api.using(f"{name}-secret") for name in ("root", "writer"))
+            for name in ("orders.a", "orders.b", "hr.a", "hr.b"):
+                await root.put(f"/v0/topics/{name}")
+            own = {"source": "orders.a", "dest": "orders.b"}
+            for ends in (("hr.a", "hr.b"), ("orders.a", "hr.b"), ("hr.a", "orders.b")):
+                theirs = dict(zip(("source", "dest"), ends, strict=True))
+                assert (await root.put("/v0/routers/main", theirs)).status in (200, 201)
+                for call in (
+                    tenant.get("/v0/routers/main"),
+                    tenant.put("/v0/routers/main", own),
+                    tenant.delete("/v0/routers/main"),
+                ):
+                    answer = await call
+                    assert (answer.status, answer.code) == (403, "forbidden"), ends
+                kept = (await root.get("/v0/routers/main")).json
+                assert (kept["source"], kept["dest"]) == ends
+
+            await root.delete("/v0/routers/main")
+            async with asyncio.TaskGroup() as group:  # whoever comes second finds the other's
+                made = group.create_task(root.put("/v0/routers/main", theirs))
+                mine = group.create_task(tenant.put("/v0/routers/main", own))
+            last = (await root.get("/v0/routers/main")).json
+            assert made.result().status in (200, 201)
+            assert (last["source"], last["dest"]) == ends, mine.result()
+            assert (await root.put("/v0/routers/main", own)).status == 200
+            assert (await tenant.put("/v0/routers/main", {**own, "filter": "x"})).status == 200
+            assert (await tenant.delete("/v0/routers/main")).json["deleted"] is True
+
+    run(scenario())
+
+
 def test_pages_of_a_narrow_key_are_full_though_others_lie_between(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with keyed(tmp_path) as served:
@@ -318,6 +353,35 @@ def test_quotas_of_a_key_are_429_with_their_limit(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_what_a_stream_begins_with_counts_as_what_is_appended_to_it(tmp_path: Path) -> None:
+    keys = "".join(quota(f"k{n}", records_per_second=10) for n in range(5))
+    many, json_type = json.dumps(list(range(1000))).encode(), {"content-type": "application/json"}
+    fork = {"stream-forked-from": "/v1/stream/k0"}
+    text = {"content-type": "text/plain"}
+
+    async def scenario() -> None:
+        async with keyed(tmp_path, keys) as served:
+
+            async def puts(key: str, body: bytes, headers: dict[str, str]) -> list[int]:
+                api = served.api.using(f"{key}-secret")
+                paths = (key, key, f"{key}/again")
+                return [
+                    (await api.put(f"/v1/stream/{path}", raw=body, headers=headers)).status
+                    for path in paths
+                ]
+
+            # What is there already gets nothing, which is free; and the debt is of many seconds.
+            assert await puts("k0", many, json_type) == [201, 200, 429]
+            assert await puts("k1", many, fork) == [201, 200, 429], "of its source's type"
+            assert await puts("k2", many, text) == [201, 200, 201], "bytes: one record"
+            assert await puts("k3", many, {**fork, **json_type}) == [201, 200, 429]
+            assert await puts("k4", b"[1,", json_type) == [400, 400, 400]
+            api = served.api.using("k2-secret")
+            assert (await api.get("/v0/topics/ds:k1:again")).status == 404, "nothing was made"
+
+    run(scenario())
+
+
 def test_a_quota_of_topics_holds_however_they_are_made(tmp_path: Path) -> None:
     """At once, again and again, over a WebSocket; and who waits for one topic counts it once."""
 
@@ -383,6 +447,48 @@ def test_a_router_makes_no_topic_beyond_the_quota_of_its_key(tmp_path: Path) -> 
     run(scenario())
 
 
+def test_a_quota_of_topics_holds_for_those_that_wait_for_each_other(tmp_path: Path) -> None:
+    """Routers are made one at a time, and so are the forks of one stream."""
+
+    async def scenario() -> None:
+        async with keyed(tmp_path, quota("routers", topics=3) + quota("forks", topics=3)) as served:
+
+            async def refused(calls: list[Any], *, owner: str) -> list[int]:
+                """The statuses of calls that are made at once, of which two have room."""
+                async with asyncio.TaskGroup() as group:
+                    made = [group.create_task(call) for call in calls]
+                assert sorted(one.result().status for one in made) == [201] * 2 + [429] * 6
+                for one in made:
+                    if one.result().status == 429:
+                        assert one.result().error["detail"]["limit"] == "topics"
+                assert sum(topic.owner == owner for topic in served.app.topics) == 3
+                return [one.result().status for one in made]
+
+            api = served.api.using("routers-secret")
+            await api.put("/v0/topics/source")
+            routers = [{"source": "source", "dest": f"dest.{n}"} for n in range(8)]
+            statuses = await refused(
+                [api.put(f"/v0/routers/{n}", body) for n, body in enumerate(routers)],
+                owner="routers",
+            )
+            listed = (await api.get("/v0/routers")).json["routers"]
+            assert [one["router"] for one in listed] == [
+                str(n) for n, status in enumerate(statuses) if status == 201
+            ], "what was refused is not there"
+
+            api = served.api.using("forks-secret")
+            await api.put("/v1/stream/source", raw=b"x", headers={"content-type": "text/plain"})
+            fork = {"stream-forked-from": "/v1/stream/source"}
+            statuses = await refused(
+                [api.put(f"/v1/stream/fork/{n}", headers=fork) for n in range(8)], owner="forks"
+            )
+            for n, status in enumerate(statuses):
+                found = await api.get(f"/v1/stream/fork/{n}")
+                assert found.status == (200 if status == 201 else 404)
+
+    run(scenario())
+
+
 def test_what_a_router_makes_counts_for_its_key(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with keyed(tmp_path, quota("crowd", topics=2)) as served:
@@ -392,6 +498,36 @@ def test_what_a_router_makes_counts_for_its_key(tmp_path: Path) -> None:
             second = await api.put("/v0/routers/2", {"source": "a", "dest": "c"})
             assert (first.status, second.status) == (201, 429)
             assert (await api.get("/v0/topics/c")).status == 404
+
+    run(scenario())
+
+
+def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        hundred = {"records": RECORD["records"] * 100}
+        async with keyed(tmp_path, quota("key")) as served:
+            api = served.api.using("key-secret")
+            host = served.server._http.host
+            assert host is not None
+            url = f"ws://127.0.0.1:{served.api.port}/v0/ws"
+            headers = {"authorization": "Bearer key-secret"}
+            async with connect(url, proxy=None, additional_headers=headers) as socket:
+
+                async def publish() -> Any:
+                    message = {"op": "publish", "topic": "t", **hundred}
+                    await socket.send(json.dumps(message))
+                    return json.loads(await socket.recv())
+
+                assert [(await publish())["op"] for _ in range(3)] == ["published"] * 3
+                (tmp_path / "keys.toml").write_text(quota("key", records_per_second=1))
+                [guest] = host._guests.values()
+                confirm = host.access.confirm
+                await until(lambda: confirm(guest.identity, 0).quota.records_per_s)
+                assert (await api.post("/v0/topics/t", hundred)).status == 200, "and has a debt now"
+                refused = await publish()
+                assert (refused["op"], refused["code"]) == ("error", "throttled")
+                assert refused["detail"]["limit"] == "records_per_second"
+                assert (await api.post("/v0/topics/t", RECORD)).status == 429, "the debt is there"
 
     run(scenario())
 

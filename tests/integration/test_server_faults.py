@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fairway.app import Fairway
+from fairway.server.sessions import KIND
 from fairway.storage.reserve import DiskReserve
 from tests.support import full_disk
 from tests.support.log_vfs import HookedVFS, fail_full, fail_sync, hooked_vfs
@@ -164,6 +166,86 @@ def test_routers_leave_a_full_disk_to_deletes(
                 assert await api.read_all("copy") == []
             await wait_ready(api, status=200)
             await wait_read(api, "copy", [2])
+
+    run(scenario())
+
+
+def test_nothing_is_made_from_the_reserve_of_a_full_disk(
+    tmp_path: Path, vfs: HookedVFS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = {"source": "kept", "dest": "copy"}
+    filtered, making = {**router, "filter": "x"}, {**router, "dest": "made"}
+    text = {"content-type": "text/plain"}
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            api = served.api
+            await api.append("kept", 1, 2, 3)
+            await api.put("/v0/topics/copy")
+            await api.put("/v0/routers/there", router)
+            path = await api.session(topics={"kept": {}}, prefix="later.*")
+            await api.append("later.one", 1)
+            vfs.hook = full
+            with monkeypatch.context() as patch:
+                patch.setattr(DiskReserve, "hold", lambda *_, **__: False)
+                assert (await api.post("/v0/topics/kept", RECORD)).code == "write_failed"
+                heal(vfs)  # as when the reserve is given up: a write would succeed
+                for call in (
+                    api.put("/v0/topics/new", {}),
+                    api.put("/v0/routers/new", router),
+                    api.put("/v0/routers/new", making),
+                    api.put("/v0/routers/there", filtered),
+                    api.post("/v0/watch", {"topics": {"kept": {}}}),
+                    api.put("/v1/stream/new", raw=b"x", headers=text),
+                ):
+                    refused = await call
+                    assert (refused.status, refused.code) == (503, "read_only"), refused
+                for missing in ("/v0/topics/new", "/v0/topics/made", "/v0/routers/new"):
+                    assert (await api.get(missing)).status == 404
+                assert (await api.get("/v0/routers/there")).json["filter"] is None
+                assert (await api.put("/v0/routers/there", router)).status == 200, "as it is"
+
+                wid = path.rpartition("/")[2]
+                stored = await served.app.topics.catalog.get(KIND, wid)
+                stream = await api.stream(path)
+                assert sorted(await stream.seqs(4)) == [1, 1, 2, 3], (
+                    "a session that is there is read"
+                )
+                host = served.server._http.host
+                assert host is not None
+                [_, joined] = host.sessions.get(wid, 0).definition.topics
+                assert joined.topic == "later.one"
+                assert (await api.put("/v0/topics/kept", {"cap_records": 1})).status == 200
+                assert await api.read_all("kept") == [3], "a lower cap makes room"
+                assert (await api.delete("/v0/routers/there")).json["deleted"] is True
+                assert await served.app.topics.catalog.get(KIND, wid) == stored, "and not written"
+            await wait_ready(api, status=200)
+            for path, body in (("/v0/topics/new", {}), ("/v0/routers/new", making)):
+                assert (await api.put(path, body)).status == 201
+            assert (await api.post("/v0/watch", {"topics": {"kept": {}}})).status == 200
+
+    run(scenario())
+
+
+def test_a_program_starts_on_a_full_disk_with_what_it_declares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not be asked to delete anything else."""
+
+    async def scenario() -> None:
+        reserve = DiskReserve(tmp_path / "reserve")
+        reserve.release()  # as it had to be, to open the log
+        monkeypatch.setattr("fairway.app._reserve_of", lambda _: reserve)
+        monkeypatch.setattr(DiskReserve, "hold", lambda *_, **__: False)
+        app = Fairway(tmp_path)
+        app.topic("declared")
+        app.route("declared", "copy", name="there")
+        async with serving(tmp_path, app=app) as served:
+            api = served.api
+            assert (await api.get("/readyz")).status == 503
+            for path in ("/v0/topics/declared", "/v0/topics/copy", "/v0/routers/there"):
+                assert (await api.get(path)).status == 200
+            assert (await api.put("/v0/topics/new")).code == "read_only"
 
     run(scenario())
 

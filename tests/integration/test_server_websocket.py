@@ -13,7 +13,16 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from fairway.server import websocket
-from tests.support.server import Api, Site, Wire, run, serving, shared_site, until
+from tests.support.server import (
+    Api,
+    Site,
+    deaf_socket,
+    run,
+    serving,
+    shared_site,
+    text_frame,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -233,21 +242,38 @@ def test_who_asks_without_reading_answers_is_not_read_on(
     monkeypatch.setattr(websocket, "Socket", Held)
 
     async def scenario(api: Api) -> None:
-        key = "eA" * 11 + "=="
-        wire = await Wire.open(api.port, receive_buffer=4096)
-        upgrade = {"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-version": "13"}
-        wire.send("GET", "/v0/ws", headers={**upgrade, "sec-websocket-key": key})
-        assert (await wire.head())[0] == 101
-        text = json.dumps({"op": "ping", "id": "i" * 30_000}).encode()
-        # A masked text frame whose mask is zero: its payload is itself.
-        frame = b"\x81\xfe" + len(text).to_bytes(2) + bytes(4) + text
+        wire = await deaf_socket(api.port, "/v0/ws")
+        frame = text_frame(op="ping", id="i" * 30_000)
         for _ in range(1000):
             wire.writer.write(frame)
         await until(lambda: held[0]._out_bytes > websocket.BUFFER_BYTES)
         for _ in range(200):
             await asyncio.sleep(0)
-            assert held[0]._out_bytes <= websocket.BUFFER_BYTES + 2 * len(text)
+            assert held[0]._out_bytes <= websocket.BUFFER_BYTES + 2 * len(frame)
         wire.abort()
+
+    site.run(scenario(site.api))
+
+
+def test_who_leaves_without_having_read_leaves_nothing_behind(site: Site) -> None:
+    async def scenario(api: Api) -> None:
+        host = site.served.server._http.host
+        assert host is not None
+        await api.append("ws.left", 1)
+        topic = site.served.app.topics.get("ws.left")
+        before = len(host._guests)
+        wire = await deaf_socket(api.port, "/v0/ws")
+        wire.writer.write(text_frame(op="subscribe", topic="ws.left"))
+        for _ in range(1000):
+            wire.writer.write(text_frame(op="ping", id="i" * 30_000))
+        await until(lambda: len(host._guests) > before)
+        socket = [*host._guests.values()][-1].end.__self__  # type: ignore[attr-defined]
+        # It was set when the first answers went out: the reading side waits for room.
+        full = websocket.BUFFER_BYTES
+        await until(lambda: socket._out_bytes > full and not socket._room.is_set())
+        wire.abort()
+        await until(lambda: len(host._guests) == before)
+        assert topic.live is None or not topic.live.readers
 
     site.run(scenario(site.api))
 

@@ -175,6 +175,23 @@ class Wire:
             await self.writer.wait_closed()
 
 
+async def deaf_socket(port: int, path: str) -> Wire:
+    """A WebSocket whose client reads nothing but the answer to its handshake."""
+    wire = await Wire.open(port, receive_buffer=4096)
+    upgrade = {"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-version": "13"}
+    wire.send("GET", path, headers={**upgrade, "sec-websocket-key": "eA" * 11 + "=="})
+    assert (await wire.head())[0] == 101
+    return wire
+
+
+def text_frame(**message: Any) -> bytes:
+    """A message for such a socket: a masked text frame whose mask is zero, so that its payload is
+    itself."""
+    text = json.dumps(message).encode()
+    size = bytes([0x80 | len(text)]) if len(text) < 126 else b"\xfe" + len(text).to_bytes(2)
+    return b"\x81" + size + bytes(4) + text
+
+
 @dataclass(frozen=True)
 class Event:
     """One server-sent event."""

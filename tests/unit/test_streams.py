@@ -1382,8 +1382,13 @@ def test_what_a_key_uses_is_counted() -> None:
             await client("PUT", "j", content_type="application/json")
             await client("PUT", "j", content_type="application/json")
             await client("POST", "j", b"[1,2,3]", content_type="application/json")
+            await client("PUT", "k", b"[1,2]", content_type="application/json")
+            await client("PUT", "k", b"[1,2]", content_type="application/json")
             assert topics.get("ds:j").owner == ANYONE.name
-            assert gate.charged == [("ds:j", 0), ("ds:j", 0), ("ds:j", 3)]
+            assert gate.charged == [
+                *(("ds:j", 0), ("ds:j", 0), ("ds:j", 3)),
+                *(("ds:k", 2), ("ds:k", 0)),  # the second one appended nothing
+            ]
 
     simulated(scenario)
 

@@ -230,7 +230,7 @@ class PushSocket(GraphSocket):
             live = managed.running()
             schema = live.accumulator(self.source).source.event_schema
             value = schema.of_json(bytes(message.data))
-            allowance = self._host.begin(self._identity)
+            allowance = self.begin()
             try:
                 self._host.charge_pushes(self._identity, 1, len(raw))
                 await self._wait_room(live)
@@ -278,7 +278,7 @@ class ReactorSocket(GraphSocket):
         try:
             message = parse(_COMMAND, raw)
             number = message.id
-            allowance = self._host.begin(self._identity)
+            allowance = self.begin()
             try:
                 op, facts = await self._carry_out(message)
             finally:

@@ -154,6 +154,7 @@ class Host:
         topics.sampler.add_signal("request_line", lambda: self.gate.fill)
         self._owned: dict[str, tuple[int, int, int]] = {}
         topics.created.append(self._count_owned)
+        topics.may_make = self._check_topics
         self._guests: dict[int, Guest] = {}
         self._guests_so_far = 0
         telemetry = topics.telemetry
@@ -235,11 +236,13 @@ class Host:
         """Count an append against its key's quota. Raises `Throttled`; then nothing is counted."""
         if identity.quota is UNLIMITED:
             return
-        self.charge_topic(identity, topic)
         now_ns = self.clock.now_ns()
         allowance = self.quotas.of(identity, now_ns)
+        if topic not in self.topics.making and self.topics.find(topic) is None:
+            # It is asked again when it is made; this once so that a refusal uses nothing up.
+            self._check_topics(identity.name)
         if identity.quota.stored_bytes:
-            count, stored = self._owned_by(identity)
+            count, stored = self._owned_by(identity.name)
             allowance.check_stored(stored, wanted=size)
             allowance.charge(now_ns, records=records, size=size)
             _, _, at_ns = self._owned[identity.name]
@@ -261,14 +264,13 @@ class Host:
             now_ns = self.clock.now_ns()
             self.quotas.of(identity, now_ns).charge(now_ns, records=count, size=size)
 
-    def charge_topic(self, identity: Identity, topic: str) -> None:
-        """Whether the key may have this topic, if it is one more. Raises `Throttled`."""
-        making = self.topics.making
-        if not identity.quota.topics or topic in making or self.topics.find(topic) is not None:
-            return
-        count = self._owned_by(identity)[0]
-        count += sum(owner == identity.name for owner in making.values())
-        self.quotas.of(identity, self.clock.now_ns()).check_topics(count)
+    def _check_topics(self, owner: str) -> None:
+        """Whether a key may have one topic more. Raises `Throttled`."""
+        allowance = self.quotas.find(owner)
+        if allowance is None or not allowance.quota.topics:
+            return  # the server's own program, or somebody without a bound
+        making = sum(each == owner for each in self.topics.making.values())
+        allowance.check_topics(self._owned_by(owner)[0] + making)
 
     def _count_owned(self, topic: Topic) -> None:
         """A topic was made."""
@@ -276,13 +278,13 @@ class Host:
             count, size, at_ns = self._owned[topic.owner]
             self._owned[topic.owner] = (count + 1, size, at_ns)
 
-    def _owned_by(self, identity: Identity) -> tuple[int, int]:
-        count, size, at_ns = self._owned.get(identity.name, (0, 0, 0))
+    def _owned_by(self, owner: str) -> tuple[int, int]:
+        count, size, at_ns = self._owned.get(owner, (0, 0, 0))
         now_ns = self.clock.now_ns()
         if not at_ns or now_ns - at_ns > OWNED_FRESH_NS:
-            owned = [topic for topic in self.topics if topic.owner == identity.name]
+            owned = [topic for topic in self.topics if topic.owner == owner]
             count, size = len(owned), sum(topic.bytes for topic in owned)
-            self._owned[identity.name] = (count, size, now_ns)
+            self._owned[owner] = (count, size, now_ns)
         return count, size
 
     def connect(self, identity: Identity, end: Callable[[FairwayError], None]) -> Guest:

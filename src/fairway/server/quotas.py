@@ -201,6 +201,10 @@ class Quotas:
             allowance.retune(identity.quota, now_ns)
         return allowance
 
+    def find(self, name: str) -> Allowance | None:
+        """The allowance of the key of that name, if it has asked for anything."""
+        return self._allowances.get(name)
+
     def retain(self, names: Set[str]) -> None:
         """Drop the allowances of other keys, except where something is still under way."""
         for name in [name for name in self._allowances if name not in names]:

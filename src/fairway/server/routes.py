@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     from fairway.server.host import Host
 
 _NOT_FOUND: Final = {404: "there is no such topic"}
+_UNWRITABLE: Final = {503: "the store cannot be written now"}
 _WRITE: Final = {
     422: "the topic is full and refuses rather than discards",
     429: "saturated, or over a quota; `Retry-After` says when",
-    503: "the store cannot be written now",
+    **_UNWRITABLE,
 }
 _NO_WORKFLOW: Final = {404: "the server declares no such workflow"}
-_WRITE_JOBS: Final = {
-    429: "over a quota; `Retry-After` says when",
-    503: "the store cannot be written now",
-}
+_WRITE_JOBS: Final = {429: "over a quota; `Retry-After` says when", **_UNWRITABLE}
 _WATCH_QUERY: Final = (
     ("from_seq", "integer", "deliver what comes after this seq"),
     ("epoch", "integer", "the incarnation `from_seq` belongs to"),
@@ -111,7 +109,11 @@ ROUTES: Final = Routes(
             "Create a topic, or change its configuration",
             body=wire.TopicPatch,
             reply=wire.PutTopicReply,
-            statuses={201: "created", 409: "the change does not fit what is there"},
+            statuses={
+                201: "created",
+                409: "the change does not fit what is there",
+                **_UNWRITABLE,
+            },
         ),
         Route(
             "GET",
@@ -155,7 +157,7 @@ ROUTES: Final = Routes(
             "Say what a stream of several topics follows",
             body=wire.WatchRequest,
             reply=wire.WatchReply,
-            statuses=_NOT_FOUND,
+            statuses={**_NOT_FOUND, **_UNWRITABLE},
             query=(("lenient", "boolean", "leave out topics that do not exist"),),
         ),
         Route(
@@ -191,6 +193,7 @@ ROUTES: Final = Routes(
                 201: "created",
                 404: "no such topic",
                 409: "it would close a cycle, or append to a Durable Stream",
+                **_UNWRITABLE,
             },
         ),
         Route(

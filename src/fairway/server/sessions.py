@@ -1,9 +1,9 @@
 """Watch sessions: what a multi-topic stream follows, kept so that a GET can open it by its id.
 
 The definition is stored with the log (it survives a restart of the server); how far its reader is
-stands in the event ids that the client sends back, and in memory while the server lives. Both name
-incarnations of topics, not topics: one that was made anew is noticed, however late. A session that
-nobody reads is forgotten after five minutes.
+stands in the event ids that the client sends back, and nowhere else: what was sent is not what
+arrived. Both name incarnations of topics, not topics: one that was made anew is noticed, however
+late. A session that nobody reads is forgotten after five minutes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from fairway.errors import FairwayError, NotFound, Throttled
-from fairway.server.sse import parse_positions
 from fairway.storage.writer import Durability
 from fairway.topics.batch import Projection
 from fairway.topics.match import TagMatch
@@ -76,20 +75,14 @@ _decode = msgspec.msgpack.Decoder(Definition).decode
 
 
 class Session:
-    """A definition, and how far its reader is known to be."""
+    """A definition, for as long as somebody reads it now and then."""
 
     def __init__(self, wid: str, definition: Definition, expires_ms: int) -> None:
         self.wid = wid
         self.definition = definition
-        self.cursors: dict[int, int] = {}
-        """How far its reader was sent, by epoch."""
         self.expires_ms = expires_ms
         self.open = 0
         """Streams that read it now."""
-
-    def resume(self, last_event_id: str | None) -> dict[int, int]:
-        """How far the reader is, by epoch. What the client says counts; else what it was sent."""
-        return parse_positions(last_event_id) if last_event_id else dict(self.cursors)
 
 
 class Sessions:

@@ -225,19 +225,14 @@ class MultiStream(EventStream):
 
     ends_with_topic = False
 
-    def __init__(
-        self, connection: Connection, on_closed: Callable[[], None], cursors: dict[int, int]
-    ) -> None:
-        """`cursors`, by epoch, is kept up to date with what was sent."""
+    def __init__(self, connection: Connection, on_closed: Callable[[], None]) -> None:
         super().__init__(connection, on_closed)
         self.on_room: Callable[[], None] | None = None
         """Called when there is room again, before the watchers that found none go on."""
-        self._cursors = cursors
         self._packed: dict[int, bytes] = {}
 
     def place(self, epoch: int, seq: int) -> None:
         """Whoever reads this stream is at `seq` of a topic, from the next event on."""
-        self._cursors[epoch] = seq
         self._packed[epoch] = pack_position(epoch, seq)
 
     def say(self, frame: Frame, *, at: tuple[int, int] | None = None) -> bool:
@@ -268,8 +263,4 @@ class MultiStream(EventStream):
         if not self.say(frame):
             self._packed = before
             return False
-        if epoch > 0:
-            self._cursors[epoch] = to_seq
-        else:
-            self._cursors.pop(-epoch, None)
         return True

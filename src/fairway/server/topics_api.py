@@ -248,7 +248,6 @@ async def put_topic(host: Host, request: Request, topic: str) -> Reply:
     patch = await request.json(_PATCH, empty=b"{}")
     check_name(topic)
     request.identity.require("admin", topic)
-    host.charge_topic(request.identity, topic)
     found, created = await host.topics.put(topic, patch, owner=request.identity.name)
     reply = PutTopicReply(topic=topic, created=created, epoch=found.epoch, config=found.config)
     return json_reply(reply, 201 if created else 200)
@@ -331,12 +330,15 @@ async def delete_topic(host: Host, request: Request, topic: str) -> Reply:
 
 async def put_router(host: Host, request: Request, router: str) -> Reply:
     config = await request.json(_ROUTER)
-    request.identity.require("admin", config.source, config.dest)
+    identity = request.identity
+    identity.require("admin", config.source, config.dest)
     refuse_append(config.dest)
-    if config.create_dest:
-        check_name(config.dest)
-        host.charge_topic(request.identity, config.dest)  # it may be one more
-    made, created = await host.topics.put_router(router, config, owner=request.identity.name)
+    made, created = await host.topics.put_router(
+        router,
+        config,
+        owner=identity.name,
+        permit=lambda replaced: identity.require("admin", replaced.source, replaced.dest),
+    )
     reply = PutRouterReply(router=router, created=created, **msgspec.structs.asdict(made.config))
     return json_reply(reply, 201 if created else 200)
 
@@ -378,12 +380,12 @@ async def list_routers(host: Host, request: Request) -> Reply:
 async def delete_router(host: Host, request: Request, router: str) -> Reply:
     request.query()
     check_name(router, what="router")
-    existing = host.topics.routers().get(router)
-    names = (existing.config.source, existing.config.dest) if existing is not None else ()
-    request.identity.require("delete", *names)
-    return json_reply(
-        DeleteRouterReply(router=router, deleted=await host.topics.delete_router(router))
+    identity = request.identity
+    identity.require("delete")
+    deleted = await host.topics.delete_router(
+        router, permit=lambda doomed: identity.require("delete", doomed.source, doomed.dest)
     )
+    return json_reply(DeleteRouterReply(router=router, deleted=deleted))
 
 
 # Small things

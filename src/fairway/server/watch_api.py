@@ -16,6 +16,7 @@ from fairway.server.sse import (
     Frame,
     MultiStream,
     parse_id,
+    parse_positions,
     problem_event,
 )
 from fairway.server.topics_api import nodes_of
@@ -167,6 +168,7 @@ async def create_watch(host: Host, request: Request) -> Reply:
         limits=(LIMIT_MAX, WATCH_BYTES_MAX),
     )
     positions = {name: _position(host, one) for name, one in followed.items()}
+    host.topics.writability.check()  # it is stored, and what is left of a full disk is for deletes
     session = await host.sessions.create(definition, host.now_ms())
     return json_reply(
         WatchReply(
@@ -208,7 +210,9 @@ async def open_watch(host: Host, request: Request, wid: str) -> Reply | None:
     if definition.prefix is not None:
         identity.require_prefix("read", definition.prefix)
     require_event_stream(request)
-    cursors = session.resume(request.header(b"last-event-id") or query.get("last_event_id"))
+    last_id = request.header(b"last-event-id") or query.get("last_event_id")
+    # Without an id nothing is known to have arrived: it begins where its definition says.
+    cursors = parse_positions(last_id) if last_id else {}
     connection = host.connection_of(request)
     follower: _Follower
 
@@ -217,7 +221,7 @@ async def open_watch(host: Host, request: Request, wid: str) -> Reply | None:
         host.heartbeats.remove(stream)
         follower.stop()
 
-    stream = MultiStream(connection, closed, session.cursors)
+    stream = MultiStream(connection, closed)
     guest = host.connect(identity, stream.end)
     follower = _Follower(host, session, stream, cursors)
     try:
@@ -236,7 +240,7 @@ class _Follower:
     def __init__(
         self, host: Host, session: Session, stream: MultiStream, cursors: dict[int, int]
     ) -> None:
-        """`cursors` says, by epoch, how far the reader is."""
+        """`cursors` says, by epoch, how far the reader is, as far as it told."""
         self._host = host
         self._session = session
         self._stream = stream
@@ -347,7 +351,8 @@ class _Follower:
                 self._stream.say(problem_event(full, topic=topic.name))
                 return
             definition.topics.append(Followed(topic.name, topic.epoch, 0))
-            self._host.topics.start(self._host.sessions.try_save(self._session))
+            if self._host.topics.read_only is None:  # else it is found again by its prefix
+                self._host.topics.start(self._host.sessions.try_save(self._session))
         # One that waits to be told of keeps its place: its reader knows another incarnation of it.
         self._to_begin.setdefault(topic.name, Followed(topic.name, topic.epoch, 0))
         self._begin_more()

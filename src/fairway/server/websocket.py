@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fairway.server.auth import Identity
     from fairway.server.exchange import Receive, Reply, Request, Send
     from fairway.server.host import Host
+    from fairway.server.quotas import Allowance
     from fairway.topics.batch import Record
     from fairway.topics.topic import Topic
     from fairway.topics.watching import Watcher
@@ -73,9 +74,7 @@ class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fiel
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
-    traceparent: Annotated[str, msgspec.Meta(min_length=1, max_length=TRACE_BYTES_MAX)] | None = (
-        None
-    )
+    traceparent: Trace | None = None
     """That of the handshake if it has none."""
     id: str | int | None = None
 
@@ -149,19 +148,23 @@ class Socket:
         self._more = asyncio.Event()
         self._room = asyncio.Event()
         self._end: str | None = None
+        self._over = False
+        """Nothing is sent any more."""
         self._stalled: list[Watcher] = []
         self._watchers: dict[str, Watcher] = {}
 
     # As a sink
 
     def write(self, watcher: Watcher, frame: bytes, to_seq: int) -> bool:
-        if self._out_bytes and self._out_bytes + len(frame) > BUFFER_BYTES:
+        if self._over or (self._out_bytes and self._out_bytes + len(frame) > BUFFER_BYTES):
             self._stalled.append(watcher)
             return False
         self._queue(frame)
         return True
 
     def _queue(self, message: bytes) -> None:
+        if self._over:
+            return
         self._out.append(message)
         self._out_bytes += len(message)
         self._more.set()
@@ -181,6 +184,9 @@ class Socket:
             await self._send({"type": "websocket.close", "code": 1008, "reason": self._end})
         except (OSError, RuntimeError):
             return  # the client is gone, which the reading side is told too
+        finally:
+            self._over = True
+            self._room.set()  # the reading side may wait for it, and would never be told
 
     def _drained(self) -> None:
         self._room.set()
@@ -190,7 +196,7 @@ class Socket:
 
     async def wait_room(self) -> None:
         """Whoever sends requests without reading the answers waits until it has read some."""
-        if self._out_bytes > BUFFER_BYTES:
+        if self._out_bytes > BUFFER_BYTES and not self._over:
             self._room.clear()
             await self._room.wait()
 
@@ -198,6 +204,16 @@ class Socket:
         """Send what is queued, then close and say why."""
         self._end = status_of(reason)[1]
         self._more.set()
+
+    def begin(self) -> Allowance | None:
+        """Count a request, as `Host.begin` does, for the key as it is now.
+
+        Its quota may be another one than when the socket was opened, and that is no reason to end
+        it: what is counted by an old quota would bring that back for all who use the key.
+        """
+        host = self._host
+        self._identity = host.access.confirm(self._identity, host.clock.wall_ns())
+        return host.begin(self._identity)
 
     def close(self) -> None:
         for watcher in self._watchers.values():
@@ -214,7 +230,7 @@ class Socket:
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise InvalidRequest(str(error)) from None
             number = request.id
-            allowance = self._host.begin(self._identity)
+            allowance = self.begin()
             try:
                 answer = await self._do(request)
             finally:

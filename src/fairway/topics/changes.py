@@ -54,10 +54,12 @@ class Changes:
         retention: Retention,
         delivery: Delivery,
         live: Callable[[Topic], LivePart],
+        may_make: Callable[[str], None],
         created: Callable[[Topic], None],
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """`created` is told of each new topic; `start` runs what outlives its caller."""
+        """`may_make` raises if an owner may not have one topic more; `created` is told of each new
+        one; `start` runs what outlives its caller."""
         self._registry = registry
         self._log = log
         self._catalog = catalog
@@ -66,6 +68,7 @@ class Changes:
         self._retention = retention
         self._delivery = delivery
         self._live = live
+        self._may_make = may_make
         self._created = created
         self._start = start
         self._creating: dict[str, asyncio.Future[Topic]] = {}
@@ -93,6 +96,8 @@ class Changes:
                 maximum=self._topics_max,
             )
         config = self._registry.shared(self._registry.config(patch))
+        # In the step that counts it: whoever asks before waiting for something asks too early.
+        self._may_make(owner)
         self.making[name] = owner
         making = self._creating[name] = self._begin(self._make(name, config, owner))
         making.add_done_callback(partial(self._made, name))

@@ -122,6 +122,8 @@ class Topics:
         """Told of every topic that is gone, whoever deleted it."""
         self.created: list[Callable[[Topic], None]] = []
         """Told of every topic that comes into being."""
+        self.may_make: Callable[[str], None] = lambda owner: None
+        """Asked before a topic is made, whichever way; raises if its owner has enough."""
 
     # Life
 
@@ -172,6 +174,7 @@ class Topics:
             retention=self.retention,
             delivery=self.delivery,
             live=self.live,
+            may_make=lambda owner: self.may_make(owner),
             created=self._tell_created,
             start=self.start,
         )
@@ -280,25 +283,42 @@ class Topics:
         return self._registry.ordered(prefix=prefix, after=after, limit=limit)
 
     async def put(
-        self, name: str, patch: TopicPatch | None = None, *, owner: str = ""
+        self,
+        name: str,
+        patch: TopicPatch | None = None,
+        *,
+        owner: str = "",
+        declared: bool = False,
     ) -> tuple[Topic, bool]:
-        """Create a topic, or change some of its configuration; True if it is new."""
+        """Create a topic, or change some of its configuration; True if it is new.
+
+        A change is made on a full disk too, as a delete is: a lower cap makes room.
+        """
         topic = self.find(name)
         if topic is None:
-            return await self.create(name, patch, owner=owner)
+            return await self.create(name, patch, owner=owner, declared=declared)
         self._check_open()
         if self._registry.config(patch, topic.config) != topic.config:
             await self._changes.alone(lambda: self._changes.configure(topic, patch))
         return topic, False
 
     async def create(
-        self, name: str, patch: TopicPatch | None = None, *, owner: str = ""
+        self,
+        name: str,
+        patch: TopicPatch | None = None,
+        *,
+        owner: str = "",
+        declared: bool = False,
     ) -> tuple[Topic, bool]:
         """Create a topic if there is none of that name; True if this call did.
 
-        `owner` is whoever it counts for, kept with it.
+        `owner` is whoever it counts for, kept with it. What the program itself has `declared` is
+        made on a full disk too, from the reserve: it is little, and a program that cannot start
+        deletes nothing.
         """
         self._check_open()
+        if not declared and self.find(name) is None:
+            self.writability.check()
         return await self._changes.create(name, patch, owner)
 
     async def delete(self, name: str, *, if_empty: bool = False) -> list[str] | None:
@@ -510,19 +530,54 @@ class Topics:
         return self._routers.all
 
     async def put_router(
-        self, name: str, config: RouterConfig, *, owner: str = ""
+        self,
+        name: str,
+        config: RouterConfig,
+        *,
+        owner: str = "",
+        declared: bool = False,
+        permit: Callable[[RouterConfig], None] | None = None,
     ) -> tuple[Router, bool]:
         """Create a router, or replace one; True if it is new. It forwards from now on.
 
-        `owner` is whoever its destination counts for, if that is made.
+        `owner` is whoever its destination counts for, if that is made; `declared` is as for
+        `create`. `permit` is asked about the rule that would be replaced, if there is one, and
+        raises if it may not be.
         """
         self._check_open()
-        return await self._changes.alone(lambda: self._routers.put(name, config, owner))
 
-    async def delete_router(self, name: str) -> bool:
-        """Stop forwarding and forget the rule; what was forwarded stays."""
+        async def put() -> tuple[Router, bool]:
+            replaced = self._permitted(name, permit)
+            if not declared and (replaced is None or replaced.config != config):
+                self.writability.check()
+            return await self._routers.put(name, config, owner)
+
+        return await self._changes.alone(put)
+
+    async def delete_router(
+        self, name: str, *, permit: Callable[[RouterConfig], None] | None = None
+    ) -> bool:
+        """Stop forwarding and forget the rule; what was forwarded stays.
+
+        `permit` is asked about the rule that would go, and raises if it may not.
+        """
         self._check_open()
-        return await self._changes.alone(lambda: self._routers.delete(name))
+
+        async def delete() -> bool:
+            self._permitted(name, permit)
+            return await self._routers.delete(name)
+
+        return await self._changes.alone(delete)
+
+    def _permitted(self, name: str, permit: Callable[[RouterConfig], None] | None) -> Router | None:
+        """The router of that name, if `permit` lets it be changed.
+
+        Asked while no other change happens: before that, another rule may have that name.
+        """
+        existing = self._routers.all.get(name)
+        if existing is not None and permit is not None:
+            permit(existing.config)
+        return existing
 
     async def topic_for_router(self, config: RouterConfig) -> Topic:
         """The destination of a router."""

@@ -35,14 +35,17 @@ from fairway.server.streams.answers import (
     next_offset,
     respond,
 )
-from fairway.server.streams.content import joined
+from fairway.server.streams.content import joined, records_of
 from fairway.server.streams.live import EventStream, StreamsConfig
 from fairway.server.streams.protocol import (
+    JSON,
     METHODS,
     NOW,
+    OCTETS,
     START,
     etag,
     matches,
+    media_type,
     next_cursor,
     parse_append,
     parse_create,
@@ -52,6 +55,7 @@ from fairway.server.streams.protocol import (
     topic_name,
 )
 from fairway.server.streams.upkeep import Upkeep
+from fairway.wire.records import NO_RECORDS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -59,10 +63,11 @@ if TYPE_CHECKING:
     from fairway.server.auth import Identity
     from fairway.server.exchange import Receive, Scope, Send
     from fairway.server.streams.answers import Headers
-    from fairway.server.streams.protocol import ReadRequest
+    from fairway.server.streams.protocol import CreateRequest, ReadRequest
     from fairway.server.streams.store import Streams
     from fairway.server.streams.stream import Place, Stream
     from fairway.topics.engine import Topics
+    from fairway.wire.records import Records
 
 IDENTITY: Final = "fairway.identity"
 """Where the server leaves, in the scope, who asks."""
@@ -147,7 +152,10 @@ class StreamsApp:
             identity.require("read", resource_name(asked.source))
         body = await bounded_body(request)
         if self._meter is not None:
-            self._meter.charge(identity, topic_name(path), records=bool(body), size=len(body))
+            content = await self._first_content(path, asked, body)
+            self._meter.charge(
+                identity, topic_name(path), records=content.count, size=len(content.raw)
+            )
         stream, made = await self.start().create(
             path, asked, body, owner=identity.name, trace=request.trace
         )
@@ -155,6 +163,16 @@ class StreamsApp:
         if made:
             headers.append((b"location", location(request)))
         return Reply(201 if made else 200, b"", tuple(headers))
+
+    async def _first_content(self, path: str, asked: CreateRequest, body: bytes) -> Records:
+        """What a stream would begin with, if it is to be made; nothing if it is there."""
+        streams, kind = self.start(), asked.content_type
+        if not body or await streams.find(path) is not None:
+            return NO_RECORDS
+        if kind is None and asked.source is not None:
+            source = await streams.find(asked.source)
+            kind = source.meta.content_type if source is not None else None
+        return records_of(body, json=media_type(kind or OCTETS) == JSON)
 
     async def _post(self, request: Request, path: str) -> Reply:
         request.identity.require("write", resource_name(path))
