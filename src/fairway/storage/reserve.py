@@ -33,8 +33,8 @@ class DiskReserve:
         """Whether it was released and has not been held in full since."""
 
     def hold(self, share: int | None = None, *, spare: int = 0) -> bool:
-        """Bring the reserve to `share` bytes, all of it if None, provided that `spare` more would
-        fit as well. False if the disk has no room for that: then it is as large as it was."""
+        """Bring the reserve to `share` bytes, all of it if None, provided that the disk says that
+        it has `spare` more. False if it has no room for that: then it is as large as it was."""
         wanted = self.size if share is None else share
         try:
             held = self._extend(wanted, spare)
@@ -43,6 +43,13 @@ class DiskReserve:
         if held and wanted == self.size:
             self.given_up = False
         return held
+
+    def fits(self, share: int, *, spare: int) -> bool:
+        """Whether the disk says that it has room to `hold` so much. Writes nothing."""
+        try:
+            return free_bytes(self._path.parent) >= share + spare - self._held()
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Give the room up."""
@@ -55,16 +62,20 @@ class DiskReserve:
         if free_bytes(self._path.parent) < needed:
             self.release()
 
+    def _held(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
     def _extend(self, wanted: int, spare: int) -> bool:
-        size = self._path.stat().st_size if self._path.exists() else 0
+        size = self._held()
         if size == wanted:
             return True
-        # Asked first: writing only to be refused, twice a second, would wear the disk out.
-        if size < wanted and free_bytes(self._path.parent) < wanted + spare - size:
+        # Asked first: writing only to be refused would wear the disk out. And the spare room is
+        # only asked about: trying it out would take it from everybody meanwhile.
+        if size < wanted and not self.fits(wanted, spare=spare):
             return False
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            _append_zeros(handle, size, wanted + spare)
+            _append_zeros(handle, size, wanted)
             os.ftruncate(handle, wanted)
         except OSError:
             os.ftruncate(handle, size)

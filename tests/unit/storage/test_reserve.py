@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,41 @@ def test_a_disk_that_promised_too_much_leaves_it_as_it_was(
     monkeypatch.setattr(reserve.os, "fsync", refuse)
     assert not kept.hold()
     assert path.stat().st_size == 32 * KIB
+
+
+def test_the_spare_room_is_asked_about_and_left_to_everybody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    largest = 0
+    sync = os.fsync
+
+    def look(handle: int) -> None:
+        nonlocal largest
+        largest = max(largest, os.fstat(handle).st_size)
+        sync(handle)
+
+    monkeypatch.setattr(reserve.os, "fsync", look)
+    kept = DiskReserve(tmp_path / "reserve", 64 * KIB)
+    assert kept.hold(32 * KIB, spare=8 * KIB)
+    assert kept.hold(spare=8 * KIB)
+    assert largest == 64 * KIB
+
+
+def test_asking_whether_it_fits_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "reserve"
+    kept = DiskReserve(path, 64 * KIB)
+    free = SimpleNamespace(f_bavail=40, f_frsize=KIB)
+    monkeypatch.setattr(reserve.os, "statvfs", lambda _: free)
+    assert kept.fits(32 * KIB, spare=8 * KIB)
+    assert not kept.fits(32 * KIB, spare=9 * KIB)
+    assert not path.exists()
+    assert kept.hold(32 * KIB)
+    assert kept.fits(64 * KIB, spare=8 * KIB), "half of it is there already"
+    monkeypatch.setattr(kept, "_path", tmp_path / "gone" / "reserve")
+    monkeypatch.setattr(reserve.os, "statvfs", os.lstat)
+    assert not kept.fits(32 * KIB, spare=0), "a disk that cannot be asked has none"
 
 
 @pytest.mark.parametrize(
