@@ -54,7 +54,7 @@ from fairway.runtime.targets import target_of
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.log import Log
 from fairway.storage.reserve import DiskReserve
-from fairway.storage.wals import wal_at
+from fairway.storage.wals import directory_of, wal_at
 from fairway.storage.writer import WriterConfig
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.handle import Lost, Read, Record, TopicHandle
@@ -625,5 +625,5 @@ class Fairway:
 
 def _reserve_of(place: object) -> DiskReserve | None:
     """Room kept back beside the data, where that is a directory of this machine."""
-    path = Path(place) if isinstance(place, str | Path) else None
+    path = directory_of(place) if isinstance(place, str | Path) else None
     return DiskReserve(path / "reserve") if path is not None and path.is_dir() else None

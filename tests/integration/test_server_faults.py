@@ -6,10 +6,12 @@ SQLite runs on real files through a VFS that fails on request.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 import pytest
 
+from fairway.app import Fairway
 from fairway.storage.reserve import DiskReserve
 from tests.support import full_disk
 from tests.support.log_vfs import HookedVFS, fail_full, fail_sync, hooked_vfs
@@ -179,6 +181,21 @@ def test_a_small_disk_that_is_full(
         return
     with full_disk.pretended(tmp_path, monkeypatch):
         run(full_disk.SCENARIOS[scenario](tmp_path), within_s=120)
+
+
+@pytest.mark.parametrize("scheme", ["", "sqlite:", "rocksdb:"])
+def test_a_directory_has_its_reserve_however_it_is_spelled(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where a spelling that is not understood would make a directory
+
+    async def scenario() -> None:
+        async with Fairway(f"{scheme}{tmp_path / 'data'}"):
+            await until((tmp_path / "data" / "reserve").exists)
+            assert (tmp_path / "data" / "jobs.db").exists()
+
+    run(scenario())
+    assert os.listdir(tmp_path) == ["data"]
 
 
 @pytest.mark.parametrize("fault", [full, no_sync], ids=["full disk", "failed sync"])
