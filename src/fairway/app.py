@@ -540,7 +540,7 @@ class Fairway:
         reserve, self._reserve = self._reserve, None
         if reserve is not None and reserve.given_up:
             async with BlockingPool(1, name="reserve") as pool:
-                await pool.run(reserve.hold)
+                await pool.run(reserve.hold_some)
 
     async def _open_log(self, stack: AsyncExitStack) -> Log:
         """The log, as soon as it is ours; on a full disk in the room of the reserve."""

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fairway.app import Fairway
-from fairway.storage.reserve import DiskReserve
+from fairway.storage.reserve import RESERVE_BYTES, DiskReserve
 from tests.support import full_disk
 from tests.support.log_vfs import HookedVFS, fail_full, fail_sync, hooked_vfs
 from tests.support.server import Api, Served, run, serving, until
@@ -196,6 +197,23 @@ def test_a_directory_has_its_reserve_however_it_is_spelled(
 
     run(scenario())
     assert os.listdir(tmp_path) == ["data"]
+
+
+def test_a_stop_leaves_half_of_the_reserve_where_all_of_it_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = tmp_path / "reserve"
+
+    async def scenario() -> None:
+        async with Fairway(tmp_path) as app:
+            await until(lambda: reserve.exists() and reserve.stat().st_size == RESERVE_BYTES)
+            assert app._reserve is not None
+            app._reserve.release()  # as if it had been read-only until now
+            nearly_full = SimpleNamespace(f_bavail=12 * 1024, f_frsize=1024)
+            monkeypatch.setattr(os, "statvfs", lambda _: nearly_full)
+
+    run(scenario())
+    assert reserve.stat().st_size == RESERVE_BYTES // 2
 
 
 @pytest.mark.parametrize("fault", [full, no_sync], ids=["full disk", "failed sync"])

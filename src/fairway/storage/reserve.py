@@ -29,6 +29,7 @@ class DiskReserve:
     def __init__(self, path: Path, size: int = RESERVE_BYTES) -> None:
         self._path = path
         self.size = size
+        self.half = size // 2
         self.given_up = False
         """Whether it was released and has not been held in full since."""
 
@@ -43,6 +44,10 @@ class DiskReserve:
         if held and wanted == self.size:
             self.given_up = False
         return held
+
+    def hold_some(self) -> bool:
+        """Hold all of it, or else half: that is worth having, too."""
+        return self.hold() or self.hold(self.half)
 
     def fits(self, share: int, *, spare: int) -> bool:
         """Whether the disk says that it has room to `hold` so much. Writes nothing."""
