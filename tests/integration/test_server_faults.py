@@ -204,13 +204,15 @@ def test_a_stop_leaves_half_of_the_reserve_where_all_of_it_does_not_fit(
 ) -> None:
     reserve = tmp_path / "reserve"
 
+    nearly_full = SimpleNamespace(f_bavail=12 * 1024, f_frsize=1024)
+    monkeypatch.setattr(os, "statvfs", lambda _: nearly_full)
+
     async def scenario() -> None:
         async with Fairway(tmp_path) as app:
-            await until(lambda: reserve.exists() and reserve.stat().st_size == RESERVE_BYTES)
-            assert app._reserve is not None
-            app._reserve.release()  # as if it had been read-only until now
-            nearly_full = SimpleNamespace(f_bavail=12 * 1024, f_frsize=1024)
-            monkeypatch.setattr(os, "statvfs", lambda _: nearly_full)
+            kept = app._reserve
+            assert kept is not None
+            await until(lambda: kept.given_up)
+            assert not reserve.exists()
 
     run(scenario())
     assert reserve.stat().st_size == RESERVE_BYTES // 2

@@ -6,13 +6,16 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import apsw
 import pytest
 
+from fairway.errors import Corrupt, WriteFailed
 from fairway.storage import reserve
 from fairway.storage.reserve import DiskReserve
 from fairway.storage.wal import DELETE, Entry, Operation
+from fairway.storage.wals import sqlite_tables
 from fairway.storage.wals.sqlite import SqliteWal
-from fairway.storage.wals.sqlite_tables import Room, fits
+from fairway.storage.wals.sqlite_tables import Bounds, Room, bounds_of, fits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,7 +119,15 @@ def test_asking_whether_it_fits_writes_nothing(
 def test_what_may_be_written_into_a_file_that_must_not_grow(
     before: Room, after: Room, may: bool
 ) -> None:
-    assert fits(before, after, 10) is may
+    assert fits(before, after, Bounds(100, 10)) is may
+
+
+@pytest.mark.parametrize(
+    ("found", "pages"),
+    [(Room(100, 40), 100), (Room(100, 20), 100), (Room(100, 19), 101), (Room(4, 0), 24)],
+)
+def test_a_file_with_next_to_no_room_may_grow_a_little(found: Room, pages: int) -> None:
+    assert bounds_of(found, 10) == Bounds(pages, 10)
 
 
 def test_a_confined_log_writes_only_where_it_has_room(tmp_path: Path) -> None:
@@ -125,13 +136,63 @@ def test_a_confined_log_writes_only_where_it_has_room(tmp_path: Path) -> None:
     large = bytes(400 * KIB)
     for key in (1, 2, 3):
         assert not wal.write({1: [Operation(entries=[Entry(key, large)])]}, sync=True)
-    assert not wal.confine(64 * KIB), "there is no room inside"
+    assert wal.room() < 64 * KIB
     assert not wal.write({1: [Operation(compact_before=3)]}, sync=True)
-    assert wal.confine(64 * KIB)
+    assert wal.room() >= 800 * KIB
+    wal.confine(64 * KIB)
     assert not wal.write({1: [Operation(entries=[Entry(4, large)])]}, sync=True)
     failures = wal.write({1: [Operation(entries=[Entry(5, large)])]}, sync=True)
     assert "full" in str(failures[1])
     assert [entry.key for entry in wal.read(1)] == [3, 4]
     assert not wal.write({1: [DELETE]}, sync=True), "a deletion fits"
-    assert wal.confine(0)
+    wal.confine(0)
+    wal.close()
+
+
+def two_shards(directory: Path) -> SqliteWal:
+    """Much room in the second file, none in the first."""
+    wal = SqliteWal(directory, shards=2)
+    wal.open()
+    for key in (1, 2, 3):
+        assert not wal.write({1: [Operation.appending(key, bytes(400 * KIB), 0)]}, sync=True)
+    assert not wal.write({1: [Operation(compact_before=4)]}, sync=True)
+    return wal
+
+
+def test_a_small_file_beside_one_with_room_may_grow_a_little_and_no_further(
+    tmp_path: Path,
+) -> None:
+    wal = two_shards(tmp_path)
+    assert wal.room() >= 1200 * KIB
+    wal.confine(256 * KIB)
+    key, failures = 1, {}
+    while not failures and key < 1000:
+        failures = wal.write({2: [Operation.appending(key, bytes(8 * KIB), 0)]}, sync=True)
+        key += not failures
+    assert type(failures[2]) is WriteFailed
+    assert 8 < key < 20, "its share of what is left, and as much again is left to deletes"
+    assert not wal.write({2: [Operation(meta={"name": bytes(64 * KIB)})]}, sync=True)
+    assert not wal.write({3: [Operation.appending(1, bytes(400 * KIB), 0)]}, sync=True)
+    wal.close()
+
+
+def test_if_one_file_cannot_be_confined_none_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = two_shards(tmp_path)
+    second = wal._shards[1]._writer
+    ask = sqlite_tables.room
+
+    def room(connection: apsw.Connection) -> Room:
+        if connection is second:
+            raise apsw.IOError("disk I/O error")
+        return ask(connection)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite_tables, "room", room)
+        with pytest.raises(Corrupt):
+            wal.confine(64 * KIB)
+    for partition in (0, 1):
+        large = Operation.appending(4, bytes(4 * KIB * KIB), 0)
+        assert not wal.write({partition: [large]}, sync=True), "the files may grow"
     wal.close()

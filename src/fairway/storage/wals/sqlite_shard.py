@@ -97,7 +97,7 @@ class Shard:
         self._groups = self._groups_seen = 0
         self._deleted: set[int] = set()
         self._full_sync = True
-        self._leave = 0  # pages to leave free inside the file; 0: the file may grow
+        self._bounds: tables.Bounds | None = None  # None: the file may grow
         self._cramped = False  # the disk had no room: what the -wal holds of it is wanted back
         self._wal_bound = wal_bytes_max
         self._failed: str | None = None
@@ -212,10 +212,10 @@ class Shard:
         if sync is not self._full_sync:
             connection.pragma("synchronous", "FULL" if sync else "NORMAL")
             self._full_sync = sync
-        if rows is not None and not self._leave:
+        if rows is not None and self._bounds is None:
             tables.append_plain(connection, rows)
         else:
-            self._deleted |= tables.apply_mixed(connection, group, self._groups + 1, self._leave)
+            self._deleted |= tables.apply_mixed(connection, group, self._groups + 1, self._bounds)
         self._count_pages(connection)
         return sync
 
@@ -320,14 +320,22 @@ class Shard:
         with self._lock:
             return set(self._deleted)
 
-    def confine(self, leave: int) -> bool:
-        """See `Wal.confine`."""
+    def room(self) -> int:
+        """See `Wal.room`."""
+        return self._room().free * PAGE_SIZE
+
+    def confine(self, leave: int) -> None:
+        """See `Wal.confine`; `leave` is this file's share."""
+        with self._lock:
+            self._bounds = None
+            if leave:
+                self._bounds = tables.bounds_of(self._room(), max(leave // PAGE_SIZE, 1))
+
+    def _room(self) -> tables.Room:
         with self._lock, self._reading_errors():
             if self._writer is None:
                 raise Closing(f"{self.place} is not open")
-            free = tables.room(self._writer).free * PAGE_SIZE if leave else 0
-            self._leave = leave // PAGE_SIZE if free >= leave else 0
-            return free >= leave
+            return tables.room(self._writer)
 
     def _bound_wal(self) -> None:
         """A -wal that cannot be moved for want of room would hold on to what deletes need."""
