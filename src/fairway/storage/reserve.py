@@ -33,12 +33,12 @@ class DiskReserve:
         self.given_up = False
         """Whether it was released and has not been held in full since."""
 
-    def hold(self, share: int | None = None, *, spare: int = 0) -> bool:
-        """Bring the reserve to `share` bytes, all of it if None, provided that the disk says that
-        it has `spare` more. False if it has no room for that: then it is as large as it was."""
+    def hold(self, share: int | None = None) -> bool:
+        """Bring the reserve to `share` bytes, all of it if None. False if the disk has no room for
+        that: then it is as large as it was."""
         wanted = self.size if share is None else share
         try:
-            held = self._extend(wanted, spare)
+            held = self._extend(wanted)
         except OSError:
             return False
         if held and wanted == self.size:
@@ -49,8 +49,9 @@ class DiskReserve:
         """Hold all of it, or else half: that is worth having, too."""
         return self.hold() or self.hold(self.half)
 
-    def fits(self, share: int, *, spare: int) -> bool:
-        """Whether the disk says that it has room to `hold` so much. Writes nothing."""
+    def fits(self, share: int, *, spare: int = 0) -> bool:
+        """Whether the disk says that it has room to `hold` so much, and for `spare` bytes beside.
+        Only asked: whoever tried it out would take it from everybody meanwhile."""
         try:
             return free_bytes(self._path.parent) >= share + spare - self._held()
         except OSError:
@@ -70,13 +71,12 @@ class DiskReserve:
     def _held(self) -> int:
         return self._path.stat().st_size if self._path.exists() else 0
 
-    def _extend(self, wanted: int, spare: int) -> bool:
+    def _extend(self, wanted: int) -> bool:
         size = self._held()
         if size == wanted:
             return True
-        # Asked first: writing only to be refused would wear the disk out. And the spare room is
-        # only asked about: trying it out would take it from everybody meanwhile.
-        if size < wanted and not self.fits(wanted, spare=spare):
+        # Asked first: writing only to be refused would wear the disk out.
+        if size < wanted and not self.fits(wanted):
             return False
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:

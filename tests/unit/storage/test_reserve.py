@@ -30,9 +30,9 @@ def test_it_is_held_in_part_and_in_full_and_given_up(tmp_path: Path) -> None:
     assert path.stat().st_size == 32 * KIB
     kept.release()
     assert (kept.given_up, path.exists()) == (True, False)
-    assert kept.hold(32 * KIB, spare=8 * KIB)
+    assert kept.hold(32 * KIB)
     assert kept.given_up, "half of it is not all of it"
-    assert kept.hold(spare=8 * KIB)
+    assert kept.hold()
     assert (kept.given_up, path.stat().st_size) == (False, 64 * KIB)
 
 
@@ -46,10 +46,11 @@ def test_what_there_is_no_room_for_is_not_begun(
     assert not kept.hold()
     assert not path.exists()
     assert kept.hold(32 * KIB)
-    free.f_bavail = 35
-    assert not kept.hold(spare=4 * KIB)
+    free.f_bavail = 31
+    assert not kept.hold()
     assert path.stat().st_size == 32 * KIB
-    assert kept.hold(spare=3 * KIB)
+    free.f_bavail = 35
+    assert kept.hold()
     kept.make_way(35 * KIB)
     assert path.exists()
     kept.make_way(36 * KIB)
@@ -73,24 +74,6 @@ def test_a_disk_that_promised_too_much_leaves_it_as_it_was(
 def test_the_spare_room_is_asked_about_and_left_to_everybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    largest = 0
-    sync = os.fsync
-
-    def look(handle: int) -> None:
-        nonlocal largest
-        largest = max(largest, os.fstat(handle).st_size)
-        sync(handle)
-
-    monkeypatch.setattr(reserve.os, "fsync", look)
-    kept = DiskReserve(tmp_path / "reserve", 64 * KIB)
-    assert kept.hold(32 * KIB, spare=8 * KIB)
-    assert kept.hold(spare=8 * KIB)
-    assert largest == 64 * KIB
-
-
-def test_asking_whether_it_fits_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     path = tmp_path / "reserve"
     kept = DiskReserve(path, 64 * KIB)
     free = SimpleNamespace(f_bavail=40, f_frsize=KIB)
@@ -100,9 +83,9 @@ def test_asking_whether_it_fits_writes_nothing(
     assert not path.exists()
     assert kept.hold(32 * KIB)
     assert kept.fits(64 * KIB, spare=8 * KIB), "half of it is there already"
-    monkeypatch.setattr(kept, "_path", tmp_path / "gone" / "reserve")
-    monkeypatch.setattr(reserve.os, "statvfs", os.lstat)
-    assert not kept.fits(32 * KIB, spare=0), "a disk that cannot be asked has none"
+    assert path.stat().st_size == 32 * KIB
+    monkeypatch.setattr(reserve.os, "statvfs", lambda _: os.stat(tmp_path / "gone"))
+    assert not kept.fits(32 * KIB), "a disk that cannot be asked has none"
 
 
 @pytest.mark.parametrize(
