@@ -44,7 +44,7 @@ class Room:
         # With room for less than one group, writing would stop again at once.
         self._spare = log.group_bytes_max + LEAVE_BYTES
         self._clock = clock_of()
-        self._pace = Backoff(PACE, Random(0))
+        self._pace = Backoff(PACE, Random(0))  # without jitter, chance decides nothing
         self._again_ns = 0
         self.confined = False
         """Whether the store may be confined: it is, or did not say that it is not."""
