@@ -184,8 +184,11 @@ class JournalWal:
     def maintain(self) -> None:
         self._memory.maintain()
 
-    def confine(self, leave: int) -> bool:
-        return not leave  # a journal only grows
+    def room(self) -> int:
+        return 0  # a journal only grows
+
+    def confine(self, leave: int) -> None:
+        pass
 
     def close(self) -> None:
         with self._writing:

@@ -54,7 +54,7 @@ from fairway.runtime.targets import target_of
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.log import Log
 from fairway.storage.reserve import DiskReserve
-from fairway.storage.wals import wal_at
+from fairway.storage.wals import directory_of, wal_at
 from fairway.storage.writer import WriterConfig
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.handle import Lost, Read, Record, TopicHandle
@@ -546,7 +546,7 @@ class Fairway:
         reserve, self._reserve = self._reserve, None
         if reserve is not None and reserve.given_up:
             async with BlockingPool(1, name="reserve") as pool:
-                await pool.run(reserve.hold)
+                await pool.run(reserve.hold_some)
 
     async def _open_log(self, stack: AsyncExitStack) -> Log:
         """The log, as soon as it is ours; on a full disk in the room of the reserve."""
@@ -631,5 +631,5 @@ class Fairway:
 
 def _reserve_of(place: object) -> DiskReserve | None:
     """Room kept back beside the data, where that is a directory of this machine."""
-    path = Path(place) if isinstance(place, str | Path) else None
+    path = directory_of(place) if isinstance(place, str | Path) else None
     return DiskReserve(path / "reserve") if path is not None and path.is_dir() else None

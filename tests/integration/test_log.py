@@ -23,7 +23,7 @@ from fairway.errors import (
 )
 from fairway.storage.log import Log
 from fairway.storage.wal import Entry, HardState, Operation, Tail
-from fairway.storage.wals import sqlite_shard, wal_at
+from fairway.storage.wals import directory_of, sqlite_shard, wal_at
 from fairway.storage.wals.memory import MemoryWal
 from fairway.storage.wals.sqlite import SqliteWal
 from fairway.storage.writer import Durability
@@ -87,6 +87,16 @@ def test_a_path_names_a_sqlite_log(tmp_path: Path) -> None:
     for nonsense in ("mysql://host", "sqlite:"):
         with pytest.raises(InvalidConfig):
             wal_at(nonsense)
+        with pytest.raises(InvalidConfig):
+            directory_of(nonsense)
+
+
+def test_a_place_in_a_directory_is_known_however_it_is_spelled(tmp_path: Path) -> None:
+    for scheme in ("", "sqlite:", "rocksdb:"):
+        assert directory_of(f"{scheme}{tmp_path}") == tmp_path
+    assert directory_of(tmp_path / "a:b") == tmp_path / "a:b"
+    assert directory_of("memory:") is None
+    assert directory_of("postgresql://host/log") is None
 
 
 def test_one_operation_carries_everything(place: str) -> None:

@@ -6,13 +6,15 @@ SQLite runs on real files through a VFS that fails on request.
 from __future__ import annotations
 
 import asyncio
+import os
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fairway.app import Fairway
 from fairway.server.sessions import KIND
-from fairway.storage.reserve import DiskReserve
+from fairway.storage.reserve import RESERVE_BYTES, DiskReserve
 from tests.support import full_disk
 from tests.support.log_vfs import HookedVFS, fail_full, fail_sync, hooked_vfs
 from tests.support.server import Api, Served, run, serving, until
@@ -261,6 +263,40 @@ def test_a_small_disk_that_is_full(
         return
     with full_disk.pretended(tmp_path, monkeypatch):
         run(full_disk.SCENARIOS[scenario](tmp_path), within_s=120)
+
+
+@pytest.mark.parametrize("scheme", ["", "sqlite:", "rocksdb:"])
+def test_a_directory_has_its_reserve_however_it_is_spelled(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where a spelling that is not understood would make a directory
+
+    async def scenario() -> None:
+        async with Fairway(f"{scheme}{tmp_path / 'data'}"):
+            await until((tmp_path / "data" / "reserve").exists)
+            assert (tmp_path / "data" / "jobs.db").exists()
+
+    run(scenario())
+    assert os.listdir(tmp_path) == ["data"]
+
+
+def test_a_stop_leaves_half_of_the_reserve_where_all_of_it_does_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve = tmp_path / "reserve"
+
+    nearly_full = SimpleNamespace(f_bavail=12 * 1024, f_frsize=1024)
+    monkeypatch.setattr(os, "statvfs", lambda _: nearly_full)
+
+    async def scenario() -> None:
+        async with Fairway(tmp_path) as app:
+            kept = app._reserve
+            assert kept is not None
+            await until(lambda: kept.given_up)
+            assert not reserve.exists()
+
+    run(scenario())
+    assert reserve.stat().st_size == RESERVE_BYTES // 2
 
 
 @pytest.mark.parametrize("fault", [full, no_sync], ids=["full disk", "failed sync"])

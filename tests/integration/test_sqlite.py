@@ -401,6 +401,45 @@ def test_the_wal_file_stays_within_its_bound(
     assert not log.exists()
 
 
+def test_a_sweep_keeps_the_wal_file_within_its_bound(tmp_path: Path) -> None:
+    bound = 256 * KIB
+    wal = opened(tmp_path, wal_bytes_max=bound)
+    log = tmp_path / "shard-0-of-1.db-wal"
+    for first in range(1, 20_000, 1000):
+        put(wal, 1, *range(first, first + 1000), sync=False, size=200)
+    assert wal.write({1: [DELETE]}, sync=True) == {}
+    wal._shards[0].checkpoint(wait=True)
+    chunks = largest = 0
+    more = True
+    while more:
+        before = wal._shards[0]._wal_pages
+        more = wal.sweep(limit=250)
+        assert before * sqlite_shard.FRAME_SIZE <= bound, "it was made to start over"
+        chunks += 1
+        largest = max(largest, log.stat().st_size)
+    assert chunks > 50
+    assert largest <= 2 * bound, "the bound, and what one chunk added to it"
+    wal.close()
+
+
+@pytest.mark.parametrize(
+    ("free", "bound"),
+    [(3 * MIB, 768 * KIB), (0, 256 * KIB), (60 * MIB, 4 * MIB), (1024 * MIB, 64 * MIB)],
+)
+def test_the_fuller_the_disk_the_shorter_the_wal(
+    free: int, bound: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep that nobody waits for must not use up what appends could still be written to."""
+    wal = opened(tmp_path)
+    for first in (1, 1001, 2001):
+        put(wal, 1, *range(first, first + 1000), sync=False, size=200)
+    assert wal.write({1: [DELETE]}, sync=True) == {}
+    monkeypatch.setattr(sqlite_shard, "free_bytes", lambda _: free)
+    assert wal.sweep(limit=250)
+    assert wal._shards[0]._wal_bound == bound
+    wal.close()
+
+
 def test_upkeep_moves_pages_once_the_log_is_idle_or_the_wal_long(tmp_path: Path) -> None:
     wal = opened(tmp_path, wal_bytes_max=64 * KIB)
 

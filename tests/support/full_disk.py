@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fairway.storage.reserve import RESERVE_BYTES, free_bytes
+from fairway.storage.wals.sqlite import SqliteWal
 from tests.support.log_vfs import fail_full, hooked_vfs
 from tests.support.server import ROOT, Answer, Api, run, serving, until
 
@@ -36,8 +37,9 @@ SMALL = {"records": [{"data": "new"}]}
 async def fill(api: Api, topic: str) -> int:
     """Append a megabyte at a time until the server says no for good; how many were taken."""
     taken, last_s = 0, time.monotonic()
-    # For longer than the server takes to find out whether the store works again.
-    while time.monotonic() < last_s + 1:
+    # For longer than the server takes to find out whether the store works again, though it did so
+    # once before.
+    while time.monotonic() < last_s + 2:
         answer = await api.post(f"/v0/topics/{topic}", LARGE)
         if answer.status in (200, 201):
             taken, last_s = taken + 1, time.monotonic()
@@ -138,6 +140,23 @@ async def room_again(directory: Path) -> None:
         await until(lambda: reserve.stat().st_size == RESERVE_BYTES)
 
 
+async def several_files(directory: Path) -> None:
+    """The files of a store share the disk, and the room that a delete leaves in one of them."""
+    made = SqliteWal(directory, shards=2)
+    made.open()
+    made.close()
+    async with serving(directory) as served:
+        api = served.api
+        assert await fill(api, "t") >= 10
+        await check_full(api)
+        await patiently(lambda: api.delete("/v0/topics/t"))
+        await wait_ready(api, status=200)
+        # One after the other they go to both files, the small one too.
+        for number in range(4):
+            await api.append(f"more-{number}", 1, 2, 3)
+            assert await api.read_all(f"more-{number}") == [1, 2, 3]
+
+
 def in_a_process(scenario: str, mount_point: Path) -> None:
     """Run a scenario on a file system in memory, which nobody else sees. Needs no root, but a
     kernel that lets everybody have such a thing; skips where it does not."""
@@ -179,7 +198,7 @@ def pretended(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 SCENARIOS: dict[str, Callable[[Path], Coroutine[None, None, None]]] = {
-    made.__name__: made for made in (many_times, filled_by_another, room_again)
+    made.__name__: made for made in (many_times, filled_by_another, room_again, several_files)
 }
 
 if __name__ == "__main__":

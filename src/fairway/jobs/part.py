@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fairway.errors import InvalidConfig
 from fairway.jobs.clockwork import Clockwork
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.worker import Worker, WorkerConfig
+from fairway.storage.wals import directory_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from types import TracebackType
     from typing import Self
 
@@ -24,7 +25,8 @@ FILE = "jobs.db"
 
 
 def store_at(place: str | Path) -> JobStore:
-    """The job store that belongs to a place: a PostgreSQL URL, a directory, or `memory:`."""
+    """The job store that belongs to a place, as the log reads it: a PostgreSQL URL, a directory
+    (`sqlite:` or `rocksdb:` before it changes nothing), or `memory:`."""
     text = str(place)
     if text.startswith(("postgresql://", "postgres://")):
         try:
@@ -41,7 +43,9 @@ def store_at(place: str | Path) -> JobStore:
         return MemoryStore()
     from fairway.jobs.stores.sqlite import SqliteStore
 
-    path = Path(place)
+    path = directory_of(place)
+    if path is None:
+        raise InvalidConfig(f"{text!r} names no store for jobs")
     path.mkdir(parents=True, exist_ok=True)
     return SqliteStore(path / FILE)
 

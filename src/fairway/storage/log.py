@@ -335,10 +335,20 @@ class Log:
         self._open_reader()
         return await self._pool.run(call, self._wal)
 
-    async def confine(self, leave: int) -> bool:
+    async def room(self) -> int:
+        """See `Wal.room`."""
+        self._open_writer()
+        return await self._pool.run(self._wal.room)
+
+    async def confine(self, leave: int) -> None:
         """See `Wal.confine`."""
         self._open_writer()
-        return await self._pool.run(self._wal.confine, leave)
+        await self._pool.run(self._wal.confine, leave)
+
+    @property
+    def group_bytes_max(self) -> int:
+        """How much is written at once at most, but for a single operation that is larger."""
+        return self._writer_config.max_group_bytes
 
     async def _read(self, partition: int, call: Callable[[], T]) -> T:
         return await self._open_reader().submit(partition, call)

@@ -29,20 +29,33 @@ class DiskReserve:
     def __init__(self, path: Path, size: int = RESERVE_BYTES) -> None:
         self._path = path
         self.size = size
+        self.half = size // 2
         self.given_up = False
         """Whether it was released and has not been held in full since."""
 
-    def hold(self, share: int | None = None, *, spare: int = 0) -> bool:
-        """Bring the reserve to `share` bytes, all of it if None, provided that `spare` more would
-        fit as well. False if the disk has no room for that: then it is as large as it was."""
+    def hold(self, share: int | None = None) -> bool:
+        """Bring the reserve to `share` bytes, all of it if None. False if the disk has no room for
+        that: then it is as large as it was."""
         wanted = self.size if share is None else share
         try:
-            held = self._extend(wanted, spare)
+            held = self._extend(wanted)
         except OSError:
             return False
         if held and wanted == self.size:
             self.given_up = False
         return held
+
+    def hold_some(self) -> bool:
+        """Hold all of it, or else half: that is worth having, too."""
+        return self.hold() or self.hold(self.half)
+
+    def fits(self, share: int, *, spare: int = 0) -> bool:
+        """Whether the disk says that it has room to `hold` so much, and for `spare` bytes beside.
+        Only asked: whoever tried it out would take it from everybody meanwhile."""
+        try:
+            return free_bytes(self._path.parent) >= share + spare - self._held()
+        except OSError:
+            return False
 
     def release(self) -> None:
         """Give the room up."""
@@ -55,16 +68,19 @@ class DiskReserve:
         if free_bytes(self._path.parent) < needed:
             self.release()
 
-    def _extend(self, wanted: int, spare: int) -> bool:
-        size = self._path.stat().st_size if self._path.exists() else 0
+    def _held(self) -> int:
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def _extend(self, wanted: int) -> bool:
+        size = self._held()
         if size == wanted:
             return True
-        # Asked first: writing only to be refused, twice a second, would wear the disk out.
-        if size < wanted and free_bytes(self._path.parent) < wanted + spare - size:
+        # Asked first: writing only to be refused would wear the disk out.
+        if size < wanted and not self.fits(wanted):
             return False
         handle = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            _append_zeros(handle, size, wanted + spare)
+            _append_zeros(handle, size, wanted)
             os.ftruncate(handle, wanted)
         except OSError:
             os.ftruncate(handle, size)

@@ -229,10 +229,18 @@ class Wal(Protocol):
         """Do what keeps files small and needs no commit to wait (a checkpoint). Cheap if idle."""
         ...
 
-    def confine(self, leave: int) -> bool:
+    def room(self) -> int:
+        """How many bytes could be written without taking more of the disk: what deletes left inside
+        the files. 0 if the store cannot tell."""
+        ...
+
+    def confine(self, leave: int) -> None:
         """Take no more of the disk: write only where the files have room, and leave `leave` bytes
-        of that to what makes room. False, and nothing is confined, if they have not even so much,
-        or if the store cannot tell. 0 ends it."""
+        of that to what makes room. 0 ends it. One that cannot tell its room goes on as it is.
+
+        A store in several files shares `leave` out among them, and lets those with next to no room
+        grow, all together by twice that at most. If it raises, nothing is confined.
+        """
         ...
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ from fairway.topics.reading import EVERYTHING, Page, Selection, cold_page, hot_p
 from fairway.topics.recovery import Recovery
 from fairway.topics.registry import Registry
 from fairway.topics.retention import Retention, RetentionConfig
+from fairway.topics.room import Room
 from fairway.topics.routers import ROUTER, Routers
 from fairway.topics.tags import TagMemory
 from fairway.topics.tail import HotBytes, Tail
@@ -147,7 +148,7 @@ class Topics:
             config=self.config.retention,
         )
         self._pool = BlockingPool(1, name="topics")
-        self.writability = Writability(self._log, self._pool, self._reserve)
+        self.writability = Writability(self._log, Room(self._log, self._pool, self._reserve))
         self.writing = Writing(
             self._log,
             self._clock,

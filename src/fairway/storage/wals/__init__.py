@@ -13,31 +13,23 @@ from fairway.errors import InvalidConfig
 if TYPE_CHECKING:
     from fairway.storage.wal import Wal
 
+IN_A_DIRECTORY = ("sqlite", "rocksdb")
+
 
 def wal_at(place: str | Path) -> Wal:
     """The store that `place` names, not opened yet.
 
     A directory (or `sqlite:directory`), `rocksdb:directory`, `postgresql://…` or `memory:`.
     """
-    name = str(place)
-    scheme, colon, rest = name.partition(":")
-    if isinstance(place, Path) or not colon or len(scheme) == 1:
-        scheme, rest = "sqlite", name
+    scheme, rest = _named(place)
     if scheme in ("postgresql", "postgres"):
         from fairway.storage.wals.postgres import PostgresWal
 
-        return PostgresWal(name)
+        return PostgresWal(str(place))
     if scheme == "memory":
         from fairway.storage.wals.memory import MemoryWal
 
         return MemoryWal()
-    if scheme not in ("sqlite", "rocksdb"):
-        raise InvalidConfig(
-            f"{name!r} names no store: give a directory, sqlite:DIRECTORY, rocksdb:DIRECTORY,"
-            " postgresql://… or memory:"
-        )
-    if not rest:
-        raise InvalidConfig(f"{name!r} names no directory")
     if scheme == "rocksdb":
         from fairway.storage.wals.rocksdb import RocksdbWal
 
@@ -45,3 +37,26 @@ def wal_at(place: str | Path) -> Wal:
     from fairway.storage.wals.sqlite import SqliteWal
 
     return SqliteWal(Path(rest))
+
+
+def directory_of(place: str | Path) -> Path | None:
+    """The directory of this machine in which the store that `place` names keeps its files; None if
+    it keeps none here."""
+    scheme, rest = _named(place)
+    return Path(rest) if scheme in IN_A_DIRECTORY else None
+
+
+def _named(place: str | Path) -> tuple[str, str]:
+    """The kind of store, and where: the one reader of what a setting says."""
+    name = str(place)
+    scheme, colon, rest = name.partition(":")
+    if isinstance(place, Path) or not colon or len(scheme) == 1:  # a drive has one letter
+        scheme, rest = "sqlite", name
+    if scheme not in (*IN_A_DIRECTORY, "postgresql", "postgres", "memory"):
+        raise InvalidConfig(
+            f"{name!r} names no store: give a directory, sqlite:DIRECTORY, rocksdb:DIRECTORY,"
+            " postgresql://… or memory:"
+        )
+    if scheme in IN_A_DIRECTORY and not rest:
+        raise InvalidConfig(f"{name!r} names no directory")
+    return scheme, rest

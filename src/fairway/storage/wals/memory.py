@@ -197,8 +197,11 @@ class MemoryWal:
             self._check_open_locked()
             return {number for shard in self._shards for number in shard.live.dead}
 
-    def confine(self, leave: int) -> bool:
-        return not leave  # there is no disk
+    def room(self) -> int:
+        return 0  # there is no disk
+
+    def confine(self, leave: int) -> None:
+        pass
 
     def maintain(self) -> None:
         """Sync what was written without a sync, so that it need not be remembered apart."""

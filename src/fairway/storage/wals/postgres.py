@@ -127,8 +127,11 @@ class PostgresWal:
         """Extend the lease. Raises `Fenced` if it was lost, `TryLater` if nobody can be asked."""
         self._session.renew()
 
-    def confine(self, leave: int) -> bool:
-        return not leave  # the disk is the server's
+    def room(self) -> int:
+        return 0  # the disk is the server's
+
+    def confine(self, leave: int) -> None:
+        pass
 
     def maintain(self) -> None:
         """Extend the lease, see `renew`. The server keeps its files small by itself."""

@@ -332,8 +332,11 @@ class RocksdbWal:
         self._check_open()
         return set()
 
-    def confine(self, leave: int) -> bool:
-        return not leave  # its files are never written again, so they have no room inside
+    def room(self) -> int:
+        return 0  # its files are never written again
+
+    def confine(self, leave: int) -> None:
+        pass
 
     def maintain(self) -> None:
         """Sync what was written without a sync, beside commits, so that the watermark covers it."""

@@ -174,14 +174,18 @@ class SqliteWal:
         for shard in self._live():
             shard.maintain()
 
-    def confine(self, leave: int) -> bool:
+    def room(self) -> int:
+        return sum(shard.room() for shard in self._live())
+
+    def confine(self, leave: int) -> None:
         shards = self._live()
-        # All or none: a shard without room would turn the others' writers away as well.
-        if all(shard.confine(leave) for shard in shards):
-            return True
-        for shard in shards:
-            shard.confine(0)
-        return False
+        try:
+            for shard in shards:
+                shard.confine(leave // len(shards))
+        except BaseException:
+            for shard in shards:
+                shard.confine(0)
+            raise
 
     def close(self) -> None:
         shards, self._shards = self._shards, []

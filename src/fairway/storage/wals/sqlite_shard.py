@@ -24,7 +24,7 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.storage.reserve import free_bytes
-from fairway.storage.wal import INT_MAX, Tail
+from fairway.storage.wal import Tail
 from fairway.storage.wals import sqlite_tables as tables
 from fairway.storage.wals import sqlite_walfile as walfile
 from fairway.storage.watermark import Watermark
@@ -45,6 +45,8 @@ CHECKPOINT_BUSY_MS = 250  # how long a commit that has to wait for a checkpoint 
 
 TIGHT_WAL_BYTES = 4 * 1024 * 1024
 """How long a -wal may get while the disk is nearly full: moving it must fit into the reserve."""
+SHORT_WAL_BYTES = 256 * 1024
+"""The same if nothing is free: it takes a quarter of that, but a few groups must fit."""
 
 UNSYNCED_ERRORS = {
     apsw.SQLITE_IOERR_FSYNC,
@@ -58,6 +60,7 @@ DAMAGE_ERRORS = {
 }
 # Errors that come before the last frame of a commit is in the -wal. Any other (a failed sync, no
 # room to grow the -shm) may come after it, and then recovery will find the transaction complete.
+# The -shm does not grow below 4,063 frames, which `TIGHT_WAL_BYTES` stays well away from.
 UNDONE_ERRORS = DAMAGE_ERRORS | {apsw.SQLITE_IOERR_WRITE, apsw.SQLITE_IOERR_READ}
 UNDONE_KINDS = (
     apsw.FullError,
@@ -94,7 +97,7 @@ class Shard:
         self._groups = self._groups_seen = 0
         self._deleted: set[int] = set()
         self._full_sync = True
-        self._leave = 0  # pages to leave free inside the file; 0: the file may grow
+        self._bounds: tables.Bounds | None = None  # None: the file may grow
         self._cramped = False  # the disk had no room: what the -wal holds of it is wanted back
         self._wal_bound = wal_bytes_max
         self._failed: str | None = None
@@ -194,10 +197,14 @@ class Shard:
                 except OSError as error:
                     self._failed = f"the watermark cannot be written: {error}"
                     return dict.fromkeys(group, OutcomeUnknown(f"{self.place}: {self._failed}"))
+        self._keep_short()
+        return {}
+
+    def _keep_short(self) -> None:
+        """Bound the -wal, after whatever made it longer."""
         if (self._wal_pages - self._stuck_pages) * FRAME_SIZE > self._wal_bound:
             # The checkpoints beside us do not keep up. Waiting for one now bounds the file.
             self.checkpoint(wait=True)
-        return {}
 
     def _apply(self, connection: apsw.Connection, group: Group, sync: bool) -> bool:
         rows = tables.plain_rows(group, self._groups + 1)
@@ -205,10 +212,10 @@ class Shard:
         if sync is not self._full_sync:
             connection.pragma("synchronous", "FULL" if sync else "NORMAL")
             self._full_sync = sync
-        if rows is not None and not self._leave:
+        if rows is not None and self._bounds is None:
             tables.append_plain(connection, rows)
         else:
-            self._deleted |= tables.apply_mixed(connection, group, self._groups + 1, self._leave)
+            self._deleted |= tables.apply_mixed(connection, group, self._groups + 1, self._bounds)
         self._count_pages(connection)
         return sync
 
@@ -303,28 +310,42 @@ class Shard:
             except apsw.Error as error:
                 self._failure(error)  # nobody waits for this; the next write tells, if it is final
                 return False
-            return bool(self._deleted)
+            more = bool(self._deleted)
+        self._bound_wal()  # a long sweep puts off `maintain`
+        self._keep_short()
+        return more
 
     def deleting(self) -> set[int]:
         """See `Wal.deleting`."""
         with self._lock:
             return set(self._deleted)
 
-    def confine(self, leave: int) -> bool:
-        """See `Wal.confine`."""
+    def room(self) -> int:
+        """See `Wal.room`."""
+        return self._room().free * PAGE_SIZE
+
+    def confine(self, leave: int) -> None:
+        """See `Wal.confine`; `leave` is this file's share."""
+        with self._lock:
+            self._bounds = None
+            if leave:
+                self._bounds = tables.bounds_of(self._room(), max(leave // PAGE_SIZE, 1))
+
+    def _room(self) -> tables.Room:
         with self._lock, self._reading_errors():
             if self._writer is None:
                 raise Closing(f"{self.place} is not open")
-            free = tables.room(self._writer).free * PAGE_SIZE if leave else 0
-            self._leave = leave // PAGE_SIZE if free >= leave else 0
-            return free >= leave
+            return tables.room(self._writer)
 
     def _bound_wal(self) -> None:
         """A -wal that cannot be moved for want of room would hold on to what deletes need."""
         if self._vfs is not None:
             return  # that disk is not the one below the directory
-        tight = free_bytes(self._path.parent) < 2 * self._wal_bytes_max
-        self._wal_bound = min(self._wal_bytes_max, TIGHT_WAL_BYTES if tight else INT_MAX)
+        free = free_bytes(self._path.parent)
+        self._wal_bound = self._wal_bytes_max
+        if free < 2 * self._wal_bytes_max:
+            tight = max(SHORT_WAL_BYTES, min(TIGHT_WAL_BYTES, free // 4))
+            self._wal_bound = min(self._wal_bound, tight)
 
     def maintain(self) -> None:
         """Checkpoint once the -wal is worth it, or nothing was written since the last call.

@@ -167,26 +167,48 @@ class Room(NamedTuple):
     pages: int
     free: int
 
+    @property
+    def used(self) -> int:
+        return self.pages - self.free
+
 
 def room(connection: apsw.Connection) -> Room:
     """As the transaction under way has it."""
     return Room(connection.pragma("page_count"), connection.pragma("freelist_count"))
 
 
-def fits(before: Room, after: Room, leave: int) -> bool:
-    """Whether a group may be committed that must not make the file grow, nor use up the last
-    `leave` free pages. One that makes room may, however few there are."""
-    return after.pages <= before.pages and after.free >= min(leave, before.free)
+class Bounds(NamedTuple):
+    """How many pages a confined file may have, and how many of them entries leave to what makes
+    room."""
+
+    pages: int
+    leave: int
 
 
-def apply_mixed(connection: apsw.Connection, group: Group, number: int, leave: int = 0) -> set[int]:
+def bounds_of(found: Room, leave: int) -> Bounds:
+    """For a file as it is, or a little larger: with no more than it has to leave, it would refuse
+    the next entry though other files have room."""
+    return Bounds(max(found.pages, found.used + 2 * leave), leave)
+
+
+def fits(before: Room, after: Room, bounds: Bounds) -> bool:
+    """Whether a group may be committed: it neither makes the file too large nor uses what is to be
+    left. One that makes room may, however little there is."""
+    return after.pages <= max(bounds.pages, before.pages) and after.used <= max(
+        bounds.pages - bounds.leave, before.used
+    )
+
+
+def apply_mixed(
+    connection: apsw.Connection, group: Group, number: int, bounds: Bounds | None = None
+) -> set[int]:
     """Write any group as group `number` in one transaction; returns the partitions it deletes.
 
-    If `leave` is not 0, the file does not grow, and entries leave so many free pages to what has
-    none, such as a deletion: else `FullError`.
+    `FullError` if there are bounds and it does not stay within. What has no entries, such as a
+    deletion, has nothing to leave.
     """
     connection.execute("BEGIN IMMEDIATE")
-    before = room(connection) if leave else None
+    before = room(connection) if bounds else None
     rows = [ROW % (MARK, 0, number, 0, b"")]
     deleted = set()
     for partition, operations in group.items():
@@ -195,10 +217,10 @@ def apply_mixed(connection: apsw.Connection, group: Group, number: int, leave: i
             if operation.delete:
                 deleted.add(partition)
     _flush(connection, rows)
-    if before is not None:
+    if bounds is not None and before is not None:
         if not any(operation.entries for operations in group.values() for operation in operations):
-            leave = 0
-        if not fits(before, room(connection), leave):
+            bounds = bounds._replace(leave=0)
+        if not fits(before, room(connection), bounds):
             raise apsw.FullError("the disk is full, and so are the pages that the file has")
     connection.execute("COMMIT")
     return deleted
