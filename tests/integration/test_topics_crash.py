@@ -165,7 +165,7 @@ class Ledger:
 
     async def _check_copies(self, topics: Topics) -> None:
         while topics.router("copies").state().lag:
-            await topics.diff("copy", topics.get("copy").head, wait_ns=50_000_000)
+            await topics.reading.diff("copy", topics.get("copy").head, wait_ns=50_000_000)
         source = [r.data for r in (await read_all(topics, "fsync-0", limit=1000)).records]
         copied = [r.data for r in (await read_all(topics, "copy", limit=1000)).records]
         demand(len(set(copied)) == len(copied), "something was copied twice")

@@ -579,7 +579,9 @@ def test_who_reads_a_topic_while_it_is_deleted_is_told_that_it_is_gone() -> None
                 await topics.append("a", new(1))
                 async with topics.live(topic).lock, asyncio.TaskGroup() as group:
                     # What is too old goes first, and that takes its time.
-                    reading = group.create_task(_missing(topics.diff("a", 1, wait_ns=wait_ns)))
+                    reading = group.create_task(
+                        _missing(topics.reading.diff("a", 1, wait_ns=wait_ns))
+                    )
                     await asyncio.sleep(0)
                     await topics.delete("a")
                     topics.live(topic).lock.release()

@@ -197,7 +197,7 @@ class Consumer:
 
     async def read(self, topics: Topics) -> None:
         world = self.world
-        diff = await topics.diff(
+        diff = await topics.reading.diff(
             self.book.name,
             self.cursor,
             epoch=self.book.epoch,
@@ -767,7 +767,7 @@ async def check_topic(world: World, topics: Topics, topic: Topic) -> None:
     demand(not config.cap_records or topic.count <= config.cap_records, f"{topic.name}: over")
     demand(not config.cap_bytes or topic.bytes <= config.cap_bytes, f"{topic.name}: over")
     picked = Selection(match=TagMatch("a", True))
-    diff = await topics.diff(topic.name, 0, limit=1000, max_bytes=1 << 20, selection=picked)
+    diff = await topics.reading.diff(topic.name, 0, limit=1000, max_bytes=1 << 20, selection=picked)
     demand(all((r.tag or "").startswith("a") for r in diff.page.records), "a filter let through")
     world.tally["topics checked"] += 1
     world.tally["records checked"] += len(reader.delivered)

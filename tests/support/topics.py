@@ -154,7 +154,7 @@ async def read_all(topics: Topics, name: str, cursor: int = 0, **options: Any) -
     """Diff until caught up."""
     found = Reading(cursor=cursor)
     while True:
-        diff = await topics.diff(name, found.cursor, **options)
+        diff = await topics.reading.diff(name, found.cursor, **options)
         if diff.page.gap is not None:
             found.gaps.append(diff.page.gap)
         found.records += diff.page.records

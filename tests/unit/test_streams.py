@@ -396,7 +396,7 @@ def test_a_stream_is_a_topic_that_shows_its_bytes_as_base64() -> None:
     async def scenario() -> None:
         async with streams_on() as client:
             await client("PUT", "b/in", b"\x00\xff", content_type="application/octet-stream")
-            diff = await client.topics.diff("ds:b:in", 0)
+            diff = await client.topics.reading.diff("ds:b:in", 0)
             assert [json.loads(record.data) for record in diff.page.records] == ["AP8="]
             await client.topics.delete("ds:b:in")
             assert (await client.get("b/in")).status == 404
@@ -1446,7 +1446,7 @@ def test_the_trace_of_a_request_is_stored_with_what_it_appends() -> None:
             await client.post("b", "2", traceparent="x" * 257)
             for path, stored in (("a", trace), ("b", None)):
                 topic = client.topics.get(protocol.topic_name(path))
-                batches = [await client.topics.batch_at(topic, seq) for seq in (1, 2)]
+                batches = [await client.topics.reading.batch_at(topic, seq) for seq in (1, 2)]
                 assert [batch.trace for batch in batches if batch is not None] == [stored] * 2
 
     simulated(scenario)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from fairway.server.asgi import ExpressReply
     from fairway.server.host import Host
-    from fairway.topics.engine import Diff
+    from fairway.topics.diffing import Diff
     from fairway.topics.outcome import Appended
     from fairway.topics.topic import Topic
     from fairway.wire.records import Records
@@ -167,7 +167,7 @@ async def diff(host: Host, request: Request, topic: str) -> Reply:
         nodes_of(message.node) if found.config.dedupe_node else NO_NODES,
         TagMatch.of(message.match) if message.match is not None else None,
     )
-    answer = await host.topics.diff(
+    answer = await host.topics.reading.diff(
         topic,
         message.from_seq,
         epoch=message.epoch,

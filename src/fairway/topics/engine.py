@@ -11,7 +11,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fairway.errors import (
     Closing,
@@ -28,12 +28,11 @@ from fairway.runtime.telemetry import Telemetry
 from fairway.storage.catalog import Catalog
 from fairway.storage.wal import Operation
 from fairway.topics import names
-from fairway.topics.batch import decode_batch
 from fairway.topics.changes import TOPIC, Changes
 from fairway.topics.delivery import Delivery, DeliveryConfig
+from fairway.topics.diffing import Reading
 from fairway.topics.idempotency import KeyMemory
 from fairway.topics.live import LivePart
-from fairway.topics.reading import EVERYTHING, Page, Selection, cold_page, hot_page
 from fairway.topics.recovery import Recovery
 from fairway.topics.registry import Registry
 from fairway.topics.retention import Retention, RetentionConfig
@@ -85,14 +84,6 @@ class TopicsConfig:
     """Topics at most. Raising it costs about 1 KB of memory each."""
     delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
-
-
-class Diff(NamedTuple):
-    """What a reader at a cursor got. `recreated`: its cursor was of another incarnation."""
-
-    topic: Topic
-    page: Page
-    recreated: bool
 
 
 class Topics:
@@ -159,6 +150,15 @@ class Topics:
             published=self._published,
             doubtful=self.retention.doubt,
             writability=self.writability,
+        )
+        self.reading = Reading(
+            self._log,
+            self._clock,
+            get=self.get,
+            live=self.live,
+            touch=self.delivery.touch,
+            expire=self.retention.expire,
+            closing=lambda: self._closing,
         )
         self.recovery = Recovery(
             self._log,
@@ -373,82 +373,6 @@ class Topics:
         self.check_admits(patient=new.patient)
         return self.writing.append_now(reply, topic, new)
 
-    async def diff(
-        self,
-        name: str,
-        from_seq: int,
-        *,
-        epoch: int | None = None,
-        limit: int = 256,
-        max_bytes: int = MIB,
-        selection: Selection = EVERYTHING,
-        wait_ns: int = 0,
-    ) -> Diff:
-        """What a reader that has seen everything up to `from_seq` gets next."""
-        topic = self.get(name)
-        self.delivery.touch(topic)
-        if (epoch is not None and epoch != topic.epoch) or from_seq > topic.head:
-            if epoch in (None, topic.epoch) and from_seq <= topic.assigned:
-                from_seq = topic.head  # written and not yet to be seen: as far as one can be
-            elif epoch == topic.epoch:
-                raise InvalidRequest(f"from_seq {from_seq} lies beyond the head, {topic.head}")
-            else:
-                page = await self.page(topic, 0, topic.head, limit, max_bytes, selection)
-                return Diff(topic, page, True)
-        page = await self.page(topic, from_seq, topic.head, limit, max_bytes, selection)
-        if wait_ns and not page.records and page.gap is None and page.next_seq >= topic.head:
-            page = await self._wait(topic, page, limit, max_bytes, selection, wait_ns)
-        return Diff(topic, page, False)
-
-    async def _wait(
-        self,
-        topic: Topic,
-        page: Page,
-        limit: int,
-        max_bytes: int,
-        selection: Selection,
-        wait_ns: int,
-    ) -> Page:
-        deadline_ns = self._clock.now_ns() + wait_ns
-        while not page.records and page.gap is None and not self._closing:
-            left_ns = deadline_ns - self._clock.now_ns()
-            if left_ns <= 0:
-                break
-            # Registered before it is read again: what lands in between resolves it.
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            live = self.live(topic)
-            live.waiters.append(waiter)
-            try:
-                if page.next_seq >= topic.head:
-                    async with asyncio.timeout(left_ns / 1e9):
-                        await waiter
-            except TimeoutError:
-                break
-            finally:
-                if waiter in live.waiters:
-                    live.waiters.remove(waiter)
-            page = await self.page(topic, page.next_seq, topic.head, limit, max_bytes, selection)
-        return page
-
-    async def page(
-        self,
-        topic: Topic,
-        after: int,
-        upto: int,
-        limit: int,
-        max_bytes: int,
-        selection: Selection = EVERYTHING,
-    ) -> Page:
-        """Records after a cursor, from memory or from the store."""
-        if topic.config.ttl_ms:
-            await self.retention.expire(topic)
-        if topic.epoch < 0:
-            raise NotFound("topic", topic.name)
-        page = hot_page(topic, after, upto, limit, max_bytes, selection)
-        if page is None:
-            page = await cold_page(self._log, topic, after, upto, limit, max_bytes, selection)
-        return page
-
     async def delete_records(
         self, name: str, *, before_seq: int | None = None, match: TagMatch | None = None
     ) -> tuple[Topic, int]:
@@ -480,11 +404,6 @@ class Topics:
             found.update(page)
             after = page[-1][0]
         return found
-
-    async def batch_at(self, topic: Topic, seq: int) -> Batch | None:
-        """The stored batch that holds `seq`, or the first one behind it."""
-        entries = await self._log.read(topic.epoch, first=seq, limit=1)
-        return decode_batch(entries[0].payload, topic=topic.name) if entries else None
 
     async def pin(self, topic: Topic, seq: int, extra: Mapping[str, bytes | None]) -> None:
         """Keep what is stored from `seq` on, though caps, TTL and deletes hide it; 0 lets it go."""

@@ -172,7 +172,7 @@ class TopicHandle(Generic[T]):
         found = self._app.topics.find(self.name)
         if found is None:
             found, _ = await self._app.topics.create(self.name, self.patch)
-        answer = await self._app.topics.diff(
+        answer = await self._app.topics.reading.diff(
             self.name,
             from_seq,
             epoch=epoch,

@@ -77,7 +77,7 @@ async def _refined(
         topic = topics.find(segment.topic)
     batch = None
     if topic is not None and place.seq < upto:
-        batch = await topics.batch_at(topic, place.seq + 1)
+        batch = await topics.reading.batch_at(topic, place.seq + 1)
     if batch is None:
         raise InvalidRequest("Stream-Fork-Sub-Offset points past the end of the source")
     left = sub_offset

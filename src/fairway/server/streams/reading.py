@@ -67,13 +67,17 @@ class Reading:
     async def _page(self, stream: Stream, place: Place, max_bytes: int) -> Page:
         topic = stream.topic
         if place.segment == len(stream.segments):
-            return await self._topics.page(topic, place.seq, topic.head, PAGE_RECORDS, max_bytes)
+            return await self._topics.reading.page(
+                topic, place.seq, topic.head, PAGE_RECORDS, max_bytes
+            )
         segment = stream.segments[place.segment]
         found = self._topics.find(segment.topic)
         if found is None or found.epoch != segment.epoch:
             raise InvalidRequest("what this stream inherited is gone", code="gone")
         past = as_of_fork(found, segment)
-        return await self._topics.page(past, place.seq, segment.upto, PAGE_RECORDS, max_bytes)
+        return await self._topics.reading.page(
+            past, place.seq, segment.upto, PAGE_RECORDS, max_bytes
+        )
 
     async def wait_news(
         self, stream: Stream, place: Place, until_ns: int, gone: asyncio.Future[None]
