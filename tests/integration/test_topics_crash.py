@@ -147,13 +147,14 @@ class Ledger:
             known = self.held[name].setdefault(seq, (word, at))
             demand(known == (word, at), f"{name}: seq {seq} was {known} and is {(word, at)}")
         promised = name.startswith(("fsync", "disk"))
+        lost = found.lost  # once: it is a set of every seq, of which a crash may skip very many
         for seq, (word, at, tag) in self.acked[name].items():
             known = self.held[name].setdefault(seq, (word, at))
             demand(known == (word, at), f"{name}: seq {seq} was {known} and is {(word, at)}")
             self.tally["acks checked"] += 1
             if seq in there or seq in self.deleted[name] or tag in self.maybe[name]:
                 continue
-            demand(seq in found.lost, f"{name}: {seq} was acknowledged, and nothing tells of it")
+            demand(seq in lost, f"{name}: {seq} was acknowledged, and nothing tells of it")
             demand(not promised, f"{name}: {seq} was acknowledged and is lost")
             self.tally["weak ones lost"] += 1
         back = self.deleted[name] & there.keys()
