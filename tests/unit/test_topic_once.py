@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from fairway.errors import WriteFailed
+import pytest
+
+from fairway.errors import TopicFull, WriteFailed
 from fairway.storage.log import Log
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
@@ -107,3 +109,18 @@ def test_after_a_restart_a_repeat_is_still_single() -> None:
                 assert (answer.first_seq, answer.deduped) == (1, True)
 
     run(main, seed=1, quiet=True, limit_ns=10**13)
+
+
+def test_a_key_whose_append_was_refused_is_free() -> None:
+    async def body(topics: Topics, topic: Topic, wal: MemoryWal) -> None:
+        await topics.put("t", TopicPatch(cap_records=1, discard="reject"))
+        await topics.append("t", new("full"))
+        with pytest.raises(TopicFull):
+            topics.append_now(Reply(), topic, new("a", key="k"))
+        await topics.delete_records("t", before_seq=2)
+        reply = Reply()
+        assert topics.append_now(reply, topic, new("a", key="k"))
+        await until_idle(topics, topic)
+        assert (reply.told.first_seq, reply.told.deduped) == (2, False)
+
+    with_topic(body)

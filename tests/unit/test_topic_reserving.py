@@ -83,8 +83,11 @@ def test_reservations_made_at_once_do_not_undo_each_other() -> None:
     virtually(main)
 
 
+@pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk"])
-def test_hardly_an_append_of_a_weaker_class_waits_for_a_reservation(durability: Any) -> None:
+def test_hardly_an_append_of_a_weaker_class_waits_for_a_reservation(
+    durability: Any, keyed: bool
+) -> None:
     """The express way takes them, as it takes those of the strongest."""
 
     async def main() -> None:
@@ -92,13 +95,16 @@ def test_hardly_an_append_of_a_weaker_class_waits_for_a_reservation(durability: 
             topic, _ = await topics.put("t", TopicPatch(durability=durability))
             await topics.append("t", new(1))
             waited = 0
-            for _ in range(500):
-                reply: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-                if topics.append_now(reply, topic, new(*range(100))):
-                    await reply
-                else:
-                    waited += 1
-                    await topics.append("t", new(*range(100)))
+            await asyncio.sleep(200)  # until memory knows all keys that count
+            for number in range(500):
+                batch = new(*range(100), key=f"key-{number}" if keyed else None)
+                for repeated in (False, True) if keyed else (False,):
+                    reply: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+                    if topics.append_now(reply, topic, batch):
+                        assert (await reply).deduped is repeated
+                    else:
+                        waited += 1
+                        await topics.append("t", batch)
                 assert topic.assigned <= topic.reserved <= await reserved_in_store(topics, topic)
             assert waited == 0
             assert topic.head == 1 + 500 * 100

@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
     from fairway.server.asgi import ExpressReply
     from fairway.server.host import Host
-    from fairway.topics.diffing import Diff
     from fairway.topics.outcome import Appended
+    from fairway.topics.reading import Diff
     from fairway.topics.topic import Topic
     from fairway.wire.records import Records
 

@@ -30,9 +30,9 @@ from fairway.storage.wal import Operation
 from fairway.topics import names
 from fairway.topics.changes import TOPIC, Changes
 from fairway.topics.delivery import Delivery, DeliveryConfig
-from fairway.topics.diffing import Reading
 from fairway.topics.idempotency import KeyMemory
 from fairway.topics.live import LivePart
+from fairway.topics.reading import Reading
 from fairway.topics.recovery import Recovery
 from fairway.topics.registry import Registry
 from fairway.topics.retention import Retention, RetentionConfig

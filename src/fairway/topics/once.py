@@ -79,8 +79,13 @@ class Once:
         if seen is not None and now_ms - seen.ts < topic.config.idempotency_window_ms:
             reply.set_result(Appended(seen.first_seq, seen.last_seq, deduped=True))
             return True
-        self._writing.enqueue_for(_First(self, topic, place, reply), topic, new)
+        # First: a class that does not wait for the disk is told within the call.
         self._keys.under_way[place] = asyncio.get_running_loop().create_future()
+        try:
+            self._writing.enqueue_for(_First(self, topic, place, reply), topic, new)
+        except FairwayError:
+            del self._keys.under_way[place]
+            raise
         return True
 
     async def _seen(self, topic: Topic, key: str) -> Appended | None:

@@ -61,7 +61,7 @@ class Reserving:
     def keep_ahead(self, topic: Topic, live: LivePart) -> None:
         """Begin to reserve more once half of it is given out."""
         left = topic.reserved - topic.assigned
-        if left < SEQS_MAX // 2 and live.reservation is None and left < step(topic) // 2:
+        if live.reservation is None and left < step(topic) // 2:
             with suppress(FairwayError):  # whoever really needs it hears why not
                 self._begin(topic, live, 0)
 

@@ -139,9 +139,7 @@ class Writing:
         """As `append`, begun at once; False if something must be looked up or waited for first."""
         if new.position is not None or new.patient:
             return False
-        if topic.weak and (
-            new.key is not None or topic.assigned + new.records.count > topic.reserved
-        ):
+        if topic.weak and topic.assigned + new.records.count > topic.reserved:
             return False
         if new.key is not None:
             return self._once.append_now(reply, topic, new, new.key)
