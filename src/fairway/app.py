@@ -296,7 +296,8 @@ class Fairway:
             def load(rows: int) -> None: ...
 
         Its tasks are jobs of `queue`; `timeout` is for a whole run, in seconds. With `cron` or
-        `every_s` runs start by themselves, with `context` and `scheduled_at_ms`.
+        `every_s` runs start by themselves, with `context` and `scheduled_at_ms`; so do those that
+        are started by hand, with what is given to them added.
         """
         if name in self.flows:
             raise InvalidConfig(f"workflow {name!r} is declared twice")
@@ -307,6 +308,7 @@ class Fairway:
             version=version,
             queue=queue,
             timeout_s=timeout,
+            context=context,
         )
         self.flows[name] = flow
         if cron is not None or every_s is not None:
@@ -336,6 +338,7 @@ class Fairway:
             raise InvalidConfig(f"schedule {name!r} is declared twice")
         if isinstance(target, Flow):
             flow = target
+            flow.schedule_with(dict(values or {}))
 
             def job(at_ns: int) -> NewJob:
                 return flow.order(scheduled_context(at_ns, values)).job

@@ -366,7 +366,7 @@ ROUTES: Final = Routes(
             "Pause, resume or cancel a run",
             body=workflows_wire.RunAction,
             reply=workflows_wire.RunActionReply,
-            statuses={404: "there is no such run", 409: "the job is no run of a workflow"},
+            statuses={404: "there is no such run", 409: "it has ended, or is no run of a workflow"},
         ),
         Route(
             "GET",
