@@ -179,7 +179,7 @@ def test_a_new_store_is_empty(desk: Desk, hand: Hand) -> None:
     assert desk.find_by_key("nobody") is None
     assert desk.cursor("nobody") is None
     assert desk.promote(MANY) == (0, frozenset(), None)
-    assert desk.reap(MANY) == (0, 0, 0, frozenset())
+    assert desk.reap(MANY) == (0, 0, 0, frozenset(), ())
     assert desk.age(MANY) == 0
     assert desk.prune(0) == 0
     assert hand.take() == []
@@ -900,11 +900,11 @@ def test_reaping_returns_the_jobs_of_dead_workers(desk: Desk, hand: Hand) -> Non
     lost = desk.hand(ttl_ns=MINUTE)
     lost.take(2)
     kept = hand.one()
-    assert desk.reap(MANY) == (0, 0, 0, frozenset())
+    assert desk.reap(MANY) == (0, 0, 0, frozenset(), ())
     desk.advance(MINUTE)
-    assert desk.reap(MANY) == (1, 2, 0, frozenset({LANE}))
+    assert desk.reap(MANY) == (1, 2, 0, frozenset({LANE}), ())
     assert desk.statuses(ids) == [Status.READY, Status.READY, Status.RUNNING]
-    assert desk.reap(MANY) == (0, 0, 0, frozenset())
+    assert desk.reap(MANY) == (0, 0, 0, frozenset(), ())
     claims = hand.take()
     assert [(one.id, one.crashes, one.attempt) for one in claims] == [
         (ids[0], 1, 0),
@@ -1212,6 +1212,72 @@ def test_a_signal_that_was_sent_twice_arrives_once(desk: Desk, hand: Hand) -> No
     desk.signal(id, "never", b"5")
     hand.settle(hand.one(), Fate.WAIT, names=("s",))
     assert payloads(hand.one()) == [b"1", b"3"]
+
+
+def test_a_signal_that_was_dealt_with_is_not_taken_again(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s")
+    assert desk.signal(id, "s", b"1", dedup="d").fresh
+    claim = hand.one()
+    assert desk.signal(id, "s", b"2", dedup="d") == Delivered(id, False, None)
+    hand.settle(claim, Fate.WAIT, names=("s",))
+    assert desk.signal(id, "s", b"3", dedup="d") == Delivered(id, False, None)
+    assert desk.status(id) is Status.WAITING
+    assert desk.signal(id, "s", b"4", dedup="e").fresh
+    assert payloads(hand.one()) == [b"4"]
+
+
+def test_a_dedup_key_stands_for_its_window_after_the_signal_was_dealt_with(
+    desk: Desk, hand: Hand
+) -> None:
+    id = waiting(desk, hand, "s")
+    desk.signal(id, "s", b"1", dedup="d")
+    desk.signal(id, "t", b"2", dedup="waits")
+    desk.advance(10 * DAY)
+    hand.settle(hand.one(), Fate.WAIT, names=("s",))
+    desk.advance(DAY)
+    desk.prune(0)  # jobs that ended; no key of a job that lives
+    desk.prune(0, dedup_older_than_ns=2 * DAY)
+    assert not desk.signal(id, "s", b"3", dedup="d").fresh
+    desk.prune(0, dedup_older_than_ns=DAY)
+    assert desk.signal(id, "s", b"4", dedup="d").fresh
+    assert not desk.signal(id, "t", b"5", dedup="waits").fresh  # its signal is there still
+    assert payloads(hand.one()) == [b"4"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "handled"), [({}, False), ({"state": b'"handled"'}, True)], ids=["raised", "stop"]
+)
+def test_a_job_retried_by_hand_knows_what_it_has_dealt_with(
+    desk: Desk, hand: Hand, fields: dict[str, Any], handled: bool
+) -> None:
+    """What went with its inbox may be sent again; what is in its state may not."""
+    id = waiting(desk, hand, "s")
+    desk.signal(id, "s", b"1", dedup="before")
+    hand.settle(hand.one(), Fate.WAIT, names=("s",))
+    desk.signal(id, "s", b"2", dedup="given")
+    desk.signal(id, "t", b"3", dedup="waits")
+    hand.settle(hand.one(), Fate.FAILED, **fields)
+    desk.prune(DAY, dedup_older_than_ns=DAY)
+    desk.retry([id])
+    assert not desk.signal(id, "s", b"4", dedup="before").fresh
+    assert desk.signal(id, "s", b"5", dedup="given").fresh is not handled
+    assert desk.signal(id, "t", b"6", dedup="waits").fresh
+
+
+def test_a_stale_run_takes_no_dedup_key(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s")
+    desk.signal(id, "s", b"1", dedup="d")
+    lost = desk.hand(ttl_ns=MINUTE)
+    late = lost.one()
+    desk.advance(HOUR)
+    desk.reap(MANY)
+    assert lost.is_stale(late, Fate.WAIT)
+    assert lost.is_stale(late, Fate.FAILED)
+    claim = hand.one()
+    assert payloads(claim) == [b"1"]
+    hand.settle(claim, Fate.FAILED)
+    desk.retry([id])
+    assert desk.signal(id, "s", b"2", dedup="d").fresh
 
 
 @pytest.mark.parametrize("end", sorted(ENDED, key=lambda end: end.value))
@@ -2250,6 +2316,40 @@ def test_jobs_that_ended_long_ago_are_forgotten(desk: Desk, hand: Hand) -> None:
     assert [desk.find(id) for id in old] == [None] * len(old)
     assert [job.id for job in desk.browse(Filter())] == sorted([recent, *living], reverse=True)
     assert desk.retry(old) == []
+
+
+def test_failures_have_a_retention_of_their_own(desk: Desk, hand: Hand) -> None:
+    ends = sorted(ENDED, key=lambda end: end.value)
+    ids = {end: brought_to(desk, hand, end) for end in ends}
+    desk.advance(10 * DAY)
+    assert desk.prune(DAY, failed_older_than_ns=30 * DAY) == 2
+    assert desk.find(ids[Status.DONE]) is desk.find(ids[Status.CANCELLED]) is None
+    assert desk.status(ids[Status.FAILED]) is Status.FAILED
+    assert desk.status(ids[Status.DEAD]) is Status.DEAD
+    assert {job.id for job in desk.browse(Filter(status=Status.FAILED))} == {ids[Status.FAILED]}
+    assert desk.retry([ids[Status.DEAD]]) == [ids[Status.DEAD]]
+    desk.advance(20 * DAY)
+    assert desk.prune(DAY, failed_older_than_ns=30 * DAY) == 1
+    assert desk.find(ids[Status.FAILED]) is None
+
+
+def test_a_failed_child_is_kept_for_its_living_parent(desk: Desk, hand: Hand) -> None:
+    _, (child,) = spawned(desk, hand, NewJob(kind="part"), names=("never",))
+    hand.settle(hand.one(), Fate.FAILED, error="broke")
+    desk.advance(10 * DAY)
+    assert desk.prune(DAY, failed_older_than_ns=DAY) == 0
+    assert desk.job(child).error == "broke"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_retention_is_kept_whatever_day_it_is(desk: Desk, hand: Hand, exact: bool) -> None:
+    """Also when nobody asks for it to be exact: a few jobs are no reason to keep them."""
+    old = brought_to(desk, hand, Status.DONE)
+    desk.advance(MINUTE)
+    recent = brought_to(desk, hand, Status.DONE)
+    assert desk.prune(MINUTE, exact=exact) == 1
+    assert desk.find(old) is None
+    assert desk.status(recent) is Status.DONE
 
 
 def test_what_a_living_parent_may_still_read_is_kept(desk: Desk, hand: Hand) -> None:

@@ -20,6 +20,7 @@ from tests.support.job_histories import EFFECTS, Clocked, Disagreement, History
 from tests.support.postgres import Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from fairway.jobs.job import Claim, Limits, Settlement
@@ -159,6 +160,28 @@ class TooLateThoughItCame(MemoryStore):
     def _take(self, row: Any, worker: int, token: int) -> Claim:
         timed_out = row.timed_out
         return structs.replace(super()._take(row, worker, token), timed_out=timed_out)
+
+
+class DedupKeysGoWithTheirSignals(MemoryStore):
+    """A signal that is sent again after the first one was dealt with counts again."""
+
+    def _consume(self, row: Any, signals: Collection[int]) -> None:
+        super()._consume(row, signals)
+        row.dedup = {key: at for key, at in row.dedup.items() if at is None}
+
+
+class DedupKeysStandForEver(MemoryStore):
+    """Nobody forgets the keys of signals."""
+
+    async def prune(self, older_than_ns: int, **options: Any) -> int:
+        return await super().prune(older_than_ns, **{**options, "dedup_older_than_ns": None})
+
+
+class FailuresGoWithTheRest(MemoryStore):
+    """Jobs that failed are forgotten as soon as those that are done."""
+
+    async def prune(self, older_than_ns: int, **options: Any) -> int:
+        return await super().prune(older_than_ns, **{**options, "failed_older_than_ns": None})
 
 
 class NextEmptiesTheInbox(MemoryStore):
@@ -321,6 +344,9 @@ PLANTED = [
     DeferKeepsSignals,
     FailingConsumes,
     TooLateThoughItCame,
+    DedupKeysGoWithTheirSignals,
+    DedupKeysStandForEver,
+    FailuresGoWithTheRest,
     NextEmptiesTheInbox,
     CancelKeepsTheKey,
     CancelIsForgotten,

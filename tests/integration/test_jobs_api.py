@@ -446,9 +446,15 @@ def test_what_ended_long_ago_is_forgotten(tmp_path: Path) -> None:
             later = await enqueue(api, "elsewhere", delay_ms=HOUR_MS)
             kept = await api.post("/v0/jobs/prune", {"older_than_ms": HOUR_MS})
             assert (kept.status, kept.json) == (200, {"pruned": 0})
+            failed = await enqueue(api, "fails_once", {"name": "never"})
+            await ended(api, failed)
+            longer = {"older_than_ms": 0, "failed_older_than_ms": HOUR_MS}
+            assert (await api.post("/v0/jobs/prune", longer)).json == {"pruned": 1}
+            assert (await api.get(f"/v0/jobs/{done}")).status == 404
+            assert (await seen(api, failed))["status"] == "failed"
             gone = await api.post("/v0/jobs/prune", {"older_than_ms": 0})
             assert gone.json == {"pruned": 1}
-            assert (await api.get(f"/v0/jobs/{done}")).status == 404
+            assert (await api.get(f"/v0/jobs/{failed}")).status == 404
             assert (await seen(api, later))["status"] == "scheduled"
 
     run(scenario())

@@ -577,8 +577,10 @@ def test_pruning_goes_on_where_the_chunk_before_ended(
         sqlite_settle.STANDING,
         sqlite_settle.MANY_END,
         sqlite_settle.SET_ASIDE,
+        sqlite_settle.CONSUME_KEYS,
         sqlite_upkeep.AGE,
-        sqlite_upkeep.PRUNABLE,
+        *sqlite_upkeep.PRUNABLE_OF.values(),
+        sqlite_upkeep.FORGET_SIGNAL_KEYS,
     ],
 )
 def test_no_statement_of_the_daily_work_reads_the_whole_table(path: Path, statement: str) -> None:
@@ -589,7 +591,7 @@ def test_no_statement_of_the_daily_work_reads_the_whole_table(path: Path, statem
         plan = writing(store).execute(f"EXPLAIN QUERY PLAN {statement}", values)
         steps = [str(step) for *_, step in plan.fetchall()]
         assert any(step.startswith("SEARCH") for step in steps)
-        for table in ("job", "lease", "signal", "unique_key", "parent", "child"):
+        for table in ("job", "lease", "signal", "signal_key", "unique_key", "parent", "child"):
             assert not any(step.startswith(f"SCAN {table}") for step in steps), steps
 
     play(path, scene)

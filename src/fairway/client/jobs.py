@@ -140,9 +140,9 @@ class RemoteJobs(_Orders):
         """
         return self._client.call(calls.limit(queue, concurrency, rate_per_s, burst))
 
-    def prune(self, older_than_s: float) -> int:
-        """Forget jobs that ended longer ago; how many."""
-        return self._client.call(calls.prune(older_than_s)).pruned
+    def prune(self, older_than_s: float, *, failed_older_than_s: float | None = None) -> int:
+        """Forget jobs that ended longer ago; how many. Failures by their own time, if given."""
+        return self._client.call(calls.prune(older_than_s, failed_older_than_s)).pruned
 
 
 class AsyncRemoteJobs(_Orders):
@@ -217,5 +217,5 @@ class AsyncRemoteJobs(_Orders):
     ) -> QueueView:
         return await self._client.call(calls.limit(queue, concurrency, rate_per_s, burst))
 
-    async def prune(self, older_than_s: float) -> int:
-        return (await self._client.call(calls.prune(older_than_s))).pruned
+    async def prune(self, older_than_s: float, *, failed_older_than_s: float | None = None) -> int:
+        return (await self._client.call(calls.prune(older_than_s, failed_older_than_s))).pruned

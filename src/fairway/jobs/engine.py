@@ -121,6 +121,9 @@ class Jobs:
     ) -> bool:
         """Send a signal to a job, by id or by unique key. False if it had one of that dedup key.
 
+        A key stands while its signal waits, and for `Upkeep.dedup_window_ns` after a step has dealt
+        with it.
+
         Raises `NotFound` if there is no such job, or it has ended.
         """
         said = await self.store.signal(target, name, msgspec.json.encode(payload), dedup=dedup)
@@ -194,6 +197,6 @@ class Jobs:
         """What a queue may do over all workers together; the queue `*` is all queues."""
         await self.store.set_limits(queue, limits)
 
-    async def prune(self, older_than_ns: int) -> int:
-        """Forget jobs that ended longer ago; how many."""
-        return await self.store.prune(older_than_ns)
+    async def prune(self, older_than_ns: int, *, failed_older_than_ns: int | None = None) -> int:
+        """Forget jobs that ended longer ago; how many. Failures by their own time, if given."""
+        return await self.store.prune(older_than_ns, failed_older_than_ns=failed_older_than_ns)

@@ -31,6 +31,11 @@ CANCELLED: Final = "cancelled"
 """The reason of a cancel that was given none."""
 
 
+def last_line(error: str) -> str:
+    """What a traceback comes to."""
+    return error.strip().rpartition("\n")[2]
+
+
 class Status(Enum):
     """Where a job is. The value is the letter the stores keep."""
 
@@ -306,13 +311,15 @@ class Settlement(Struct, gc=False, kw_only=True):
     def consumed(self) -> tuple[int, ...]:
         """The signals that this commit uses up: those the step was given, if it goes on.
 
-        A step that failed is given them again, and so is one that was not run. A job that ends
-        needs none: its whole inbox goes.
+        A step that failed is given them again, and so is one that was not run. When a job ends its
+        whole inbox goes; but one that stopped in order, its state saved, has dealt with these.
         """
-        if not self.claim.signals:
-            return ()
-        deferred = self.fate is Fate.RETRY and not self.counts
-        if not deferred and self.fate not in GOES_ON:
+        fate = self.fate
+        if not self.claim.signals or not (
+            fate in GOES_ON
+            or (fate is Fate.RETRY and not self.counts)
+            or (fate is Fate.FAILED and self.state is not None)
+        ):
             return ()
         return tuple(signal.id for signal in self.claim.signals)
 
@@ -331,6 +338,16 @@ class Beat(NamedTuple):
     """Leases the store had for this worker that the worker knew nothing of."""
 
 
+class Died(NamedTuple):
+    """A job that is dead: its worker died with it too often."""
+
+    id: int
+    kind: str
+    attempt: int
+    """Which try it was, deaths included."""
+    error: str
+
+
 class Reaped(NamedTuple):
     """What came of workers that died."""
 
@@ -338,6 +355,8 @@ class Reaped(NamedTuple):
     returned: int = 0
     dead: int = 0
     lanes: frozenset[Lane] = frozenset()
+    died: tuple[Died, ...] = ()
+    """Those that are dead now, by id."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):

@@ -20,6 +20,7 @@ from fairway.core.backoff import Backoff, BackoffConfig
 from fairway.core.lease import LeaseConfig
 from fairway.errors import FairwayError, InvalidConfig
 from fairway.jobs import verdict
+from fairway.jobs.failures import log_failed
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.feeding import Feeding, Plan
 from fairway.jobs.job import Fate, Settlement, Skill, skill_in
@@ -383,6 +384,7 @@ class Worker:
                 del held[one.claim.id]
             if one.delay_ns:
                 self._timers.expect(one.delay_ns)
+        log_failed(settlements, out.stale)
         for id in out.stale:
             logger.warning("job %d: what it said came too late, somebody else has it now", id)
         held.update((claim.id, claim.token) for claim in out.claims)

@@ -301,7 +301,12 @@ async def retry_job(host: Host, request: Request, id: str) -> Reply:
 async def prune_jobs(host: Host, request: Request) -> Reply:
     message = await request.json(_PRUNE)
     request.identity.require_prefix("delete", "")
-    return json_reply(PruneReply(pruned=await host.jobs.prune(message.older_than_ms * MS_NS)))
+    failed_ms = message.failed_older_than_ms
+    pruned = await host.jobs.prune(
+        message.older_than_ms * MS_NS,
+        failed_older_than_ns=None if failed_ms is None else failed_ms * MS_NS,
+    )
+    return json_reply(PruneReply(pruned=pruned))
 
 
 # Queues

@@ -206,9 +206,13 @@ class QueueSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """All of them: one that is not named is no limit."""
 
 
-class PruneRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PruneRequest(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     older_than_ms: Duration
     """Forget jobs that ended longer ago; what an unfinished parent may still read stays."""
+    failed_older_than_ms: Duration | None = None
+    """The same for those that failed or are dead; null takes the other."""
 
 
 class PruneReply(Struct, frozen=True, kw_only=True):

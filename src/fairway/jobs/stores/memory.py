@@ -20,6 +20,7 @@ from fairway.jobs.job import (
     Beat,
     Child,
     Claim,
+    Died,
     Enqueued,
     Fate,
     Filter,
@@ -75,6 +76,7 @@ class _Row(Struct, kw_only=True, eq=False):
     timed_out: bool = False
     cancelling: bool = False
     inbox: list[tuple[Signal, str | None]] = field(default_factory=list)
+    dedup: dict[str, int | None] = field(default_factory=dict)  # when its signal was dealt with
     progress: bytes | None = None
     result: bytes | None = None
     error: str | None = None
@@ -269,6 +271,8 @@ class MemoryStore:
         if settlement.progress is not None:
             row.progress = settlement.progress
         row.error = settlement.error
+        if consumed := settlement.consumed:
+            self._consume(row, consumed)
         if fate in _END:
             self._end(row, _END[fate], settlement.result, settlement.error)
             return
@@ -278,9 +282,6 @@ class MemoryStore:
             self._give_back(row)
             return
         row.step = settlement.step
-        if consumed := settlement.consumed:
-            row.inbox = [entry for entry in row.inbox if entry[0].id not in consumed]
-            row.timed_out = False  # what it waited for had come
         if fate is Fate.RETRY:
             row.attempt += settlement.counts
             self._park(row, Status.SCHEDULED, settlement.delay_ns)
@@ -299,6 +300,14 @@ class MemoryStore:
             self._park(row, Status.WAITING, settlement.delay_ns or None)
         else:
             self._give_back(row)
+
+    def _consume(self, row: _Row, signals: Collection[int]) -> None:
+        """A step has dealt with these; their dedup keys stand on."""
+        row.timed_out = False  # what it waited for had come
+        for one, dedup in row.inbox:
+            if one.id in signals and dedup is not None:
+                row.dedup[dedup] = self._now()
+        row.inbox = [entry for entry in row.inbox if entry[0].id not in signals]
 
     def _await(self, row: _Row, settlement: Settlement) -> None:
         """Wait for signals, unless one of them is there."""
@@ -486,7 +495,8 @@ class MemoryStore:
 
     async def reap(self, limit: int) -> Reaped:
         lost = [worker for worker in self._workers if not self._alive(worker)]
-        returned = dead = 0
+        returned = 0
+        died = []
         lanes = set()
         rows = [row for worker in lost for row in self._leased(worker)]
         for row in rows[:limit]:
@@ -495,8 +505,9 @@ class MemoryStore:
             if row.cancelling:
                 self._end(row, Status.CANCELLED, None, row.error)
             elif spent or row.crashes >= row.new.max_crashes:
-                dead += 1
-                self._end(row, Status.DEAD, None, f"its worker died {row.crashes} times")
+                error = f"its worker died {row.crashes} times"
+                died.append(Died(row.id, row.new.kind, row.attempt + row.crashes, error))
+                self._end(row, Status.DEAD, None, error)
             else:
                 returned += 1
                 self._give_back(row)
@@ -504,7 +515,7 @@ class MemoryStore:
         for worker in lost:
             if not self._leased(worker):
                 del self._workers[worker]
-        return Reaped(len(lost), returned, dead, frozenset(lanes))
+        return Reaped(len(lost), returned, len(died), frozenset(lanes), tuple(sorted(died)))
 
     async def age(self, limit: int) -> int:
         now = self._now()
@@ -531,8 +542,10 @@ class MemoryStore:
         return self._deliver(row, name, payload, dedup)
 
     def _deliver(self, row: _Row, name: str, payload: bytes, dedup: str | None) -> Delivered:
-        if dedup is not None and any(dedup == known for _, known in row.inbox):
-            return Delivered(row.id, False, None)
+        if dedup is not None:
+            if dedup in row.dedup:
+                return Delivered(row.id, False, None)
+            row.dedup[dedup] = None
         self._last_signal += 1
         row.inbox.append((Signal(self._last_signal, name, payload), dedup))
         if row.status is Status.WAITING and name in row.names:
@@ -580,6 +593,7 @@ class MemoryStore:
             row.retries += 1
             row.timed_out = False
             row.finished_ns = row.error = row.result = None
+            row.dedup = {key: at for key, at in row.dedup.items() if at is not None}
             self._make_ready(row)
             again.append(id)
         return again
@@ -645,15 +659,26 @@ class MemoryStore:
         bucket.tokens = float(limits.burst)
         bucket.refilled_ns = self._now()
 
-    async def prune(self, older_than_ns: int, *, exact: bool = True) -> int:
-        horizon = self._now() - older_than_ns
-        gone = [
-            row.id
-            for row in self._rows.values()
-            if row.finished_ns is not None
-            and row.finished_ns <= horizon
-            and not self._parent_lives(row)
-        ]
+    async def prune(
+        self,
+        older_than_ns: int,
+        *,
+        failed_older_than_ns: int | None = None,
+        dedup_older_than_ns: int | None = None,
+        exact: bool = True,
+    ) -> int:
+        now = self._now()
+        if failed_older_than_ns is None:
+            failed_older_than_ns = older_than_ns
+        gone = []
+        for row in self._rows.values():
+            failed = row.status in (Status.FAILED, Status.DEAD)
+            horizon = now - (failed_older_than_ns if failed else older_than_ns)
+            if row.finished_ns is not None and row.finished_ns <= horizon:
+                gone += [] if self._parent_lives(row) else [row.id]
+            if dedup_older_than_ns is not None:
+                horizon = now - dedup_older_than_ns
+                row.dedup = {key: at for key, at in row.dedup.items() if at is None or at > horizon}
         for id in gone:
             del self._rows[id]
         for key, (id, until) in list(self._keys.items()):

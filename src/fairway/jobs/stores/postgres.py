@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairway.core.priority import Band
 from fairway.errors import FairwayError, Invalid
-from fairway.jobs.job import Fate, Lane, Limits, QueueState, Reaped, Status, distinct, lane_of
+from fairway.jobs.job import (
+    Died,
+    Fate,
+    Lane,
+    Limits,
+    QueueState,
+    Reaped,
+    Status,
+    distinct,
+    lane_of,
+)
 from fairway.jobs.store import Cancelled, Cursor, Delivered, Ended, Exchanged, Promoted
 from fairway.jobs.stores.postgres_browsing import browsing, job_of
 from fairway.jobs.stores.postgres_claiming import Claiming, by_id, put_off
@@ -258,10 +268,10 @@ class PostgresStore:
     async def reap(self, limit: int) -> Reaped:
         woken: set[int] = set()
 
-        async def take_over(connection: Connection) -> tuple[int, int, int, set[int]]:
+        async def take_over(connection: Connection) -> tuple[int, int, list[Died], set[int]]:
             workers = [row[0] for row in await connection.fetch(self._sql["lost_workers"])]
             if not workers:
-                return 0, 0, 0, set()
+                return 0, 0, [], set()
             rows = await connection.fetch(self._sql["take_over"], workers, limit)
             cancelled = [row[0] for row in rows if row[2]]
             dead = [row[0] for row in rows if row[3] and not row[2]]
@@ -272,16 +282,20 @@ class PostgresStore:
             lanes = set(woken)
             keyed = {id: key for id, key in back.items() if key is not None}
             await self._settling.free_keys(connection, keyed, woken)
+            ended = {}
             if dead:
-                await self._settling.end(connection, dead, Status.DEAD, woken)
+                told = await self._settling.end(connection, dead, Status.DEAD, woken)
+                ended = {one.id: one.error or "" for one in told}
             if cancelled:
                 await self._settling.end(connection, cancelled, Status.CANCELLED, woken)
             await connection.execute(self._sql["bury_workers"], workers)
-            return len(workers), len(back), len(dead), lanes
+            died = [Died(row[0], row[4], row[5], ended[row[0]]) for row in rows if row[0] in ended]
+            return len(workers), len(back), died, lanes
 
-        workers, back, dead, lanes = await self._connections.transaction(take_over)
+        workers, back, died, lanes = await self._connections.transaction(take_over)
         self._low_water.forget(woken)
-        return Reaped(workers, back, dead, frozenset(await self._lanes.of(lanes)))
+        ready = frozenset(await self._lanes.of(lanes))
+        return Reaped(workers, back, len(died), ready, tuple(sorted(died)))
 
     async def age(self, limit: int) -> int:
         rows = await self._connections.fetch("aged", limit)
@@ -425,8 +439,21 @@ class PostgresStore:
             )
         self._claiming.limited.add(queue)
 
-    async def prune(self, older_than_ns: int, *, exact: bool = True) -> int:
-        return await self._history.prune(older_than_ns, exact=exact)
+    async def prune(
+        self,
+        older_than_ns: int,
+        *,
+        failed_older_than_ns: int | None = None,
+        dedup_older_than_ns: int | None = None,
+        exact: bool = True,
+    ) -> int:
+        """See `JobStore`. Days that are old enough are dropped whole, the rest job by job."""
+        failed_ns = older_than_ns if failed_older_than_ns is None else failed_older_than_ns
+        gone = await self._history.prune(older_than_ns, failed_ns, exact=exact)
+        if dedup_older_than_ns is not None:
+            async with self._connections.connection() as connection:
+                await connection.execute(self._sql["forget_signal_keys"], us(dedup_older_than_ns))
+        return gone
 
 
 def _nothing() -> Exchanged:

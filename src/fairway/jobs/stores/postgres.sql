@@ -351,10 +351,20 @@ insert into fw.timer (id, due) values ($1, fw.now_() + $2::bigint * interval '1 
 
 -- consume: the signals that steps have dealt with; what those jobs waited for had come
 with consumed as (
-    delete from fw.signal where id = any($1::bigint[]) returning job
+    delete from fw.signal where id = any($1::bigint[]) returning job, dedup
+), keyed as (
+    update fw.signal_key k set consumed_at = fw.now_() from consumed c
+    where k.job = c.job and k.key = c.dedup
 )
 update fw.job set timed_out = false
 where id = any(array(select job from consumed)) and timed_out
+
+-- signal_keys: the dedup keys of signals
+select job, dedup from fw.signal where id = any($1::bigint[]) and dedup is not null
+
+-- keep_signal_keys: the dedup keys of signals that jobs have dealt with, and that went with them
+update fw.signal_key k set consumed_at = fw.now_()
+from unnest($1::bigint[], $2::text[]) as c (job, key) where k.job = c.job and k.key = c.key
 
 -- heard: whether a signal is there that the job waits for
 select exists (select 1 from fw.signal where job = $1 and name = any($2::text[]))
@@ -373,8 +383,11 @@ returning lane
 -- notified: a job is told that something comes into its inbox; it cannot park or end meanwhile
 update fw.job set inbox = inbox + 1 where id = $1 returning status, names, lane
 
--- deliver: a signal into an inbox
-insert into fw.signal (job, name, payload, dedup) values ($1, $2, $3, $4)
+-- deliver: a signal into an inbox, unless the job has had one of that dedup key
+with known as (
+    insert into fw.signal_key (job, key) values ($1, $4) on conflict do nothing returning key
+)
+insert into fw.signal (job, name, payload, dedup) select $1, $2, $3, key from known
 on conflict (job, dedup) where dedup is not null do nothing
 returning id
 
@@ -467,7 +480,8 @@ with lost as (
 )
 update fw.job set crashes = crashes + 1, status = 'r'
 where id = any(array(select id from freed))
-returning id, pkey, cancelling, crashes >= max_crashes or attempt + crashes >= max_attempts
+returning id, pkey, cancelling, crashes >= max_crashes or attempt + crashes >= max_attempts,
+    kind, attempt + crashes
 
 -- bury_workers: lost workers that hold nothing any more
 delete from fw.worker w where id = any($1::bigint[])
@@ -552,6 +566,8 @@ with back as (
 ), queued as (
     insert into fw.ready (lane, id, priority, pkey, strict, since)
     select lane, id, priority, pkey, strict, fw.now_() from back
+), unkeyed as (
+    delete from fw.signal_key where job = any(array(select id from back)) and consumed_at is null
 )
 select id from back
 
@@ -629,14 +645,28 @@ on conflict (name) do update set concurrency = excluded.concurrency,
     rate_per_s = excluded.rate_per_s, burst = excluded.burst, tokens = excluded.tokens,
     refilled_at = excluded.refilled_at
 
--- prune: jobs that ended long ago, some at a time
-with old as (
-    select h.ctid as place, h.tableoid as part from fw.history h
+-- prune: jobs that were done or cancelled long ago, some at a time
+delete from fw.history_by_day
+where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = any(array(
+    select h.id from fw.history_by_day h
     where h.finished_at <= fw.now_() - $1::bigint * interval '1 microsecond'
         and not exists (select 1 from fw.job p where p.id = h.parent)
-    limit $2
-)
-delete from fw.history h using old o where h.ctid = o.place and h.tableoid = o.part
+    order by h.finished_at limit $2
+))
+
+-- prune_failed: jobs that failed or died long ago, some at a time
+delete from fw.history_failed
+where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = any(array(
+    select h.id from fw.history_failed h
+    where h.finished_at <= fw.now_() - $1::bigint * interval '1 microsecond'
+        and not exists (select 1 from fw.job p where p.id = h.parent)
+    order by h.finished_at limit $2
+))
+
+-- forget_signal_keys: of signals dealt with long ago, and of those that went with their jobs
+delete from fw.signal_key k
+where k.consumed_at <= fw.now_() - $1::bigint * interval '1 microsecond'
+    or k.consumed_at is null and not exists (select 1 from fw.job j where j.id = k.job)
 
 -- forget_keys: unique keys that stand for nothing any more
 delete from fw.unique_key k where until <= fw.now_()
@@ -647,7 +677,7 @@ select (fw.now_() at time zone 'utc')::date
 
 -- parts: the days of history
 select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
-where i.inhparent = 'fw.history'::regclass and c.relname ~ '^history_[0-9]{8}$' order by 1
+where i.inhparent = 'fw.history_by_day'::regclass and c.relname ~ '^history_[0-9]{8}$' order by 1
 
 -- renew: a worker lives on, if it lives
 update fw.worker set expires_at = greatest(expires_at,

@@ -58,7 +58,7 @@ _NOT_SET_UP = (
     asyncpg.InvalidSchemaNameError,
 )
 
-MIGRATIONS = ("postgres_0001.sql", "postgres_0002.sql")
+MIGRATIONS = ("postgres_0001.sql", "postgres_0002.sql", "postgres_0003.sql")
 
 
 def statements(schema: str) -> dict[str, str]:

@@ -46,6 +46,7 @@ PARKED: Final = f"status < {READY}"
 IS_READY: Final = f"status = {READY}"
 UNFINISHED: Final = f"status < {DONE}"
 ENDED: Final = f"status >= {DONE}"
+IS_DONE: Final = f"status = {DONE}"
 UNHAPPY: Final = f"status > {DONE}"
 
 FIRST = f"""
@@ -166,7 +167,23 @@ ALTER TABLE tenant_with_skill RENAME TO tenant;
 """
 """Jobs count how often they were retried by hand, and lanes may be for those who know a kind."""
 
-MIGRATIONS: Final = (FIRST, SECOND)
+THIRD = f"""
+CREATE TABLE signal_key (
+    job INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    consumed_ns INTEGER,
+    PRIMARY KEY (job, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX signal_key_consumed ON signal_key (consumed_ns) WHERE consumed_ns IS NOT NULL;
+INSERT INTO signal_key (job, key) SELECT DISTINCT job, dedup FROM signal WHERE dedup IS NOT NULL;
+DROP INDEX job_ended;
+CREATE INDEX job_done ON job (since_ns) WHERE {IS_DONE};
+DROP INDEX job_unhappy;
+CREATE INDEX job_unhappy ON job (status, since_ns) WHERE {UNHAPPY};
+"""
+"""The dedup key of a signal outlives it, and failures are forgotten later than successes."""
+
+MIGRATIONS: Final = (FIRST, SECOND, THIRD)
 """The n-th of them brings a file from version n to n + 1."""
 
 # A lane is a number: the queue, the tenant, the band. So the lanes of a queue lie side by side, and

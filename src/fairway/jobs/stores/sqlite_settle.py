@@ -74,6 +74,11 @@ UPDATE job SET {LEFT}, step = ?, attempt = attempt + ?, status = {SCHEDULED},
     due_ns = one.value ->> 1
 FROM json_each(?) AS one WHERE job.id = one.value ->> 0
 """
+CONSUME_KEYS = """
+UPDATE signal_key SET consumed_ns = ?1 WHERE job = ?3 AND key IN (
+    SELECT dedup FROM signal WHERE id IN carray(?2) AND job = ?3 AND dedup IS NOT NULL
+)
+"""
 
 
 class Left(NamedTuple):
@@ -149,13 +154,13 @@ class Settling:
             status, left = Status.CANCELLED, Left(error=reason)
         if status is not None:
             self.ended.append(Ended(id, status, left.result, left.error))
+        if status in (None, Status.FAILED) and (consumed := settlement.consumed):
+            self._consume(id, consumed)
         way = self._way(settlement, status)
         if way is None or (status is not None and shape & REPORTS):
             self._flush()
             self._settle_alone(settlement, status, left)
             return
-        if status is None and (consumed := settlement.consumed):
-            self._consume(id, consumed)
         if status is not None:
             self._ending.append(id)
             if parent is not None:
@@ -244,8 +249,6 @@ class Settling:
             lane = moves.names.number(_lane(settlement.claim, settlement.skill))
             execute("UPDATE job SET lane = ? WHERE id = ?", (lane, id))
         (key,) = execute("SELECT partition_key FROM job WHERE id = ?", (id,)).fetchone()
-        if consumed := settlement.consumed:
-            self._consume(id, consumed)
         self._spawn(settlement)
         if names:
             waits = not self._heard(id, names)
@@ -262,7 +265,9 @@ class Settling:
         return any(name in names for (name,) in inbox.fetchall())
 
     def _consume(self, id: int, signals: Collection[int]) -> None:
+        """A step has dealt with these; their dedup keys stand on."""
         execute = self._moves.connection.execute
+        execute(CONSUME_KEYS, (self._moves.now_ns, numbers(signals), id))
         execute("DELETE FROM signal WHERE id IN carray(?) AND job = ?", (numbers(signals), id))
         execute("UPDATE job SET timed_out = 0 WHERE id = ?", (id,))  # what it waited for had come
 
