@@ -109,7 +109,7 @@ HOT = (
     *("park", "wake", "tell", "deliver", "notified", "heard", "consume", "fence", "end_jobs"),
     *("queue_again", "give_back", "cancelled", "lock_parents", "set_timer", "progress"),
     *("find", "find_ended", "find_key", "set_aside", "revive"),
-    *("signal_keys", "keep_signal_keys", "forget_signal_keys", "prune", "prune_failed"),
+    *("signal_keys", "keep_signal_keys", "forget_signal_keys", "prune_first", "prune_failed"),
 )
 TABLES = (
     "job",

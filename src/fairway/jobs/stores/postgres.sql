@@ -654,6 +654,20 @@ where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = 
     order by h.finished_at limit $2
 ))
 
+-- prune_first: of the jobs with the lowest ids above $3, those that ended long ago; how far it looked
+with head as materialized (
+    select id, finished_at, parent from fw.history_by_day where id > $3 order by id limit $2
+), gone as (
+    delete from fw.history_by_day
+    where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = any(array(
+        select h.id from head h
+        where h.finished_at <= fw.now_() - $1::bigint * interval '1 microsecond'
+            and not exists (select 1 from fw.job p where p.id = h.parent)
+    ))
+    returning id
+)
+select (select max(id) from head), (select count(*) from gone)
+
 -- prune_failed: jobs that failed or died long ago, some at a time
 delete from fw.history_failed
 where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = any(array(

@@ -19,9 +19,9 @@ alter index fw.history_parent rename to history_by_day_parent;
 create table fw.history (like fw.history_by_day including defaults) partition by list (status);
 create index history_id on fw.history (id);
 create index history_parent on fw.history (parent) where parent is not null;
-create index history_finished on fw.history (finished_at);
 
 create table fw.history_failed partition of fw.history for values in ('f', 'k');
+create index history_failed_finished on fw.history_failed (finished_at);
 with moved as (
     delete from fw.history_by_day where status in ('f', 'k') returning *
 )
