@@ -222,9 +222,9 @@ class ServerTopics:
         return Read(found, lost, page.next_from_seq, page.caught_up, page.epoch)
 
     async def watch(
-        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
+        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch, touch: bool = True
     ) -> AsyncGenerator[Record[Any] | Lost, None]:
-        watch = self._watch(name, type, asked)
+        watch = self._watch(name, type, asked, touch)
         try:
             await watch.open()
         except NotFound as missing:
@@ -233,13 +233,17 @@ class ServerTopics:
             async for item in items:
                 yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
 
-    def _watch(self, name: str, type: Any, asked: DiffRequest) -> AsyncWatch[Any]:
+    def _watch(self, name: str, type: Any, asked: DiffRequest, touch: bool) -> AsyncWatch[Any]:
         start, match = _start(asked), asked.match
         assert not isinstance(asked.node, list), "a handle takes one name"
         if isinstance(match, tuple) and match[1] == "Eq" and match[2].endswith("*"):
             # The URL of a topic's watch cannot ask for such a tag, only the body of a session can.
-            return self._client.watch({name: start}, type=type, node=asked.node, match=match)
-        return self._client.topic(name, type).watch(start, node=asked.node, match=match)
+            return self._client.watch(
+                {name: start}, type=type, node=asked.node, match=match, touch=touch
+            )
+        return self._client.topic(name, type).watch(
+            start, node=asked.node, match=match, touch=touch
+        )
 
     async def delete(self, name: str, asked: DeleteRequest) -> int:
         delete = self._client.topic(name).delete_records

@@ -143,6 +143,7 @@ class Client:
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
+        touch: bool = True,
         on_tombstone: OnTombstone | None = None,
         on_disconnect: OnDisconnect | None = None,
     ) -> Watch[T]:
@@ -150,10 +151,17 @@ class Client:
 
         A cursor is a seq, a `Position`, or "tail"; topics without one begin at their first record.
         Topics that come to bear the prefix later are followed from their first record.
+        Without `touch` it does not count as consuming: their automatic priority stays.
         """
         places = Places()
         plan = ManyTopics(
-            topics, places, prefix=prefix, node=node, match=match, heartbeat_ms=heartbeat_ms
+            topics,
+            places,
+            prefix=prefix,
+            node=node,
+            match=match,
+            heartbeat_ms=heartbeat_ms,
+            touch=touch,
         )
         return Watch(
             self,
@@ -382,6 +390,7 @@ class TopicHandle(Generic[T]):
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
+        touch: bool = True,
         on_tombstone: OnTombstone | None = None,
         on_disconnect: OnDisconnect | None = None,
     ) -> Watch[T]:
@@ -390,7 +399,8 @@ class TopicHandle(Generic[T]):
         The connection is opened by the first record that is asked for, or by `with`. When it
         breaks, or has been silent for two heartbeats, it is opened again where it was, for as
         long as it takes: no record comes twice, and what is lost is told to `on_tombstone`. The
-        watch ends when the topic is deleted.
+        watch ends when the topic is deleted. Without `touch` it does not count as consuming: the
+        topic's automatic priority stays.
         """
         places = Places()
         plan = OneTopic(
@@ -400,6 +410,7 @@ class TopicHandle(Generic[T]):
             node=node,
             match=match,
             heartbeat_ms=heartbeat_ms,
+            touch=touch,
         )
         return Watch(
             self._client,

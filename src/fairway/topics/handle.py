@@ -60,7 +60,7 @@ class RemoteTopics(Protocol):
     ) -> Read[Any]: ...
 
     def watch(
-        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
+        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch, touch: bool = True
     ) -> AsyncGenerator[Record[Any] | Lost, None]: ...
 
     async def delete(self, name: str, asked: DeleteRequest) -> int: ...
@@ -201,17 +201,19 @@ class TopicHandle(Generic[T]):
         epoch: int | None = None,
         node: str | None = None,
         match: Match | None = None,
+        touch: bool = True,
     ) -> AsyncGenerator[Record[T] | Lost, None]:
         """Every record after `from_seq`, then every new one as it comes; `Lost` for a gap.
 
         A `from_seq` of another `epoch`, or one that the topic has not come to, is of another topic
         of that name: `Lost` says that it was recreated, and all of this one follows. Ends when the
         topic is deleted. A reader that is slow falls behind and catches up from the log: it costs
-        nobody else anything.
+        nobody else anything. Without `touch` it does not count as consuming: the topic's automatic
+        priority stays.
         """
         asked = _asked(from_seq, epoch=epoch, node=node, match=match)
         if (remote := self._app.remote_topics) is not None:
-            watch = remote.watch(self.name, self.type, asked, config=self.patch)
+            watch = remote.watch(self.name, self.type, asked, config=self.patch, touch=touch)
             async with aclosing(watch) as items:
                 async for item in items:
                     yield item
@@ -221,7 +223,7 @@ class TopicHandle(Generic[T]):
         if topic is None:
             topic, _ = await engine.create(self.name, self.patch)
         inbox = _Inbox()
-        view = View(_PLAIN, _selection(topic, asked))
+        view = View(_PLAIN, _selection(topic, asked), touch=touch)
         now = topic.epoch
         recreated = epoch not in (None, now) or from_seq > topic.assigned
         start = topic.evict_floor - 1 if recreated else min(from_seq, topic.head)
