@@ -480,8 +480,16 @@ class Fairway:
         return self._engine
 
     @property
+    def stands_by_again(self) -> bool:
+        """Whether it can be entered once more after another process took the log over: it was asked
+        to stand by, and its place can be opened anew (a `Wal` object is used up by then)."""
+        return self.standby and (isinstance(self.place, str | Path) or callable(self.place))
+
+    @property
     def progress(self) -> dict[str, object]:
         """How far recovery has come."""
+        if self._stands_by:
+            return {"standing_by": True}
         recovery = self._starting.recovery if self._starting is not None else None
         if recovery is None or not recovery.total:
             return {"replay_progress": 0.0}
@@ -489,6 +497,7 @@ class Fairway:
         return {"replay_progress": share, "topics": recovery.total}
 
     _starting: Topics | None = None
+    _stands_by: bool = False
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -574,12 +583,14 @@ class Fairway:
                 if not told:
                     logger.info("standing by: %s", error)
                 told = True
+                self._stands_by = True
             except OSError as error:
                 if error.errno not in NO_PLACE or error.filename is None:
                     raise
                 reason = "it is not a directory" if error.errno == errno.EEXIST else error.strerror
                 raise BadPlace(str(error.filename), str(reason)) from None
             else:
+                self._stands_by = False
                 self._reserve = self._reserve or _reserve_of(place)  # in a directory just made
                 if self._reserve is not None:
                     self._reserve.make_way(START_BYTES)

@@ -451,6 +451,11 @@ def test_idle_connections_are_closed_without_a_word(loop: Loop) -> None:
 class Turnstile:
     """A site that lets requests begin when told to, and serves those under /express itself."""
 
+    ownership = None
+
+    def withholds(self, scope: Any) -> bool:
+        raise AssertionError("nobody asks where nothing is owned for a time only")
+
     def __init__(self) -> None:
         self.waiting: list[Callable[[], object]] = []
 

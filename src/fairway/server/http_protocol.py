@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
+    from fairway.storage.ownership import Ownership
+
 
 class Site(Protocol):
     """What a server may know of its requests before an ASGI app sees them."""
@@ -54,6 +56,15 @@ class Site(Protocol):
 
     def express(self, answer: Answer) -> bool:
         """Serve a request that is whole without the app, and so without a task; or return False."""
+        ...
+
+    @property
+    def ownership(self) -> Ownership | None:
+        """Until when answers are true; None if for as long as there is a server."""
+        ...
+
+    def withholds(self, scope: Any) -> bool:
+        """Whether the answer to a request may be out of date by now, and must not be written."""
         ...
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 
 import msgspec
 
-from fairway.errors import InvalidRequest
+from fairway.errors import FairwayError, InvalidRequest
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
@@ -228,11 +228,13 @@ class TopicHandle(Generic[T]):
         recreated = epoch not in (None, now) or from_seq > topic.assigned
         start = topic.evict_floor - 1 if recreated else min(from_seq, topic.head)
         watcher = engine.watch(topic, view, inbox, start)
+        engine.when_lost.append(inbox.fail)
         try:
             if recreated:
                 yield Lost(1, start, "recreated")
             while True:
                 frame = await inbox.take()
+                engine.check_owned()
                 if frame is _DELETED:
                     return
                 if isinstance(frame, Gap):
@@ -242,6 +244,7 @@ class TopicHandle(Generic[T]):
                         yield self._record(record, now)
         finally:
             engine.unwatch(watcher)
+            engine.when_lost.remove(inbox.fail)
 
     async def delete(self, *, before_seq: int | None = None, match: Match | None = None) -> int:
         """Delete records that are there now, for good; returns how many.
@@ -263,6 +266,7 @@ class TopicHandle(Generic[T]):
 
         For the process that has the log; in `fairway worker` it raises `Closing`.
         """
+        self._app.topics.check_owned()
         return self._app.topics.get(self.name)
 
     def _record(self, record: RawRecord, epoch: int) -> Record[T]:
@@ -396,6 +400,12 @@ class _Inbox:
         self._frames: deque[Any] = deque()
         self._came = asyncio.Event()
         self._stalled: Watcher | None = None
+        self._failure: FairwayError | None = None
+
+    def fail(self, error: FairwayError) -> None:
+        """Nothing more comes: whoever takes is told why."""
+        self._failure = error
+        self._came.set()
 
     def write(self, watcher: Watcher, frame: Any, to_seq: int) -> bool:
         if len(self._frames) >= self.FRAMES_MAX and frame is not _DELETED:
@@ -407,6 +417,8 @@ class _Inbox:
 
     async def take(self) -> Any:
         while not self._frames:
+            if self._failure is not None:
+                raise self._failure.again()
             self._came.clear()
             await self._came.wait()
         frame = self._frames.popleft()
