@@ -261,6 +261,11 @@ class Worker:
         if self._feeding.look(queue):
             self._stir()
 
+    def limits_changed(self, queue: str) -> None:
+        """Somebody here said what a queue may do from now on."""
+        self._feeding.limits_changed(queue)
+        self._stir()
+
     def cancel(self, reasons: Mapping[int, str]) -> None:
         """Stop these jobs, each for its reason, if they run here."""
         for id, reason in reasons.items():

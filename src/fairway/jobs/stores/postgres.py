@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairway.core.priority import Band
 from fairway.errors import FairwayError, Invalid
-from fairway.jobs.job import Fate, Lane, Limits, QueueState, Reaped, Status, distinct, lane_of
+from fairway.jobs.job import Fate, Lane, QueueState, Reaped, Status, distinct, lane_of
+from fairway.jobs.limits import stored_limits
 from fairway.jobs.store import Cancelled, Cursor, Delivered, Ended, Exchanged, Promoted
 from fairway.jobs.stores.postgres_browsing import browsing, job_of
 from fairway.jobs.stores.postgres_claiming import Claiming, by_id, put_off
@@ -28,7 +29,7 @@ from fairway.jobs.stores.postgres_within import unwrapped
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from fairway.jobs.job import Enqueued, Filter, Job, NewJob, Settlement
+    from fairway.jobs.job import Enqueued, Filter, Job, Limits, NewJob, Settlement
     from fairway.jobs.store import Want
     from fairway.jobs.stores.postgres_connections import Connection
 
@@ -400,7 +401,7 @@ class PostgresStore:
             QueueState(
                 name=row[0],
                 paused=row[1],
-                limits=Limits(concurrency=row[2], rate_per_s=row[3], burst=row[4]),
+                limits=stored_limits(row[0], row[2], row[3], row[4]),
                 ready=row[5],
                 scheduled=row[6],
                 waiting=row[7],

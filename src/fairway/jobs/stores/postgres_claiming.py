@@ -6,8 +6,8 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from fairway.jobs.job import Child, Claim, Fate, Limits, Settlement, Signal, Status
-from fairway.jobs.limits import allowance
+from fairway.jobs.job import Child, Claim, Fate, Settlement, Signal, Status
+from fairway.jobs.limits import allowance, stored_limits
 from fairway.jobs.stores.postgres_connections import IN_THE_WAY
 from fairway.runtime.clock import SYSTEM_CLOCK
 
@@ -201,7 +201,7 @@ class Claiming:
         for name, concurrency, rate, burst, tokens, since_us, running in await connection.fetch(
             self._sql["limits"], names
         ):
-            limits = Limits(concurrency=concurrency, rate_per_s=rate, burst=burst)
+            limits = stored_limits(name, concurrency, rate, burst)
             allowed[name] = may = allowance(limits, running, tokens, since_us * 1000)
             if not may.free:
                 queues = {lane.queue for lane in asked} if name == "*" else {name}
