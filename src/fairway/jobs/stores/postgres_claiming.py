@@ -6,6 +6,8 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from fairway.jobs.job import Child, Claim, Fate, Settlement, Signal, Status
 from fairway.jobs.limits import allowance, stored_limits
 from fairway.jobs.stores.postgres_connections import IN_THE_WAY
@@ -166,6 +168,7 @@ class Claiming:
         if told := [row[0] for row in rows if row[15] is not None]:
             for job, id, name, payload in await connection.fetch(self._sql["inbox"], told):
                 by_id[job].signals += (Signal(id, name, payload),)
+                by_id[job].timed_out = False
         if parents := [row[0] for row in rows if row[16]]:
             for parent, id, kind, status, result, error in await connection.fetch(
                 self._sql["children"], parents
@@ -233,7 +236,8 @@ class Claiming:
 
 
 def put_off(claim: Claim, delay_ns: int) -> Settlement:
-    """Not now: back in line, as if it had not been claimed."""
+    """Not now: back in line, as if it had not been claimed. It keeps its signals."""
+    claim = structs.replace(claim, signals=())
     return Settlement(
         claim=claim, fate=Fate.RETRY, step=claim.step, delay_ns=delay_ns, counts=False
     )

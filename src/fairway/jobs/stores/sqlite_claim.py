@@ -153,6 +153,7 @@ class Claiming:
             if names is not None and id in signals:
                 known = names_in(names)
                 claim.signals = tuple(one for one in signals[id] if one.name in known)
+                claim.timed_out = claim.timed_out and not claim.signals
             if id in children:
                 # As they stand at this moment, between the claims before and those after.
                 claim.children = tuple(
