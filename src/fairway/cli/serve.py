@@ -74,6 +74,7 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
         if data is not None:
             made.place = data  # asked for here and now: it counts more than what the app says
         made.standby = made.standby or settings.standby
+        made.patient = True
         run(made, settings)
     except BadPlace as error:
         raise BadData(str(error)) from None
