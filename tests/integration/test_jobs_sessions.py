@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 MILLISECOND_NS = 1_000_000
 JOBS_A_ROUND = 40
+WORK_S = 0.001
+LOOK_S = 0.01
+"""How often it is looked how far they are."""
 schemas = itertools.count(1)
 
 
@@ -110,7 +113,7 @@ def test_a_worker_outlives_the_end_of_its_sessions_under_load(
         ran: set[int] = set()
 
         async def work() -> None:
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(WORK_S)
 
         kinds.add(function_kind(work, "work", 1, Options()))
         feeder = FeederConfig(concurrency=8, poll_interval_ns=20 * MILLISECOND_NS)
@@ -142,11 +145,11 @@ def test_a_worker_outlives_the_end_of_its_sessions_under_load(
                     ids += [one.id for one in added]
                     target = len(ran) + JOBS_A_ROUND // 4
                     while len(ran) < target and not running.done():  # noqa: ASYNC110
-                        await asyncio.sleep(0.002)
+                        await asyncio.sleep(LOOK_S)
                     ended += await end_sessions(schema)
                     assert not running.done()
                 while await unfinished(hand):  # noqa: ASYNC110
-                    await asyncio.sleep(0.02)
+                    await asyncio.sleep(LOOK_S)
                 campaign.tally["sessions ended"] += ended
                 assert ended >= rounds
                 await worker.drain()

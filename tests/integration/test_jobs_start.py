@@ -26,6 +26,7 @@ from tests.support.postgres import PostgresServer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+LOOK_S = 0.01
 ROOT = Path(__file__).parents[2]
 APP = """
 from fairway import Fairway
@@ -151,7 +152,7 @@ def test_a_file_that_another_process_has_locked_is_waited_for(
             entering = group.create_task(part.__aenter__())
             while not caplog.records:
                 assert not entering.done()
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(LOOK_S)
             assert "waiting for the database of the jobs" in caplog.records[0].message
             other.execute("ROLLBACK")
             await entering

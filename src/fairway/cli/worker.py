@@ -179,7 +179,7 @@ class _EndStart:
 
     async def run(self) -> None:
         await self._stop.wait_pressed()
-        self._start.reschedule(asyncio.get_running_loop().time())
+        self._start.reschedule(0)  # its time has passed
 
 
 class _EndAtOnce:

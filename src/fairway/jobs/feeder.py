@@ -25,7 +25,7 @@ from fairway.errors import InvalidConfig
 from fairway.jobs.store import Want
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from fairway.jobs.job import Claim, Lane
 
@@ -270,6 +270,15 @@ class Feeder:
         claims = list(self.buffer)
         self.buffer.clear()
         return claims
+
+    def drop(self, lost: Mapping[int, int]) -> list[Claim]:
+        """Forget those in the buffer that the store does not know, given by job and token."""
+        gone = [claim for claim in self.buffer if lost.get(claim.id) == claim.token]
+        for claim in gone:
+            self.buffer.remove(claim)
+        if gone:
+            self._stirred = True
+        return gone
 
     def check(self) -> None:
         """Assert every invariant."""

@@ -330,6 +330,9 @@ class Beat(NamedTuple):
     """Jobs of this worker that somebody cancelled, and why."""
     released: int = 0
     """Leases the store had for this worker that the worker knew nothing of."""
+    lost: Mapping[int, int] = MappingProxyType({})
+    """Jobs, by token, that the worker has and the store has no lease of: what the worker settled a
+    moment ago, and claims that a crash of the database undid."""
 
 
 class Reaped(NamedTuple):

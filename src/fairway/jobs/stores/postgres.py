@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairway.core.priority import Band
-from fairway.errors import FairwayError, Invalid
+from fairway.errors import FairwayError, Invalid, InvalidConfig
 from fairway.jobs.job import Fate, Lane, QueueState, Reaped, Status, distinct, lane_of
 from fairway.jobs.limits import stored_limits
 from fairway.jobs.store import Cancelled, Cursor, Delivered, Ended, Exchanged, Promoted
@@ -29,7 +29,7 @@ from fairway.jobs.stores.postgres_within import unwrapped
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from fairway.jobs.job import Enqueued, Filter, Job, Limits, NewJob, Settlement
+    from fairway.jobs.job import Claim, Enqueued, Filter, Job, Limits, NewJob, Settlement
     from fairway.jobs.store import Want
     from fairway.jobs.stores.postgres_connections import Connection
 
@@ -46,6 +46,7 @@ class PostgresStore:
         schema: str = SCHEMA,
         connections: int = 8,
         keys: Literal["table", "advisory"] = "table",
+        claims: Literal["relaxed", "durable"] = "relaxed",
         **options: Any,
     ) -> None:
         """`connections` at most; `options` go to `asyncpg.create_pool`.
@@ -54,8 +55,13 @@ class PostgresStore:
         which poolers do not disturb and which can keep strict order, or as advisory locks of one
         session.
 
+        `claims` says what of a claim is on disk when it is made. Those under a partition key or a
+        limit always are; with `durable` all of them, and a crash of the database undoes none.
+
         Behind a pooler in transaction mode give `statement_cache_size=0`.
         """
+        if claims not in ("relaxed", "durable"):
+            raise InvalidConfig(f"claims are relaxed or durable, not {claims!r}")
         self._dsn = dsn
         self._connections = Connections(dsn, schema=schema, size=connections, options=options)
         self._relaxed = Connections(
@@ -63,7 +69,7 @@ class PostgresStore:
             schema=schema,
             size=2,
             options=options,
-            settings={"synchronous_commit": "off"},
+            settings={"synchronous_commit": "off"} if claims == "relaxed" else {},
         )
         self.timetable = PostgresTimetable(self._connections)
         self._sql = self._connections.sql
@@ -137,6 +143,20 @@ class PostgresStore:
         async with self._connections.connection() as connection:
             await connection.execute(self._sql["unregister"], worker)
 
+    async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
+        async def count(connection: Connection) -> None:
+            await connection.execute(
+                self._sql["count_lost"],
+                worker,
+                [one.id for one in claims],
+                [one.token for one in claims],
+                [one.step for one in claims],
+                [one.attempt for one in claims],
+                [one.crashes for one in claims],
+            )
+
+        await self._connections.statement(count)
+
     def heart(self) -> PostgresHeart:
         return PostgresHeart(self._dsn, self._sql, gave_back=self._low_water.clear)
 
@@ -192,7 +212,8 @@ class PostgresStore:
                 out.stale += sorted(lost - set(out.stale))
                 await self._locks.give_back([(claim.id, claim.token) for claim in keyed])
             return out
-        # A claim that a crash of the database undoes is only claimed again: it need not be on disk.
+        # A claim that a crash of the database undoes is made again, and its first run is stopped by
+        # the heartbeat: it need not be on disk. Those under a key or a limit ask for it themselves.
         if probe or self._claiming.limited or not wants:
             return await self._relaxed.transaction(trade)
         return await self._relaxed.statement(trade)  # one statement commits itself

@@ -92,6 +92,10 @@ with gone as (
 update fw.worker set expires_at = fw.now_() where id = $1
     and exists (select 1 from fw.lease l where l.worker = $1)
 
+-- durably: this transaction commits with a sync, also where claims do without; no weaker than it is
+set_config('synchronous_commit', case current_setting('synchronous_commit') when 'off' then 'on'
+    else current_setting('synchronous_commit') end, true)
+
 -- claiming: the first jobs of lanes, leased; $6 leaves their keys to advisory locks
 want as (
     select w.lane, w.most, w.low, w.turn
@@ -115,7 +119,7 @@ want as (
         select 1 from fw.job e where e.pkey = p.pkey and e.id < p.id))
     order by p.pkey, p.turn, p.id
     on conflict do nothing
-    returning id
+    returning id, {durably}
 ), won as (
     select place, lane, id from picked
     where pkey is null or $6 or id in (select id from slot)
@@ -434,6 +438,7 @@ order by name for no key update
 -- spend: tokens that were used
 update fw.queue q set tokens = s.tokens, refilled_at = fw.now_()
 from unnest($1::text[], $2::float8[]) as s (name, tokens) where q.name = s.name
+returning case when $3::boolean then {durably} end
 
 -- promote: what is due becomes ready
 with due as (
@@ -654,9 +659,18 @@ update fw.worker set expires_at = greatest(expires_at,
     fw.now_() + $2::bigint * interval '1 microsecond')
 where id = $1 and expires_at > fw.now_() returning id
 
--- old_leases: what a worker has held for a while
-select id, token from fw.lease
-where worker = $1 and claimed_at <= fw.now_() - $2::bigint * interval '1 microsecond'
+-- leases: what a worker has, and whether it has had it for a while
+select id, token, claimed_at <= fw.now_() - $2::bigint * interval '1 microsecond'
+from fw.lease where worker = $1
+
+-- count_lost: one crash more for claims that were begun and that we do not have, each once
+update fw.job j set crashes = j.crashes + 1
+from unnest($2::bigint[], $3::bigint[], $4::text[], $5::int[], $6::int[])
+    as i (id, token, step, attempt, crashes)
+where j.id = any($2::bigint[]) and j.id = i.id
+    and (j.step, j.attempt, j.crashes) = (i.step, i.attempt, i.crashes)
+    and not exists (
+        select 1 from fw.lease l where l.id = i.id and l.worker = $1 and l.token = i.token)
 
 -- give_back: leases whose holder knows nothing of them
 with freed as (

@@ -220,6 +220,7 @@ class Claiming:
             self._sql["spend"],
             list(allowed),
             [one.tokens - used[name] for name, one in allowed.items()],
+            bool(claims),  # if the claims were lost, others would start beyond the limit
         )
 
     async def probe(

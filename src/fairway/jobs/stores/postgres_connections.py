@@ -68,11 +68,11 @@ MIGRATIONS = ("postgres_0001.sql", "postgres_0002.sql")
 
 def statements(schema: str) -> dict[str, str]:
     """Every statement, for the tables of one schema. `{name}` in one stands for that other one."""
-    whole = {
-        name: re.sub(r"\{([a-z]+)\}", lambda part: _SQL[part[1]], text)
-        for name, text in _SQL.items()
-    }
-    return {name: in_schema(text, schema) for name, text in whole.items()}
+    return {name: in_schema(_whole(text), schema) for name, text in _SQL.items()}
+
+
+def _whole(text: str) -> str:
+    return re.sub(r"\{([a-z]+)\}", lambda part: _whole(_SQL[part[1]]), text)
 
 
 def us(ns: int) -> int:

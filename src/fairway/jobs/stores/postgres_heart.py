@@ -36,6 +36,7 @@ class PostgresHeart:
             raise
 
     def _beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+        known = dict(held)  # before we look: what is claimed meanwhile is not missing
         if self._connection is None:
             self._connection = psycopg.connect(
                 self._dsn,
@@ -56,11 +57,8 @@ class PostgresHeart:
 
             if not ask("renew", worker, ttl_ns // 1000):
                 return Beat(alive=False)
-            unknown = [
-                row
-                for row in ask("old_leases", worker, grace_ns // 1000)
-                if held.get(row[0]) != row[1]
-            ]
+            rows = ask("leases", worker, grace_ns // 1000)
+            unknown = [row for row in rows if row[2] and held.get(row[0]) != row[1]]
             if unknown:
                 given = ask(
                     "give_back", worker, [row[0] for row in unknown], [row[1] for row in unknown]
@@ -72,7 +70,9 @@ class PostgresHeart:
                 self._gave_back()
             gone = {row[0] for row in unknown}
             cancel = {row[0]: row[1] for row in ask("cancelled", worker) if row[0] not in gone}
-            return Beat(alive=True, cancel=cancel, released=len(unknown))
+            have = {(row[0], row[1]) for row in rows}
+            lost = {id: token for id, token in known.items() if (id, token) not in have}
+            return Beat(alive=True, cancel=cancel, released=len(unknown), lost=lost)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
