@@ -26,6 +26,8 @@ SMALL = HttpLimits(url_bytes_max=200, head_bytes_max=400, header_count_max=8, bo
 class Begins:
     """A site where every request begins at once, and is the app's."""
 
+    ownership = None
+
     def admit(self, scope: Any, begin: Callable[[], object]) -> None:
         begin()
 
