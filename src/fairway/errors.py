@@ -6,8 +6,10 @@
     │   ├── Throttled             the system is saturated, or a quota is used up
     │   ├── Unavailable           the store cannot be written now, or made us wait too long
     │   │   ├── FeedLost          the other side of a graph's feed is gone; it may come back
+    │   │   ├── LockTimeout       an open transaction of somebody else was in the way for too long
     │   │   ├── ReadOnly          the store failed; reading and deleting go on, writing waits for it
     │   │   └── Unreachable       nothing listens at the server's address; nothing was sent
+    │   ├── TransactionConflict   the caller's own transaction was undone: repeat the whole of it
     │   └── Closing               the component is shutting down or already closed
     ├── OutOfDate                 somebody else holds the claim now; start over from fresh state
     │   └── Fenced                a newer owner or epoch may exist; nothing of yours was committed
@@ -103,12 +105,22 @@ class FeedLost(Unavailable):
     """The other side of a feed is gone, or was never reached; it may come back."""
 
 
+class LockTimeout(Unavailable):
+    """An open transaction of somebody else was in the way for too long, such as one that has
+    enqueued the same unique key. Nothing happened; try again when it has ended."""
+
+
 class ReadOnly(Unavailable):
     """The store failed or is full: reads and deletes go on, writes wait until it works again."""
 
 
 class Unreachable(Unavailable):
     """Nothing listens where a client looks for the server; nothing was sent."""
+
+
+class TransactionConflict(TryLater):
+    """The transaction that a call was to take part in met those of others and cannot be committed
+    any more: roll it back, and repeat the whole of it."""
 
 
 class Closing(TryLater):

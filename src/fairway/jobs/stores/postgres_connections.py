@@ -17,6 +17,7 @@ from fairway.errors import (
     Closing,
     FairwayError,
     InvalidConfig,
+    LockTimeout,
     OutcomeUnknown,
     Unavailable,
     UnknownFormat,
@@ -183,6 +184,7 @@ class Connections:
 
         async def bring(connection: Connection) -> None:
             quoted = in_schema("fw.", self.schema)[:-1]
+            await connection.execute("set local lock_timeout = 0")  # others may be at it, for long
             await connection.execute(
                 "select pg_advisory_xact_lock(hashtextextended($1, 0))", f"fairway {self.schema}"
             )
@@ -220,6 +222,8 @@ def trouble(error: BaseException, *, sent: bool) -> FairwayError:
         if sent:
             return OutcomeUnknown(f"the connection to PostgreSQL was lost: {said}")
         return Unavailable(f"PostgreSQL cannot be reached: {said}")
+    if isinstance(error, asyncpg.LockNotAvailableError):
+        return LockTimeout(f"a transaction of somebody else is in the way for too long: {said}")
     if isinstance(error, (*_NOT_SET_UP, ValueError)):
         return InvalidConfig(f"PostgreSQL: {said}")
     return WriteFailed(f"PostgreSQL: {said}")
