@@ -13,11 +13,12 @@ import click
 import msgspec
 
 from fairway.cli.remote import DURATION
-from fairway.cli.serve import INTERRUPTED, load_app
+from fairway.cli.serve import INTERRUPTED, LINE, BadData, load_app
 from fairway.client import AsyncClient, AsyncWatch, Position
-from fairway.errors import FairwayError, Forbidden, InvalidConfig, NotFound
+from fairway.errors import BadPlace, FairwayError, Forbidden, InvalidConfig, NotFound
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
+from fairway.masking import log_masked, masked
 from fairway.runtime.service import StopSwitch, running, stop_on_signals
 from fairway.server.worker_endpoint import WorkerEndpoint
 from fairway.settings import ClientSettings, read_client_settings, server_of
@@ -78,14 +79,16 @@ def worker(
     fairway worker shop:app --concurrency 500 --prefetch 500     many small jobs
     fairway worker shop:app --metrics 9100              metrics at http://127.0.0.1:9100/metrics
     """
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    log_masked(LINE, logging.WARNING)
     try:
         made = load_app(app)
         config = config_of(made, **options)
         endpoint = endpoint_of(made, metrics, allow_insecure) if metrics is not None else None
         run(made, config, read_client_settings(server_of(server)), endpoint)
+    except BadPlace as error:
+        raise BadData(masked(error)) from None
     except FairwayError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(masked(error)) from None
 
 
 def config_of(

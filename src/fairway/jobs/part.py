@@ -9,7 +9,8 @@ from fairway.errors import InvalidConfig
 from fairway.jobs.clockwork import Clockwork
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.worker import Worker, WorkerConfig
-from fairway.storage.wals import directory_of
+from fairway.masking import masked
+from fairway.storage.wals import directory_of, no_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,8 +46,11 @@ def store_at(place: str | Path) -> JobStore:
 
     path = directory_of(place)
     if path is None:
-        raise InvalidConfig(f"{text!r} names no store for jobs")
-    path.mkdir(parents=True, exist_ok=True)
+        raise InvalidConfig(f"{masked(text)!r} names no store for jobs")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise (no_place(error) or error) from None
     return SqliteStore(path / FILE)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import aclosing
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -138,11 +139,14 @@ class TopicHandle(Generic[T]):
         check_writer(node, key)
         encode = msgspec.json.encode
         extra = b""
-        if tag is not None:
-            extra += b',"tag":' + encode(tag)
-        if meta is not None:
-            extra += b',"meta":' + encode(meta)
-        raw = b"[%b]" % b",".join(b'{"data":%b%b}' % (encode(value), extra) for value in values)
+        try:
+            if tag is not None:
+                extra += b',"tag":' + encode(tag)
+            if meta is not None:
+                extra += b',"meta":' + encode(meta)
+            raw = b"[%b]" % b",".join(b'{"data":%b%b}' % (encode(value), extra) for value in values)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidRequest(f"topic {self.name!r}: a value is not JSON: {error}") from None
         new = NewBatch(records=parse_records(raw), node=node, key=key, patient=wait_for_room)
         _, appended, _ = await self._app.topics.append(self.name, new, config=self.patch)
         return appended
@@ -331,6 +335,8 @@ def _asked(
     """What a reader asks for, refused or brought into its range as it is over HTTP."""
     if not isinstance(node, str | None):
         raise InvalidRequest(f"node is one name, not {node!r}")
+    if not isfinite(wait_s):
+        raise InvalidRequest(f"wait_s is a number of seconds, not {wait_s}")
     asked = _checked(
         DiffRequest,
         from_seq=from_seq,

@@ -23,7 +23,9 @@ from fairway.errors import (
     UnknownFormat,
     WriteFailed,
 )
+from fairway.masking import masked
 from fairway.storage.named_sql import named_sql
+from fairway.storage.wals import NO_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -128,8 +130,10 @@ class Connections:
                 server_settings=self._settings,
                 **self._options,
             )
-        except (*_LOST, asyncpg.PostgresError, ValueError) as error:
+        except (*_LOST, asyncpg.PostgresError) as error:
             raise trouble(error, sent=False) from error
+        except ValueError:
+            raise InvalidConfig(NO_ADDRESS) from None  # what the driver says quotes the address
 
     async def aclose(self) -> None:
         if self._pool is not None:
@@ -217,7 +221,7 @@ async def _as_it_is(connection: Connection) -> None:
 
 def trouble(error: BaseException, *, sent: bool) -> FairwayError:
     """What an error of the database means to whoever asked."""
-    said = f"{getattr(error, 'sqlstate', None) or type(error).__name__} {error}".strip()
+    said = masked(f"{getattr(error, 'sqlstate', None) or type(error).__name__} {error}".strip())
     if isinstance(error, _LOST):
         if sent:
             return OutcomeUnknown(f"the connection to PostgreSQL was lost: {said}")
