@@ -27,9 +27,12 @@ class Begins:
     """A site where every request begins at once, and is the app's."""
 
     ownership = None
+    door = None
 
-    def admit(self, scope: Any, begin: Callable[[], object]) -> None:
+    def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
         begin()
+
+    def lost(self, peer: Any) -> None: ...
 
     def express(self, answer: Answer) -> bool:
         return False

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fairway.runtime.service import StopSwitch
     from fairway.server.auth import Access
     from fairway.server.exchange import Receive, Scope, Send
+    from fairway.server.held_bytes import HeldBytes
     from fairway.server.streams.live import StreamsConfig
     from fairway.settings import ServerSettings
     from fairway.storage.log import Log
@@ -87,6 +88,7 @@ class Server:
         self.port = settings.port
         self._http = HttpApp(ROUTES, lambda: app.progress)
         self._limits = limits or HttpLimits()
+        self._protocol = HttpProtocol.limited_to(self._limits, self._http)
         self._streams = streams
         self._host: Host | None = None
         self._http.mounts[PREFIX] = _not_mounted  # a path that is known, before it can be served
@@ -96,6 +98,11 @@ class Server:
         scheme = "https" if self.settings.tls_cert is not None else "http"
         host = self.settings.host
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def held(self) -> HeldBytes:
+        """What all connections make it hold."""
+        return self._protocol.held
 
     async def run(self, stop: StopSwitch) -> None:
         """Serve until `stop` is pressed; pressed again, or before it is ready, end at once.
@@ -222,7 +229,7 @@ class Server:
             self._asgi,
             settings.host,
             settings.port,
-            http=HttpProtocol.limited_to(self._limits, self._http),
+            http=self._protocol,
             ws=type("_SocketProtocol", (_SocketProtocol,), {"site": self._http}),
             ws_max_size=self._limits.body_bytes_max,
             backlog=2048,
