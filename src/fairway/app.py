@@ -120,6 +120,9 @@ class Fairway:
         """
         self.place = place
         self.standby = standby
+        self.patient = False
+        """Whether a database of the jobs that cannot be used yet is waited for, as the commands do,
+        or is an error."""
         self._jobs_place = jobs
         self._worker = worker
         self._kinds = Kinds()
@@ -625,7 +628,9 @@ class Fairway:
         worker = worker or (self._worker if self._kinds.newest else None)
         if worker is WORKER:
             worker = WorkerConfig(queues={queue: FeederConfig() for queue in self.queues})
-        return JobsPart(store, self._kinds, worker, self._schedules, self.telemetry)
+        return JobsPart(
+            store, self._kinds, worker, self._schedules, self.telemetry, patient=self.patient
+        )
 
     @property
     def queues(self) -> list[str]:

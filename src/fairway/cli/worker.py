@@ -157,13 +157,32 @@ async def _work(
             client = AsyncClient(server.url, key=server.key)
             await stack.enter_async_context(client)
             working = app.working(config, topics=ServerTopics(client))
-            part = await stack.enter_async_context(working)
+            app.patient = True
+            try:
+                async with asyncio.timeout(None) as start, running(_EndStart(stop, start)):
+                    part = await stack.enter_async_context(working)
+            except TimeoutError:
+                if start.expired():
+                    return  # it was told to stop while it waited for its database
+                raise
             said = f"Fairway works on {', '.join(config.queues)}"
             if endpoint is not None and part.worker is not None:
                 endpoint.readiness = part.worker.readiness
                 said += f"    {endpoint.url}/metrics"
             click.echo(f"{said}    Ctrl-C stops.")
             await stop.wait_pressed()
+
+
+class _EndStart:
+    """Told to stop before it has begun: there is nothing to drain."""
+
+    def __init__(self, stop: StopSwitch, start: asyncio.Timeout) -> None:
+        self._stop = stop
+        self._start = start
+
+    async def run(self) -> None:
+        await self._stop.wait_pressed()
+        self._start.reschedule(asyncio.get_running_loop().time())
 
 
 class _EndAtOnce:
