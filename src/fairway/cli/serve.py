@@ -15,6 +15,7 @@ import click
 from fairway.app import Fairway
 from fairway.errors import BadPlace, FairwayError, InvalidConfig
 from fairway.runtime.service import StopSwitch, stop_on_signals
+from fairway.runtime.usercode import run_process
 from fairway.server.serving import Server
 from fairway.settings import ServerSettings, read_settings
 
@@ -99,15 +100,8 @@ def load_app(reference: str) -> Fairway:
 
 
 def run(app: Fairway, settings: ServerSettings) -> None:
-    """Serve on the fastest loop there is."""
-    try:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    except ImportError:
-        factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_serve(app, settings))
+    """Serve until told to stop."""
+    run_process(_serve(app, settings))
 
 
 async def _serve(app: Fairway, settings: ServerSettings) -> None:
