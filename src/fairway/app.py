@@ -50,6 +50,7 @@ from fairway.runtime.clock import sleep_ns
 from fairway.runtime.service import running
 from fairway.runtime.targets import target_of
 from fairway.runtime.telemetry import Telemetry
+from fairway.runtime.usercode import interrupts
 from fairway.storage.log import Log
 from fairway.storage.reserve import DiskReserve
 from fairway.storage.wals import directory_of, no_place, wal_at
@@ -500,6 +501,7 @@ class Fairway:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            stack.enter_context(interrupts())
             # Left last, when the log is closed and its files are as small as they get.
             stack.push_async_callback(self._hold_reserve)
             log = await self._open_log(stack)
@@ -611,8 +613,9 @@ class Fairway:
         self._part = part = self._jobs_part(worker, store)
         self.remote_topics = topics
         try:
-            async with part:
-                yield part
+            with interrupts():
+                async with part:
+                    yield part
         finally:
             self._part = self.remote_topics = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack, aclosing
@@ -20,6 +19,7 @@ from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
 from fairway.masking import log_masked, masked
 from fairway.runtime.service import StopSwitch, running, stop_on_signals
+from fairway.runtime.usercode import run_process
 from fairway.server.worker_endpoint import WorkerEndpoint
 from fairway.settings import ClientSettings, read_client_settings, server_of
 from fairway.topics.handle import Lost, Read, Record
@@ -28,7 +28,7 @@ from fairway.wire.events import TombstoneEvent
 from fairway.wire.topics import DeleteRequest, DiffRequest, TopicPatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from fairway.app import Fairway
 
@@ -134,16 +134,8 @@ def run(
     server: ClientSettings,
     endpoint: WorkerEndpoint | None = None,
 ) -> None:
-    """Work on the fastest loop there is."""
-    factory: Callable[[], asyncio.AbstractEventLoop] | None
-    try:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    except ImportError:
-        factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_work(app, config, server, endpoint))
+    """Work until told to stop."""
+    run_process(_work(app, config, server, endpoint))
 
 
 async def _work(
