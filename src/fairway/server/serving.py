@@ -13,11 +13,7 @@ import logging
 import secrets
 import sys
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
-
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.exceptions import InvalidHandshake
+from typing import TYPE_CHECKING, Final
 
 from fairway.errors import FairwayError, NotFound, Unavailable
 from fairway.graphs.loading import Folder
@@ -27,11 +23,12 @@ from fairway.server.auth import Cors, LiveKeys, OpenAccess, check_bind
 from fairway.server.exchange import Request
 from fairway.server.graphs_socket import place_of, serve_graph_socket
 from fairway.server.host import Host
-from fairway.server.http_limits import MALFORMED, HttpLimits
+from fairway.server.http_limits import HttpLimits
 from fairway.server.http_protocol import HttpProtocol
 from fairway.server.listener import Listener, listening
 from fairway.server.problems import problem
 from fairway.server.routes import ROUTES
+from fairway.server.socket_protocol import SocketProtocol
 from fairway.server.streams.app import StreamsApp
 from fairway.server.streams.protocol import PREFIX
 from fairway.server.websocket import serve_socket
@@ -40,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import uvicorn
-    from websockets.http11 import Request as Handshake
 
     from fairway.app import Fairway
     from fairway.runtime.service import StopSwitch
@@ -193,7 +189,7 @@ class Server:
             settings.host,
             settings.port,
             http=self._protocol,
-            ws=_SocketProtocol,
+            ws=SocketProtocol,
             ws_max_size=self._limits.body_bytes_max,
             backlog=2048,
         )
@@ -251,37 +247,3 @@ def _interpreter_for_serving() -> Iterator[None]:
     finally:
         sys.setswitchinterval(before[0])
         gc.set_threshold(*before[1])
-
-
-class _SocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's, except for handshakes: those refused are answered and logged as requests are."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.conn.debug = False  # its log of the handshake would hold keys and tickets
-
-    def handle_connect(self, event: Handshake) -> None:
-        try:
-            self.conn.process_request(event)
-        except InvalidHandshake as error:
-            # Before uvicorn sees it: that would answer in plain text.
-            refusal = replace(MALFORMED, message=f"this is no WebSocket handshake: {error}")
-            self.handshake_complete = self.close_sent = True
-            self.transport.write(refusal.render(self.default_headers))
-            self.transport.close()
-        else:
-            super().handle_connect(event)
-
-    async def run_asgi(self) -> None:
-        app = self.app
-
-        async def answered(scope: Any, receive: Any, send: Any) -> None:
-            await app(scope, receive, send)
-            # A refusal completes a handshake as well. uvicorn would log it as a fault of ours.
-            self.handshake_complete |= self.close_sent
-
-        self.app = answered
-        try:
-            await super().run_asgi()
-        finally:
-            self.app = app
