@@ -651,6 +651,8 @@ class HttpProtocol(HttpToolsProtocol):
             self.peer.show(self.peer.key)  # or its handshake is refused, and it leaves
             upgraded: Any = self.transport.get_protocol()
             upgraded.on_lost = self._left
+            upgraded.door, upgraded.holder = self._door, self.peer.holder
+            upgraded.limits = self.limits
 
     # --- refusing
 

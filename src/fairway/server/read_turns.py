@@ -5,6 +5,7 @@ would have all of the server's time if each of them was answered as soon as it s
 only so many are read, by their standing, and refusals come out of a share of their own:
 
 * probes (`/healthz`, `/readyz`, `/metrics`): `PROBES_PER_TURN`;
+* open WebSockets that sent more than a few messages: `OPEN_PER_TURN`;
 * those that come back after the time they were told to wait: as many as the line has room for, and
   they have it first; the rest of them wait for more;
 * those that are known: as many as the line has room for without the places kept for the former;
@@ -30,6 +31,7 @@ T = TypeVar("T")
 READS_PER_TURN: Final = 64
 """Reads in one turn of the loop, refusals aside: well under two milliseconds of small requests."""
 PROBES_PER_TURN: Final = 2
+OPEN_PER_TURN: Final = 16
 REFUSED_PER_TURN: Final = 3
 """A quarter of what begins in a turn: refusing has about a tenth of the time."""
 NEW_PER_TURN: Final = 8
@@ -44,13 +46,15 @@ class Standing(enum.IntEnum):
 
     PROBE = 0
     """It asks how the server is."""
-    RETURNING = 1
+    OPEN = 1
+    """It is an open WebSocket, with more messages than one turn has time for."""
+    RETURNING = 2
     """It was told when to come back, and waited for so long."""
-    KNOWN = 2
+    KNOWN = 3
     """It has shown a key that is good, or was served by a server without keys."""
-    NEW = 3
+    NEW = 4
     """It was not read yet."""
-    STRANGER = 4
+    STRANGER = 5
     """It was read and showed no key that is good."""
 
 
@@ -134,6 +138,7 @@ class ReadTurns(Generic[T]):
         """
         waiting = self._waiting
         taken = [*waiting[Standing.PROBE].take(PROBES_PER_TURN)]
+        taken += waiting[Standing.OPEN].take(OPEN_PER_TURN)
         returning = [*waiting[Standing.RETURNING].take(min(READS_PER_TURN, room))]
         left = READS_PER_TURN - len(returning)
         known = [*waiting[Standing.KNOWN].take(min(left, room - kept - len(returning)))]
