@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack, aclosing
@@ -14,7 +15,7 @@ import msgspec
 from fairway.cli.remote import DURATION
 from fairway.cli.serve import INTERRUPTED, LINE, BadData, load_app
 from fairway.client import AsyncClient, AsyncWatch, Position
-from fairway.errors import BadPlace, FairwayError, Forbidden, InvalidConfig, NotFound
+from fairway.errors import BadPlace, BadRecord, FairwayError, Forbidden, InvalidConfig, NotFound
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
 from fairway.masking import log_masked, masked
@@ -233,19 +234,25 @@ class ServerTopics:
             page = await diff()
         lost = _lost(page.tombstone) if page.tombstone is not None else None
         found = [_record(one) for one in page.records]
-        return Read(found, lost, page.next_from_seq, page.caught_up, page.epoch)
+        return Read(found, lost, page.next_from_seq, page.caught_up, page.epoch, page.bad)
 
     async def watch(
         self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch, touch: bool = True
-    ) -> AsyncGenerator[Record[Any] | Lost, None]:
+    ) -> AsyncGenerator[Record[Any] | Lost | BadRecord, None]:
         watch = self._watch(name, type, asked, touch)
         try:
             await watch.open()
         except NotFound as missing:
             await self._make(name, config, missing)
-        async with aclosing(watch.items()) as items:
-            async for item in items:
-                yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
+        while True:
+            try:
+                async with aclosing(watch.items()) as items:
+                    async for item in items:
+                        yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
+                return
+            except BadRecord as bad:
+                told = bad
+            yield told  # and on behind it
 
     def _watch(self, name: str, type: Any, asked: DiffRequest, touch: bool) -> AsyncWatch[Any]:
         start, match = _start(asked), asked.match
