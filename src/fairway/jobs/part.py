@@ -12,8 +12,9 @@ from fairway.errors import InvalidConfig, OutcomeUnknown, TryLater
 from fairway.jobs.clockwork import Clockwork
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.worker import Worker, WorkerConfig
+from fairway.masking import masked
 from fairway.runtime.clock import SYSTEM_CLOCK, sleep_ns
-from fairway.storage.wals import directory_of
+from fairway.storage.wals import directory_of, no_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,8 +54,11 @@ def store_at(place: str | Path) -> JobStore:
 
     path = directory_of(place)
     if path is None:
-        raise InvalidConfig(f"{text!r} names no store for jobs")
-    path.mkdir(parents=True, exist_ok=True)
+        raise InvalidConfig(f"{masked(text)!r} names no store for jobs")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise (no_place(error) or error) from None
     return SqliteStore(path / FILE)
 
 

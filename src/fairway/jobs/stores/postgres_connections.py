@@ -18,12 +18,15 @@ from fairway.errors import (
     Closing,
     FairwayError,
     InvalidConfig,
+    LockTimeout,
     OutcomeUnknown,
     Unavailable,
     UnknownFormat,
     WriteFailed,
 )
+from fairway.masking import masked
 from fairway.storage.named_sql import named_sql
+from fairway.storage.wals import NO_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -121,17 +124,20 @@ class Connections:
 
     async def open(self) -> None:
         with answering(sent=False):
-            self._pool = await asyncpg.create_pool(
-                self._dsn,
-                min_size=1,
-                max_size=self._size,
-                timeout=CONNECT_TIMEOUT_S,
-                command_timeout=COMMAND_TIMEOUT_S,
-                max_queries=QUERIES_MAX,
-                reset=_as_it_is,
-                server_settings=self._settings,
-                **self._options,
-            )
+            try:
+                self._pool = await asyncpg.create_pool(
+                    self._dsn,
+                    min_size=1,
+                    max_size=self._size,
+                    timeout=CONNECT_TIMEOUT_S,
+                    command_timeout=COMMAND_TIMEOUT_S,
+                    max_queries=QUERIES_MAX,
+                    reset=_as_it_is,
+                    server_settings=self._settings,
+                    **self._options,
+                )
+            except ValueError:
+                raise InvalidConfig(NO_ADDRESS) from None  # what it says quotes the address
 
     async def aclose(self) -> None:
         if self._pool is not None:
@@ -153,6 +159,8 @@ class Connections:
         try:
             with answering(sent=sent):
                 yield connection
+        except LockTimeout:
+            raise
         except (Unavailable, OutcomeUnknown):
             # The server may have ended the session, and the end is still on its way to us. The next
             # one to be given this connection would fail as well.
@@ -197,6 +205,7 @@ class Connections:
 
         async def bring(connection: Connection) -> None:
             quoted = in_schema("fw.", self.schema)[:-1]
+            await connection.execute("set local lock_timeout = 0")  # others may be at it, for long
             await connection.execute(
                 "select pg_advisory_xact_lock(hashtextextended($1, 0))", f"fairway {self.schema}"
             )
@@ -259,7 +268,9 @@ def _of_driver(error: Exception) -> bool:
 
 def trouble(error: Exception, *, sent: bool) -> FairwayError:
     """What an error of the database means to whoever asked."""
-    said = f"{getattr(error, 'sqlstate', None) or type(error).__name__} {error}".strip()
+    said = masked(f"{getattr(error, 'sqlstate', None) or type(error).__name__} {error}".strip())
+    if isinstance(error, asyncpg.LockNotAvailableError):
+        return LockTimeout(f"a transaction of somebody else is in the way for too long: {said}")
     if isinstance(error, _NOT_SET_UP):
         return InvalidConfig(f"PostgreSQL: {said}")
     if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _ENDED):
