@@ -10,7 +10,7 @@
     │   │   └── Unreachable       nothing listens at the server's address; nothing was sent
     │   └── Closing               the component is shutting down or already closed
     ├── OutOfDate                 somebody else holds the claim now; start over from fresh state
-    │   └── Fenced                a newer owner or epoch exists, or may; nothing of yours was committed
+    │   └── Fenced                there is, or may be, a newer owner; nothing of yours was committed
     ├── Invalid                   the request itself is wrong; nothing happened
     │   ├── InvalidOperation      a log operation breaks the rules of its partition
     │   ├── InvalidConfig         a setting, or a combination of settings, cannot work

@@ -38,6 +38,7 @@ from fairway.storage.wals.rocksdb_rows import (
     space_key,
 )
 from tests.support import rocksdb_process
+from tests.support.fingerprint import watch_refusals
 from tests.support.history import Draw, Twin, contents
 from tests.support.rocksdb_files import (
     FewFlushes,
@@ -55,6 +56,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Campaign
+
+
+@pytest.fixture(autouse=True)
+def refusals_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is refused in here, for whichever reason: its files are as they were."""
+    watch_refusals(monkeypatch, RocksdbWal)
+
 
 SMALL = 64 * 1024  # the smallest memtable RocksDB allows: log files come and go
 

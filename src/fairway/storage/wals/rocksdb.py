@@ -20,6 +20,7 @@ from fairway.errors import (
     UnknownFormat,
     WriteFailed,
 )
+from fairway.runtime.boot import boot_id
 from fairway.storage.owner import DirectoryLock
 from fairway.storage.sync import sync_data, sync_directory
 from fairway.storage.wal import INT_MAX, Entry, HardState, Tail, checksum
@@ -47,6 +48,7 @@ from fairway.storage.wals.rocksdb_rows import (
     system_key,
     unpack_hard_state,
 )
+from fairway.storage.wals.stores import refuse_other_store
 from fairway.storage.watermark import Watermark
 
 if TYPE_CHECKING:
@@ -76,9 +78,11 @@ class RocksdbWal:
         *,
         memtable_bytes: int = 64 * 1024 * 1024,
         sync_file: Callable[[int], None] = sync_data,
+        boot: Callable[[], bytes | None] = boot_id,
     ) -> None:
         """`memtable_bytes` bounds a write buffer: larger ones are flushed less often and take
         longer to replay at `open`. `sync_file` makes one file durable; tests make it slow or fail.
+        `boot` tells one run of the system from the next.
         """
         try:
             import rocksdict
@@ -91,6 +95,9 @@ class RocksdbWal:
         self._home = directory / "rocksdb"
         self._log_home = directory / "rocksdb-log"
         self._memtable_bytes = memtable_bytes
+        self._boot = boot
+        self.unsynced_kept = False
+        """See `Vouching`."""
         self._lock = DirectoryLock(directory)
         self._mark = Watermark(directory / "watermark")
         self._logs = LogFiles(self._log_home, sync_file)
@@ -134,12 +141,16 @@ class RocksdbWal:
         return {partition: part.tail for partition, part in self._parts.items()}
 
     def _open(self) -> None:
+        refuse_other_store(self._directory, "rocksdb")
         created = (self._home / "CURRENT").exists()
-        if created or (self._directory / "watermark").exists():
+        begun = any(home.is_dir() and any(home.iterdir()) for home in (self._home, self._log_home))
+        if begun or (self._directory / "watermark").exists():
             synced = self._mark.open()
         else:
             self._mark.create()
             synced = 0
+        if synced and not created:  # RocksDB would make a new one
+            raise Corrupt("the store is missing", place=str(self._home / "CURRENT"))
         if created or synced:
             for path in (*self._home.glob("MANIFEST-*"), *self._log_home.glob("*.log")):
                 check_records(path)
@@ -156,6 +167,9 @@ class RocksdbWal:
         # The first group meets a log file that is new to us, and so all of them are synced: what
         # was recovered is durable before anybody builds on it.
         self._commit(self._start, sync=True)
+        boot = self._boot()
+        self.unsynced_kept = boot is not None and boot == self._mark.boot
+        self._mark.remember_boot(boot)
 
     def _options(self) -> Any:
         rocksdict = self._rocksdict
@@ -300,7 +314,13 @@ class RocksdbWal:
     def _latch(self, kind: type[FairwayError], reason: str) -> FairwayError:
         """Refuse writes from now on."""
         self._failed = reason
+        self._vouch_no_more()
         return kind(f"{self._home}: {reason}; reopen the log to recover")
+
+    def _vouch_no_more(self) -> None:
+        """After a failed sync the system may have dropped what it could not write: that only a
+        process died will not mean any more that everything is there."""
+        self._mark.remember_boot(None)
 
     def _publish(self, change: Change) -> None:
         view = View(self._db.iter(self._read_options), str(self._home))
@@ -352,6 +372,7 @@ class RocksdbWal:
             settle()
         except OSError as error:
             self._failed = f"a sync failed: {error}"
+            self._vouch_no_more()
             return
         with self._writing:
             if self._db is not None and self._failed is None:
