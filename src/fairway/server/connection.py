@@ -23,6 +23,9 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from fairway.server.held_bytes import FREE
+from fairway.server.http_limits import HELD_FULL
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -80,6 +83,7 @@ class Answer(RequestResponseCycle):
     access_log = False  # it would hold query strings, and tickets
     body: bytes | bytearray = b""  # type: ignore[assignment]
     more_body = True
+    held = 0  # bytes of the body that are counted
     disconnected = False
     response_started = False
     response_complete = False
@@ -92,6 +96,7 @@ class Answer(RequestResponseCycle):
         self.scope = scope
         self.transport = protocol.transport
         self.flow = protocol.flow
+        self._budget = protocol.held
         self.logger = protocol.logger
         self.default_headers = protocol.server_state.default_headers
         self.message_event = News()  # type: ignore[assignment]
@@ -128,6 +133,9 @@ class Answer(RequestResponseCycle):
         if self.site is not None and self.site.ownership is not None and self._withheld():
             return
         self.response_started = True
+        if len(body) > FREE and not self._budget.has_room(len(body)):
+            self._refuse_held()
+            return
         if not self.keep_alive:
             head = head[:-2] + b"connection: close\r\n\r\n"
         self.transport.write(head + body)
@@ -217,6 +225,9 @@ class Answer(RequestResponseCycle):
         if self._head:
             head, self._head = self._head, b""
             self.response_started = True
+            if len(body) > FREE and not self._budget.has_room(len(body)):
+                self._refuse_held()
+                return
             if len(body) <= _JOINED_MAX:
                 body = head + body
             else:
@@ -225,6 +236,12 @@ class Answer(RequestResponseCycle):
             self.transport.write(body)
         if not more:
             self.complete()
+
+    def _refuse_held(self) -> None:
+        """The answer is made, and there is no room to hold it until the client has read it."""
+        self.keep_alive = False
+        self.transport.write(HELD_FULL.render(self.default_headers))
+        self.complete()
 
     def complete(self) -> None:
         """The last byte is written: close, or let the next request have its turn."""
@@ -320,10 +337,15 @@ class Connection:
         if transport is None or self._refused:
             return False
         waiting = transport.get_write_buffer_size()
-        if waiting and waiting + self._kernel_bytes() + len(framed) > self._limit:
+        if waiting and (
+            waiting + self._kernel_bytes() + len(framed) > self._limit
+            or (waiting > FREE and not self._room_for(len(framed)))
+        ):
             self._refuse(transport, len(framed))
             return False
         transport.write(framed)
+        if waiting > FREE and self._protocol is not None:
+            self._protocol.count_unread()
         return True
 
     def finish(self) -> None:
@@ -357,7 +379,7 @@ class Connection:
         if not self._refused or self._transport is None:
             return
         self._refused = False
-        self._transport.set_write_buffer_limits()
+        self._transport.set_write_buffer_limits(FREE)
         if self.on_writable is not None:
             self.on_writable()
 
@@ -377,6 +399,9 @@ class Connection:
         asyncio.get_running_loop().call_soon(self._tell_closed)
 
     # --- inside
+
+    def _room_for(self, size: int) -> bool:
+        return self._protocol is not None and self._protocol.held.has_room(size)
 
     def _end(self) -> None:
         self._protocol = self._transport = None

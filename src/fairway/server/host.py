@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fairway.server.auth import Access, Cors, Identity
     from fairway.server.connection import Connection
     from fairway.server.exchange import Request
+    from fairway.server.peers import Peer
     from fairway.server.quotas import Allowance
     from fairway.server.sse import EventStream
     from fairway.topics.engine import Topics
@@ -45,6 +46,7 @@ OWNED_FRESH_NS: Final = 1_000_000_000
 TOPICS_PATH: Final = "/v0/topics/"
 JOBS_PATH: Final = "/v0/jobs/"
 GRAPHS_PATH: Final = "/v0/graphs/"
+METRICS_PATH: Final = "/metrics"
 UNGATED: Final = frozenset({"/healthz", "/readyz"})
 """Asked by whoever decides whether this server lives: answered at once, however long the line."""
 
@@ -192,22 +194,24 @@ class Host:
             await self.sessions.purge(self.now_ms())
             self.tickets.purge(self.clock.now_ns())
 
-    def wait_turn(self, path: str, begin: Callable[[], object]) -> None:
+    def wait_turn(self, path: str, begin: Callable[[], object], peer: Peer | None = None) -> None:
         """Begin a request in its turn: that of its topic, if it is about one.
 
         Raises `Throttled`.
         """
         if path.startswith(TOPICS_PATH):
-            self.gate.wait(path[len(TOPICS_PATH) :].partition("/")[0], begin)
+            self.gate.wait(path[len(TOPICS_PATH) :].partition("/")[0], begin, peer)
         elif path in UNGATED:
             begin()
+        elif path == METRICS_PATH:
+            self.gate.wait(path, begin, peer, probes=True)
         else:
             # All that is about single jobs is one key, or many ids would be many turns; and all
             # that is about one graph.
             key = JOBS_PATH if path.startswith(JOBS_PATH) else path
             if path.startswith(GRAPHS_PATH):
                 key = "/".join(path.split("/", 4)[:4])
-            self.gate.wait(key, begin)
+            self.gate.wait(key, begin, peer)
 
     def _band_of(self, key: str) -> Band:
         """The band of what waits under a key: a topic's own, or the middle one."""

@@ -14,11 +14,7 @@ import logging
 import secrets
 import sys
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final
-
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.exceptions import InvalidHandshake
+from typing import TYPE_CHECKING, Final
 
 from fairway.errors import FairwayError, NotFound, Unavailable
 from fairway.graphs.loading import Folder
@@ -28,11 +24,12 @@ from fairway.server.auth import Cors, LiveKeys, OpenAccess, check_bind
 from fairway.server.exchange import Request
 from fairway.server.graphs_socket import place_of, serve_graph_socket
 from fairway.server.host import Host
-from fairway.server.http_limits import MALFORMED, HttpLimits
+from fairway.server.http_limits import HttpLimits
 from fairway.server.http_protocol import HttpProtocol
 from fairway.server.listener import Listener, listening
 from fairway.server.problems import problem
 from fairway.server.routes import ROUTES
+from fairway.server.socket_protocol import SocketProtocol
 from fairway.server.streams.app import StreamsApp
 from fairway.server.streams.protocol import PREFIX
 from fairway.server.websocket import serve_socket
@@ -41,13 +38,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import uvicorn
-    from websockets.http11 import Request as Handshake
 
     from fairway.app import Fairway
     from fairway.errors import Fenced
     from fairway.runtime.service import StopSwitch
     from fairway.server.auth import Access
     from fairway.server.exchange import Receive, Scope, Send
+    from fairway.server.held_bytes import HeldBytes
     from fairway.server.streams.live import StreamsConfig
     from fairway.settings import ServerSettings
     from fairway.storage.log import Log
@@ -63,8 +60,6 @@ TOLD_PER_TURN: Final = 12
 """Writes answered in one turn of the loop: about half a millisecond of work."""
 COLLECT_AFTER: Final = (10_000, 20, 50)
 """How often the collector looks: almost nothing of a request is in a cycle."""
-RESTARTS: Final = 1012
-"""How a WebSocket is closed whose client should connect again, to whoever owns the log then."""
 EXPOSED: Final = ("fairway-gap", "retry-after", "location", "etag")
 
 
@@ -87,6 +82,7 @@ class Server:
         self.port = settings.port
         self._http = HttpApp(ROUTES, lambda: app.progress)
         self._limits = limits or HttpLimits()
+        self._protocol = HttpProtocol.limited_to(self._limits, self._http)
         self._streams = streams
         self._host: Host | None = None
         self._http.mounts[PREFIX] = _not_mounted  # a path that is known, before it can be served
@@ -96,6 +92,11 @@ class Server:
         scheme = "https" if self.settings.tls_cert is not None else "http"
         host = self.settings.host
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def held(self) -> HeldBytes:
+        """What all connections make it hold."""
+        return self._protocol.held
 
     async def run(self, stop: StopSwitch) -> None:
         """Serve until `stop` is pressed; pressed again, or before it is ready, end at once.
@@ -222,8 +223,8 @@ class Server:
             self._asgi,
             settings.host,
             settings.port,
-            http=HttpProtocol.limited_to(self._limits, self._http),
-            ws=type("_SocketProtocol", (_SocketProtocol,), {"site": self._http}),
+            http=self._protocol,
+            ws=type("SocketProtocol", (SocketProtocol,), {"site": self._http}),
             ws_max_size=self._limits.body_bytes_max,
             backlog=2048,
         )
@@ -302,48 +303,3 @@ async def _wait_lost(log: Log) -> None:
 
 async def _not_mounted(scope: Scope, receive: Receive, send: Send) -> None:
     raise AssertionError("nothing is served before the host is there")
-
-
-class _SocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's, except for handshakes: those refused are answered and logged as requests are. And
-    nothing is told in the name of a log that another process may own."""
-
-    site: ClassVar[HttpApp | None] = None
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.conn.debug = False  # its log of the handshake would hold keys and tickets
-
-    def handle_connect(self, event: Handshake) -> None:
-        try:
-            self.conn.process_request(event)
-        except InvalidHandshake as error:
-            # Before uvicorn sees it: that would answer in plain text.
-            refusal = replace(MALFORMED, message=f"this is no WebSocket handshake: {error}")
-            self.handshake_complete = self.close_sent = True
-            self.transport.write(refusal.render(self.default_headers))
-            self.transport.close()
-        else:
-            super().handle_connect(event)
-
-    async def send(self, message: Any) -> None:
-        ownership = self.site.ownership if self.site is not None else None
-        if ownership is not None and message["type"] in ("websocket.send", "websocket.close"):
-            await self.writable.wait()  # before it is asked: a client may be slow for a while
-            if ownership.overdue:
-                message = {"type": "websocket.close", "code": RESTARTS, "reason": "fenced"}
-        await super().send(message)
-
-    async def run_asgi(self) -> None:
-        app = self.app
-
-        async def answered(scope: Any, receive: Any, send: Any) -> None:
-            await app(scope, receive, send)
-            # A refusal completes a handshake as well. uvicorn would log it as a fault of ours.
-            self.handshake_complete |= self.close_sent
-
-        self.app = answered
-        try:
-            await super().run_asgi()
-        finally:
-            self.app = app

@@ -54,9 +54,9 @@ class Operation(NamedTuple):
     """One change of one partition, applied all or nothing and never split over groups.
 
     Applied in this order: `truncate_after` removes entries with a higher key; `entries` are
-    appended; `compact_before` removes entries with a lower key; `meta` sets names (None deletes);
-    `hard_state` replaces the former one. `delete` stands alone: the partition is gone from then on
-    and its rows are swept away in chunks.
+    appended; `compact_before` removes entries with a lower key; `remove` those in ranges of keys,
+    both ends included; `meta` sets names (None deletes); `hard_state` replaces the former one.
+    `delete` stands alone: the partition is gone from then on and its rows are swept away in chunks.
     """
 
     entries: Sequence[Entry] = ()
@@ -65,17 +65,19 @@ class Operation(NamedTuple):
     compact_before: int | None = None
     hard_state: HardState | None = None
     delete: bool = False
+    remove: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def appending(cls, key: int, payload: bytes, term: int) -> Operation:
         """An append of one entry, made without the keyword machinery: there are very many."""
         entry = tuple.__new__(Entry, (key, payload, term))
-        return tuple.__new__(cls, ((entry,), NO_META, None, None, None, False))
+        return tuple.__new__(cls, ((entry,), NO_META, None, None, None, False, ()))
 
     @property
     def size(self) -> int:
         """Bytes it counts against byte limits: payloads, metadata, and what holding it costs."""
         size = 64 + 32 * len(self.entries) + sum(len(entry.payload) for entry in self.entries)
+        size += 32 * len(self.remove)
         for name, value in self.meta.items():
             size += len(name.encode()) + len(value or b"") + 32
         return size
@@ -113,6 +115,11 @@ class Operation(NamedTuple):
             floor = max(floor, self.compact_before)
             if floor > last_key:
                 last_term = 0
+        for first, last in self.remove:
+            if not (_whole(first) and _whole(last)) or not 1 <= first <= last <= last_key:
+                raise InvalidOperation(
+                    f"cannot remove {first} to {last}: the last key is {last_key}"
+                )
         if self.meta or self.hard_state is not None:
             self._check_values()
         return Tail(last_key, last_term, floor)

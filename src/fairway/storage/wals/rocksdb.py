@@ -165,9 +165,11 @@ class RocksdbWal:
             # First without the right to write: RocksDB, once it may, deletes files it does not
             # know, and a person who has to look at a refused store should find all of them.
             reader = self._connect(create=False, read_only=True)
+            view = View(reader.iter(), str(self._home))
             try:
-                self._load(View(reader.iter(), str(self._home)), synced)
+                self._load(view, synced)
             finally:
+                view.close()
                 reader.close()
         try:
             self._db = self._connect(create=not synced)
@@ -255,8 +257,10 @@ class RocksdbWal:
     def close(self) -> None:
         with self._writing:
             with self._state:
-                self._view = None
+                view, self._view = self._view, None
                 self._state.wait_for(lambda: not self._readers)
+                if view is not None:
+                    view.close()
             if self._db is not None and self._failed is None:
                 with suppress(OSError):  # nobody waits for this sync
                     self._logs.settle(sync=True)
@@ -299,8 +303,10 @@ class RocksdbWal:
                 return
             with self._state:
                 self._reopening = True
-                self._view = None
+                view, self._view = self._view, None
                 self._state.wait_for(lambda: not self._readers)
+                if view is not None:
+                    view.close()
             try:
                 self._close_db()
                 self._open_again()
@@ -314,7 +320,11 @@ class RocksdbWal:
         try:
             self._db = self._connect(create=False)
             self._parts, self._dead = {}, {}
-            self._load(View(self._db.iter(), str(self._home)), self._mark.value)
+            view = View(self._db.iter(), str(self._home))
+            try:
+                self._load(view, self._mark.value)
+            finally:
+                view.close()
             found = self._group, self._parts, self._dead.keys()
             if found != (known[0], known[1], known[2].keys()):
                 self._no_room = False
@@ -414,7 +424,9 @@ class RocksdbWal:
                     self._parts[partition] = part
                 else:
                     self._parts.pop(partition, None)
-            self._view = view
+            former, self._view = self._view, view
+            if former is not None and not former.readers:
+                former.close()
 
     def sweep(self, *, limit: int = 1000) -> bool:
         def fill(batch: Any) -> Change:
@@ -533,15 +545,18 @@ class RocksdbWal:
             view = self._view
             assert view is not None
             self._readers += 1
+            view.readers += 1
         try:
             with view.lock:
                 yield view
         except Corrupt as error:
             raise Corrupt(error.reason, place=error.place, partition=partition) from error
         finally:
-            del view
             with self._state:
                 self._readers -= 1
+                view.readers -= 1
+                if not view.readers and view is not self._view:
+                    view.close()
                 self._state.notify_all()
 
     def _check_open(self) -> None:
