@@ -8,6 +8,7 @@ admitting, drains and closes.
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -82,6 +83,8 @@ WORKER: Final = WorkerConfig()
 MIB: Final = 1024 * 1024
 WRITER: Final = WriterConfig(total=LaneLimits(items=65_536, size=256 * MIB))
 DATA: Final = "fairway-data"
+EPOCH_BITS: Final = 32
+"""How far apart the epochs of two logs begin: a few thousand topics of each do not meet."""
 STANDBY_NS: Final = 500_000_000
 """How often a process that stands by looks whether it may take over."""
 START_BYTES: Final = MIB
@@ -510,6 +513,9 @@ class Fairway:
                 config=self._topics_config,
                 telemetry=self.telemetry,
                 reserve=self._reserve,
+                # By chance: a cursor of another log, which was here before or is restored from a
+                # copy, must not fit by accident.
+                first_epoch=1 + secrets.randbits(EPOCH_BITS),
             )
             engine = await stack.enter_async_context(self._starting)
             for handle in self._declared.values():

@@ -16,7 +16,7 @@ import sys
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from fairway.errors import FairwayError, NotFound, Unavailable
+from fairway.errors import FairwayError, Fenced, NotFound, Unavailable
 from fairway.graphs.loading import Folder
 from fairway.runtime.blocking import BlockingPool
 from fairway.server.asgi import HttpApp, identify
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     import uvicorn
 
     from fairway.app import Fairway
-    from fairway.errors import Fenced
     from fairway.runtime.service import StopSwitch
     from fairway.server.auth import Access
     from fairway.server.exchange import Receive, Scope, Send
@@ -138,7 +137,7 @@ class Server:
                     if not self.app.stands_by_again:
                         uvicorn_server.should_exit = True
                         await asyncio.wait({serving})
-                        raise lost.again()
+                        raise Fenced(f"{lost}; this server ends (--standby would take over again)")
                     logger.warning("standing by again")
 
     async def _own(

@@ -18,7 +18,7 @@ from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.reader import FairReader, ReaderConfig
 from fairway.storage.tails import Tails
-from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Leased, Operation, Tail
+from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Leased, Operation, Tail, Vouching
 from fairway.storage.writer import Durability, FairWriter, WriterConfig
 
 if TYPE_CHECKING:
@@ -277,6 +277,11 @@ class Log:
         """
         if self._writer is not None:
             self._writer.press_on()
+
+    @property
+    def unsynced_kept(self) -> bool:
+        """See `Vouching`; False for a store that cannot tell."""
+        return isinstance(self._wal, Vouching) and self._wal.unsynced_kept
 
     @property
     def busy_ratio(self) -> float:

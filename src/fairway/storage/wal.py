@@ -259,6 +259,17 @@ class Wal(Protocol):
 
 
 @runtime_checkable
+class Vouching(Protocol):
+    """A `Wal` that can tell a crash of its process from one of the system."""
+
+    @property
+    def unsynced_kept(self) -> bool:
+        """Whether everything that the last owner wrote is there, synced or not: only its process
+        died. False if that is not known."""
+        ...
+
+
+@runtime_checkable
 class Leased(Protocol):
     """A `Wal` that is owned for a time only, and says how long it may be answered from."""
 

@@ -99,12 +99,15 @@ class Topics:
         telemetry: Telemetry | None = None,
         sampler: PressureSampler | None = None,
         reserve: DiskReserve | None = None,
+        first_epoch: int = 1,
     ) -> None:
+        """`first_epoch` is where a new log begins to count the incarnations of its topics."""
         self.config = config or TopicsConfig()
         self.telemetry = telemetry if telemetry is not None else Telemetry()
         self.sampler = sampler or PressureSampler()
         self._log = log
         self._reserve = reserve
+        self._first_epoch = first_epoch
         self._registry = Registry(ephemeral_cap_bytes=self.config.ephemeral_cap_bytes)
         self._routers = Routers(self)
         self._closing = True
@@ -123,7 +126,7 @@ class Topics:
 
     async def __aenter__(self) -> Self:
         self._clock = clock_of()
-        self.catalog = Catalog(self._log)
+        self.catalog = Catalog(self._log, first=self._first_epoch)
         now_ms = self._now_ms()
         self._keys = KeyMemory(self.config.key_bytes, cold_until_ms=now_ms)
         self._hot = HotBytes(self.config.hot_bytes, self._dropped)

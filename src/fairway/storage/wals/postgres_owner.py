@@ -101,6 +101,8 @@ class OwnerSession:
                 tails = self._run("tails").fetchall()
                 self._run("commit")
                 self._tenure.renewed(sent_ns)
+                if not self._tenure.holds(self._now_ns()):
+                    self._renewed()  # to find all the tails took longer than a lease lasts
                 self._opened = True
             except psycopg.Error as error:
                 self._hang_up()
