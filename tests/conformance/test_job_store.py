@@ -844,7 +844,7 @@ def test_a_lease_that_ran_out_is_not_renewed(desk: Desk) -> None:
 
 def test_a_worker_that_took_its_leave_has_no_heart(desk: Desk, hand: Hand) -> None:
     desk.unregister(hand.worker)
-    assert hand.beat() == (False, {}, 0)
+    assert hand.beat() == (False, {}, 0, {})
 
 
 def test_leases_the_worker_knows_nothing_of_are_released_after_a_grace(
@@ -877,7 +877,7 @@ def test_a_beat_leaves_the_leases_of_others(desk: Desk, hand: Hand) -> None:
     id = desk.one()
     other.one()
     desk.advance(HOUR)
-    assert hand.beat(grace_ns=MINUTE) == (True, {}, 0)
+    assert hand.beat(grace_ns=MINUTE) == (True, {}, 0, {})
     assert desk.status(id) is Status.RUNNING
 
 
@@ -890,6 +890,66 @@ def test_a_beat_tells_which_jobs_were_cancelled(desk: Desk, hand: Hand) -> None:
     assert hand.beat(first, second).cancel == {second.id: "not needed"}  # until it is settled
     hand.settle(second, Fate.CANCELLED)
     assert hand.beat(first).cancel == {}
+
+
+def test_a_beat_names_what_the_worker_has_and_the_store_has_not(desk: Desk, hand: Hand) -> None:
+    desk.add(4)
+    first, second, third, fourth = (hand.one() for _ in range(4))
+    assert hand.beat(first, second, third, fourth).lost == {}
+    hand.settle(second, Fate.DONE)
+    hand.settle(third, Fate.RELEASE)
+    again = hand.one()  # another claim of the same job
+    assert again.id == third.id
+    said = hand.beat(first, second, third, fourth)
+    assert said.lost == {second.id: second.token, third.id: third.token}
+    assert hand.beat(first, again, fourth).lost == {}
+    assert desk.hand().beat(first).lost == {first.id: first.token}  # it is another's
+
+
+def test_what_is_claimed_while_the_heart_beats_is_not_named(desk: Desk, hand: Hand) -> None:
+    """The book is the worker's own, and grows while the store is asked."""
+    desk.one()
+
+    class Book(dict[int, int]):
+        def get(self, id: int, default: Any = None) -> Any:
+            self.setdefault(4711, 1)  # claimed and taken into the book in the middle of the beat
+            return super().get(id, default)
+
+    claim = hand.one()
+    desk.advance(HOUR)
+    heart = desk.rig.store.heart()
+    book = Book({claim.id: claim.token})
+    said = heart.beat(hand.worker, book, 30 * DAY, MINUTE)
+    heart.close()
+    assert (4711 in book, said.lost, said.released) == (True, {}, 0)
+
+
+def test_a_claim_that_was_lost_counts_as_a_crash_once(desk: Desk, hand: Hand) -> None:
+    first, second, third, fourth = desk.add(4, max_crashes=1)
+    claims = hand.take(3)
+    for claim in claims:
+        hand.settle(claim, Fate.RELEASE)  # as if it had never been claimed
+    desk.count_lost(hand.worker, claims[:1])
+    desk.count_lost(hand.worker, claims[:1])  # the reply was lost
+    (again,) = hand.take(1)
+    assert (again.id, again.attempt, again.crashes) == (first, 0, 1)
+    # Whoever came further, or has lost it since in another way, has counted it already.
+    other = hand.one()
+    hand.settle(other, Fate.RETRY)
+    desk.count_lost(hand.worker, [claims[1]])
+    assert (desk.job(second).attempt, desk.job(second).crashes) == (1, 0)
+    # It may run elsewhere by now, or have ended: nobody's lease changes.
+    rerun = hand.take(2)[-1]
+    assert rerun.id == third
+    desk.count_lost(hand.worker, [claims[2]])
+    assert desk.job(third).crashes == 1
+    hand.settle(rerun, Fate.DONE)
+    desk.count_lost(hand.worker, [rerun])
+    assert (desk.job(third).crashes, desk.status(third)) == (1, Status.DONE)
+    mine = hand.one()
+    desk.count_lost(hand.worker, [mine])  # it has the lease after all
+    assert (mine.id, desk.job(fourth).crashes) == (fourth, 0)
+    desk.count_lost(hand.worker, [])
 
 
 # --- reaping

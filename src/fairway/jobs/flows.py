@@ -20,7 +20,16 @@ from fairway.jobs import outcome, workflow
 from fairway.jobs.clockwork import scheduled_context
 from fairway.jobs.context import Context
 from fairway.jobs.job import CANCELLED, Ending, Fate, Filter, NewJob, Status
-from fairway.jobs.kinds import Kind, Options, Order, StepCall, function_kind, options_of
+from fairway.jobs.kinds import (
+    Kind,
+    Options,
+    Order,
+    StepCall,
+    function_kind,
+    options_of,
+    time_ns,
+    wrong_text,
+)
 from fairway.jobs.rules import TaskState
 from fairway.jobs.workflow import RunState, TaskEnded, Workflow, WorkflowTask
 from fairway.runtime.clock import clock_of
@@ -264,12 +273,14 @@ class Flow:
         `context` is added to the one that was declared, with `scheduled_at_ms` as of now if the
         workflow has a schedule. Raises `InvalidRequest` if a first task does not take it.
         """
+        if key is not None and (wrong := wrong_text("key", key)):
+            raise InvalidRequest(f"workflow {self.name!r}: {wrong}")
         whole = self.context(context, clock_of().wall_ns())
         order = self.order(
             whole,
             unique_key=None if key is None else f"{PREFIX}{self.name}:{key}",
-            window_ns=round(window_s * 1e9),
-            delay_ns=round(delay_s * 1e9),
+            window_ns=max(0, time_ns("window_s", window_s)),
+            delay_ns=max(0, time_ns("delay_s", delay_s)),
         )
         self.check(state_in(order.job.state).context)  # as JSON gives it back
         (added,) = await self._jobs().enqueue([order.job], within=within)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, overload
 from msgspec import Raw, Struct, json, structs
 
 from fairway.core.priority import band_of
+from fairway.wire.jobs import check_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -336,6 +337,9 @@ class Beat(NamedTuple):
     """Jobs of this worker that somebody cancelled, and why."""
     released: int = 0
     """Leases the store had for this worker that the worker knew nothing of."""
+    lost: Mapping[int, int] = MappingProxyType({})
+    """Jobs, by token, that the worker has and the store has no lease of: what the worker settled a
+    moment ago, and claims that a crash of the database undid."""
 
 
 class Died(NamedTuple):
@@ -360,13 +364,19 @@ class Reaped(NamedTuple):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a queue may do, over all workers together. None is no limit."""
+    """What a queue may do, over all workers together. None is no limit.
+
+    Raises `Invalid` for what cannot be kept, such as a rate of 0 or one that is no number.
+    """
 
     concurrency: int | None = None
     rate_per_s: float | None = None
     """Starts per second on average."""
     burst: int = 1
     """How many starts a quiet queue saves up."""
+
+    def __post_init__(self) -> None:
+        check_limits(self.concurrency, self.rate_per_s, self.burst)
 
 
 class QueueState(Struct, frozen=True, kw_only=True):

@@ -188,6 +188,7 @@ class MemoryStore:
 
     def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
         now = self._now()
+        known = dict(held)
         if not self._alive(worker):
             return Beat(alive=False)
         self._workers[worker] = max(self._workers[worker], now + ttl_ns)
@@ -199,7 +200,18 @@ class MemoryStore:
                 released += 1
             elif row.cancelling:
                 cancel[row.id] = row.error or CANCELLED
-        return Beat(alive=True, cancel=cancel, released=released)
+        have = {(row.id, row.token) for row in self._leased(worker)}
+        lost = {id: token for id, token in known.items() if (id, token) not in have}
+        return Beat(alive=True, cancel=cancel, released=released, lost=lost)
+
+    async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
+        have = {(row.id, row.token) for row in self._leased(worker)}
+        for claim in claims:
+            row = self._rows.get(claim.id)
+            if row is None or row.status.ended or (claim.id, claim.token) in have:
+                continue
+            then = (claim.step, claim.attempt, claim.crashes)
+            row.crashes += (row.step, row.attempt, row.crashes) == then
 
     def _alive(self, worker: int) -> bool:
         return self._workers.get(worker, 0) > self._now()
