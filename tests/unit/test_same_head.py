@@ -26,6 +26,7 @@ SMALL = HttpLimits(url_bytes_max=200, head_bytes_max=400, header_count_max=8, bo
 class Begins:
     """A site where every request begins at once, and is the app's."""
 
+    ownership = None
     door = None
 
     def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:

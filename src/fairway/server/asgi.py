@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fairway.server.exchange import Message, Receive, Scope, Send
     from fairway.server.host import Host
     from fairway.server.peers import Peer
+    from fairway.storage.ownership import Ownership
 
     Handler = Callable[..., Awaitable[Reply | None]]
     Express = Callable[..., bool]
@@ -38,6 +39,10 @@ logger = logging.getLogger("fairway.server")
 PATHS_REMEMBERED: Final = 1024
 REFUSAL: Final = "fairway.refusal"
 """Where a scope holds why its request is not let in."""
+UNOWNED: Final = frozenset({"/healthz", "/readyz"})
+"""What is answered whoever owns the log: it is about this process."""
+WAITS: Final = "fairway.waits"
+"""Where a scope says what a server that is not ready waits for."""
 IDENTITY: Final = "fairway.identity"
 """Where a scope holds who asks, once that is known."""
 CONNECTIONS_RETRY_NS: Final = 1_000_000_000
@@ -152,9 +157,19 @@ class HttpApp:
         self.host: Host | None = None
         self.mounts: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {}
         """Other ASGI applications by the beginning of their paths."""
+        self.ownership: Ownership | None = None
+        """Of the log that is answered from, if it is owned for a time only."""
         self.door: Door | None = Door(self._room)
         self._routes = routes
         self._progress = progress
+
+    def withholds(self, scope: Scope) -> bool:
+        """Whether what was made ready for a request must not go out: it was read, and another
+        process may own the log by now. What was written is true whoever owns it."""
+        ownership = self.ownership
+        if ownership is None or not ownership.overdue:
+            return False
+        return reads(scope["method"], scope["path"])
 
     def _room(self) -> Room:
         return self.host.gate.room if self.host is not None else PLENTY
@@ -240,6 +255,8 @@ class HttpApp:
         found = self._routes.find(scope["path"])
         if found is None or host is None or REFUSAL in scope:
             return False
+        if self.ownership is not None and self.ownership.overdue:
+            return False
         route = found[0].get(scope["method"])
         if route is None or route.express is None:
             return False
@@ -270,6 +287,9 @@ class HttpApp:
             mount = self._mount_of(scope["path"])
             if host is not None and host.cors.enabled:
                 cors = host.cors_headers(request)
+            if self.ownership is not None and scope["path"] not in UNOWNED:
+                # Before anything is done: so it is a refusal, whatever was asked.
+                self.ownership.check()
             if mount is None:
                 reply = await self._serve(host, request)
             elif host is not None:
@@ -295,6 +315,8 @@ class HttpApp:
         if route is None or (head and route.stream):
             return self._other_method(host, request, routes)
         if route.public:
+            if host is None:
+                request.scope[WAITS] = self._waits_for()
             return await route.handler(host, request)
         if host is None:
             return self._not_ready()
@@ -313,11 +335,17 @@ class HttpApp:
         finally:
             allowance.end()
 
+    def _waits_for(self) -> str:
+        return "standing by" if "standing_by" in self._progress() else "recovering"
+
     def _not_ready(self) -> Reply:
+        stands_by = "standing_by" in self._progress()
         return problems.reply(
             503,
             "not_ready",
-            "the data is being recovered",
+            "another process owns the data: this one stands by"
+            if stands_by
+            else "the data is being recovered",
             self._progress(),
             ((b"retry-after", b"1"),),
         )
@@ -389,6 +417,13 @@ def failure(host: Host | None, error: BaseException, request: Request) -> Reply:
         return problems.problem(error)
     logger.error("%s %s failed", request.method, request.path, exc_info=error)
     return problems.reply(500, "internal", "the server failed; its log says how")
+
+
+def reads(method: str, path: str) -> bool:
+    """Whether the answer to such a request tells what is, and not what was done."""
+    if path in UNOWNED:
+        return False
+    return method in ("GET", "HEAD") or path.endswith("/diff")
 
 
 def write(answer: Answer, reply: Reply) -> None:

@@ -29,12 +29,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from fairway.server.http_protocol import HttpProtocol
+    from fairway.storage.ownership import Ownership
 
 EXTENSION = "fairway.connection"
 LAST_CHUNK = b"0\r\n\r\n"
 
 _JOINED_MAX = 16 * 1024  # a body up to this is copied behind its head, to save a system call
 _FAILED = b'{"error":{"code":"internal","message":"the server failed; its log says how"}}'
+_WITHHELD = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"x-content-type-options: nosniff\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+)
+_WITHHELD_BODY = (
+    b'{"error":{"code":"fenced","message":"the lease of this server ran out while it answered:'
+    b' another process may own the data"}}'
+)
 _SIOCOUTQ = termios.TIOCOUTQ  # Linux gives both requests one number: bytes sent and not yet acked
 _NO_BYTES = bytes(4)  # where the answer goes, a C int
 
@@ -90,6 +99,7 @@ class Answer(RequestResponseCycle):
         self.logger = protocol.logger
         self.default_headers = protocol.server_state.default_headers
         self.message_event = News()  # type: ignore[assignment]
+        self.site = protocol.site
         self.on_response = protocol.on_response_complete
         self.keep_alive = keep_alive
         self.waiting_for_100_continue = protocol.expect_100_continue
@@ -118,6 +128,8 @@ class Answer(RequestResponseCycle):
     def reply(self, head: bytes, body: bytes) -> None:
         """A whole response at once, without ASGI; `head` ends in its empty line."""
         if self.disconnected:
+            return
+        if self.site is not None and self.site.ownership is not None and self._withheld():
             return
         self.response_started = True
         if len(body) > FREE and not self._budget.has_room(len(body)):
@@ -181,7 +193,26 @@ class Answer(RequestResponseCycle):
         lines.append(b"\r\n")
         return b"".join(lines)
 
+    def _withheld(self) -> bool:
+        """Whether this must not be written any more. Then the client is told to ask again; if it
+        has part of the answer already, its connection ends."""
+        assert self.site is not None
+        if not self.site.withholds(self.scope):
+            return False
+        self._head = b""
+        self.keep_alive = False
+        if not self.response_started:
+            self.response_started = True
+            body = b"" if self.scope["method"] == "HEAD" else _WITHHELD_BODY
+            self.transport.write(_WITHHELD % len(_WITHHELD_BODY) + body)
+            self.complete()
+        else:
+            self.transport.abort()
+        return True
+
     def _go_on(self, body: bytes, more: bool) -> None:
+        if self.site is not None and self.site.ownership is not None and self._withheld():
+            return
         if self.scope["method"] == "HEAD":
             body = b""
         elif self.chunked_encoding:
@@ -242,6 +273,9 @@ class Connection:
     on_closed: Callable[[], None] | None = None
     """Called once when `closed` becomes true before `finish`; set it before `open`."""
 
+    ownership: Ownership | None = None
+    """Of the log that the stream is written from, if it is owned for a time only."""
+
     _protocol: HttpProtocol | None
     _transport: asyncio.Transport | None = None  # while the stream is open
     _refused = False
@@ -279,6 +313,8 @@ class Connection:
             check_header(name, value)
         keep_alive = self._protocol.start_stream(self)
         self._transport = self._protocol.transport
+        if self._protocol.site is not None:
+            self.ownership = self._protocol.site.ownership
         self._bound_kernel()
         lines = [STATUS_LINE[status]]
         for name, value in self._protocol.server_state.default_headers + headers:

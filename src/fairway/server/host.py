@@ -50,6 +50,9 @@ METRICS_PATH: Final = "/metrics"
 UNGATED: Final = frozenset({"/healthz", "/readyz"})
 """Asked by whoever decides whether this server lives: answered at once, however long the line."""
 
+OWNED_CHECK_NS: Final = 250_000_000
+"""How soon streams that are quiet end, once another process may own the log."""
+
 STEP_MS: Final = 500
 """How exactly heartbeats are kept."""
 
@@ -168,6 +171,20 @@ class Host:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.heartbeats.run(), name="heartbeats")
             group.create_task(self._purge(), name="sessions")
+            group.create_task(self._watch_ownership(), name="ownership")
+
+    async def _watch_ownership(self) -> None:
+        """End what is open once another process may own the log, though nothing is to be sent."""
+        ownership = self.topics.ownership
+        while ownership is not None:
+            await sleep_ns(OWNED_CHECK_NS)
+            if ownership.overdue:
+                self.dismiss(ownership.refusal())
+
+    def dismiss(self, error: FairwayError) -> None:
+        """End every stream and socket, and say why."""
+        for guest in list(self._guests.values()):
+            guest.end(error)
 
     async def _purge(self) -> None:
         while True:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from fairway.server.door import Door
+    from fairway.storage.ownership import Ownership
 
 PROBES = (b"GET /healthz ", b"GET /readyz ", b"GET /metrics ")
 """How requests begin that ask how the server is."""
@@ -65,6 +66,15 @@ class Site(Protocol):
 
     def express(self, answer: Answer) -> bool:
         """Serve a request that is whole without the app, and so without a task; or return False."""
+        ...
+
+    @property
+    def ownership(self) -> Ownership | None:
+        """Until when answers are true; None if for as long as there is a server."""
+        ...
+
+    def withholds(self, scope: Any) -> bool:
+        """Whether the answer to a request may be out of date by now, and must not be written."""
         ...
 
     def lost(self, peer: Peer) -> None:

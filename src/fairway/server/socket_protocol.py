@@ -8,7 +8,7 @@ not read: pongs are written as they are due, so they would pile up without end.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidHandshake
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from websockets.http11 import Request as Handshake
 
     from fairway.server.door import Door
+    from fairway.server.http_protocol import Site
 
+RESTARTS: Final = 1012
+"""How a WebSocket is closed whose client should connect again, to whoever owns the log then."""
 FRAMES_PER_TURN: Final = 8
 """Frames of one socket in one turn of the loop: about a tenth of a millisecond."""
 WRITTEN_MAX: Final = 64 * 1024
@@ -36,6 +39,8 @@ class SocketProtocol(WebSocketsSansIOProtocol):
     """One client's socket."""
 
     limits: HttpLimits = HttpLimits()
+    site: ClassVar[Site | None] = None
+    """Knows until when what is sent is true."""
     door: Door | None = None
     """Gives the turns; set by the HTTP connection that this was. Without one, all is read."""
     holder: Any = None
@@ -109,6 +114,14 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         return message
 
     # --- writing
+
+    async def send(self, message: Any) -> None:
+        ownership = self.site.ownership if self.site is not None else None
+        if ownership is not None and message["type"] in ("websocket.send", "websocket.close"):
+            await self.writable.wait()  # before it is asked: a client may be slow for a while
+            if ownership.overdue:
+                message = {"type": "websocket.close", "code": RESTARTS, "reason": "fenced"}
+        await super().send(message)
 
     def resume_writing(self) -> None:
         super().resume_writing()

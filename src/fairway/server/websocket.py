@@ -63,6 +63,8 @@ class Subscribe(msgspec.Struct, tag_field="op", tag="subscribe", forbid_unknown_
     limit: Count = 256
     include_meta: bool = True
     include_tags: bool = False
+    touch: bool = True
+    """Whether it counts as consuming, for the topic's automatic priority."""
     id: str | int | None = None
 
 
@@ -305,6 +307,7 @@ class Socket:
             ),
             Projection(request.include_tags, request.include_meta),
             min(request.limit or 256, LIMIT_MAX),
+            touch=request.touch,
         )
         cursor = topic.head if request.tail else request.from_seq
         self._queue(
