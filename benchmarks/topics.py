@@ -370,6 +370,7 @@ def _impatient(report: Report, server: Child, clients: Crowds, quick: bool) -> N
         rates: dict[int, float] = {}
         for count in IMPATIENT:
             impatient = group("impatient", count, request)
+            _settle(server.port)
             # Until all of them are connected and were answered once.
             (met,) = clients.run(server.port, impatient, warm=1 + count / 2000, seconds=seconds)
             rates[count] = met.rate()
@@ -393,6 +394,7 @@ def _patient(report: Report, server: Child, clients: Crowds, quick: bool) -> Non
     for number in range(report.rounds(full=3)):
         report.progress(f"patient {number + 1}")
         patient = group("patient", CONNECTIONS, request)
+        _settle(server.port)
         (met,) = clients.run(server.port, patient, warm=5, seconds=seconds)
         admitted.append(met.returned.get(200, 0))
         returned.append(max(sum(met.returned.values()), 1))
@@ -414,6 +416,7 @@ def _strangers(report: Report, clients: Crowds, quick: bool) -> None:
     ):
         for number in range(report.rounds(full=3)):
             report.progress(f"strangers {number + 1}")
+            _settle(server.port)
             alone.append(clients.run(server.port, keyed, warm=1, seconds=seconds)[0].rate())
             clients.begin(server.port, keyed, strangers, warm=3, seconds=seconds)
             health.append(_slowest_health(server.port, 3 + seconds) * 1000)
@@ -427,6 +430,11 @@ def _strangers(report: Report, clients: Crowds, quick: bool) -> None:
         "health_slowest_ms", health, "ms", "a new connection each, among them", target="<= 1000"
     )
     report.ratio("keyed_goodput_under_strangers", among, alone, ">= 0.5")
+
+
+def _settle(port: int) -> None:
+    """Wait until the server has seen that the clients of the last measurement left."""
+    httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=120).raise_for_status()
 
 
 def _slowest_health(port: int, seconds: float) -> float:

@@ -92,6 +92,7 @@ class _AtOnce:
     """A site where every request begins at once and is the app's."""
 
     door = None
+    ownership = None
 
     def admit(self, peer: Any, answer: Any, begin: Any) -> None:
         begin()

@@ -241,6 +241,7 @@ class Answer(RequestResponseCycle):
         self.keep_alive = False
         self.transport.write(self._budget.refusal.render(self.default_headers))
         self.complete()
+        self.disconnected = True  # whatever else the app has to say is for nobody
 
     def complete(self) -> None:
         """The last byte is written: close, or let the next request have its turn."""
