@@ -221,6 +221,7 @@ class HttpApp:
                     f"key {identity.name!r} has too many connections",
                     retry_after_ns=CONNECTIONS_RETRY_NS,
                     limit="connections_per_key",
+                    maximum=peer.key_connections_max,
                 )
         except errors.FairwayError as refusal:
             peer.seems_strange()

@@ -24,7 +24,6 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from fairway.server.held_bytes import FREE
-from fairway.server.http_limits import HELD_FULL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -240,8 +239,9 @@ class Answer(RequestResponseCycle):
     def _refuse_held(self) -> None:
         """The answer is made, and there is no room to hold it until the client has read it."""
         self.keep_alive = False
-        self.transport.write(HELD_FULL.render(self.default_headers))
+        self.transport.write(self._budget.refusal.render(self.default_headers))
         self.complete()
+        self.disconnected = True  # whatever else the app has to say is for nobody
 
     def complete(self) -> None:
         """The last byte is written: close, or let the next request have its turn."""

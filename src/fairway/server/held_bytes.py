@@ -7,7 +7,10 @@ are most of them, cost no counting.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
+
+from fairway.server.http_limits import HELD_FULL
 
 FREE: Final = 16 * 1024
 """What a connection may have in either direction without being counted."""
@@ -16,10 +19,11 @@ FREE: Final = 16 * 1024
 class HeldBytes:
     """How many bytes are held, and whether there is room for more."""
 
-    __slots__ = ("most", "used")
+    __slots__ = ("most", "refusal", "used")
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self.refusal = replace(HELD_FULL, maximum=most)
         self.used = 0
 
     def has_room(self, size: int) -> bool:

@@ -94,10 +94,20 @@ class Refusal:
     code: str
     message: str
     retry_after_s: int = 0
+    limit: str | None = None
+    """The limit that was reached, if it is one over several connections."""
+    maximum: int = 0
 
     def render(self, default_headers: list[tuple[bytes, bytes]]) -> bytes:
         """The whole response."""
-        body = msgspec.json.encode({"error": {"code": self.code, "message": self.message}})
+        error: dict[str, object] = {"code": self.code, "message": self.message}
+        if self.limit is not None:
+            error["detail"] = {
+                "retry_after_ms": self.retry_after_s * 1000,
+                "limit": self.limit,
+                "max": self.maximum,
+            }
+        body = msgspec.json.encode({"error": error})
         lines = [STATUS_LINE[self.status]]
         for name, value in default_headers:
             lines += (name, b": ", value, b"\r\n")
@@ -115,9 +125,17 @@ BODY_LARGE = Refusal(413, "payload_too_large", "the request's body is too large"
 URL_LONG = Refusal(414, "uri_too_long", "the request's target is too long")
 HEAD_LARGE = Refusal(431, "headers_too_large", "the request's headers are too large or too many")
 HELD_FULL = Refusal(
-    429, "throttled", "too many bytes of requests and answers are in memory: come back later", 1
+    429,
+    "throttled",
+    "too many bytes of requests and answers are in memory: come back later",
+    1,
+    "held_bytes_max",
 )
 ADDRESS_CROWDED = Refusal(
-    429, "throttled", "there are too many connections from this address already", 1
+    429,
+    "throttled",
+    "there are too many connections from this address already",
+    1,
+    "connections_per_address",
 )
 CROWDED = Refusal(503, "too_many_connections", "the server has no free connection", 1)

@@ -28,7 +28,6 @@ from fairway.server.http_limits import (
     CROWDED,
     HEAD_LARGE,
     HEAD_LATE,
-    HELD_FULL,
     MALFORMED,
     SECOND_NS,
     URL_LONG,
@@ -213,7 +212,7 @@ class HttpProtocol(HttpToolsProtocol):
             else:
                 door.leave(self)
                 self._take_waiting()
-                self._refuse(HELD_FULL)
+                self._refuse(self.held.refusal)
 
     def _take_waiting(self) -> bytes:
         data, self._waiting = self._waiting, b""
@@ -502,7 +501,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._body_bytes > FREE:
             more = len(body) if cycle.held else self._body_bytes
             if not self.held.take(more):
-                self._refuse(HELD_FULL)
+                self._refuse(self.held.refusal)
                 raise _Over
             cycle.held += more
         cycle.take_in(body)

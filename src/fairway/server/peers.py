@@ -8,6 +8,7 @@ somebody else needs its place. Nothing here touches a socket; `enter` says whose
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fairway.server.http_limits import ADDRESS_CROWDED, CROWDED
@@ -44,6 +45,10 @@ class Peer:
         """For whom its reads count."""
         return self.address if self.key is None else (self.key,)
 
+    @property
+    def key_connections_max(self) -> int:
+        return self._peers.by_key_most
+
     def show(self, key: str | None) -> bool:
         """It has shown this key, or was served without one; False if the key has too many."""
         return self._peers.know(self, key)
@@ -62,7 +67,7 @@ class Peers:
         reserved = min(limits.connections_reserved, limits.connections_max // 2)
         self._strangers_most = limits.connections_max - reserved
         self._by_address_most = limits.connections_per_address
-        self._by_key_most = limits.connections_per_key
+        self.by_key_most = limits.connections_per_key
         self._by_address: Counter[str] = Counter()
         self._by_key: Counter[str] = Counter()
         self._strangers: dict[Peer, None] = {}  # the one that came first is first
@@ -81,7 +86,7 @@ class Peers:
         self._by_address[peer.address] += 1
         self._strangers[peer] = None
         if self._by_address[peer.address] > self._by_address_most:
-            return ADDRESS_CROWDED, None
+            return replace(ADDRESS_CROWDED, maximum=self._by_address_most), None
         if self._count > self._most or len(self._strangers) > self._strangers_most:
             eldest = next(iter(self._strangers))
             if eldest is peer:
@@ -93,7 +98,7 @@ class Peers:
     def know(self, peer: Peer, key: str | None) -> bool:
         """`peer` is a stranger no more. False if its key has as many connections as it may have."""
         if key != peer.key:
-            if key is not None and self._by_key[key] >= self._by_key_most:
+            if key is not None and self._by_key[key] >= self.by_key_most:
                 return False
             self._count_key(peer, -1)
             peer.key = key

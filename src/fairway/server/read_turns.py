@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 READS_PER_TURN: Final = 64
 """Reads in one turn of the loop, refusals aside: well under two milliseconds of small requests."""
-PROBES_PER_TURN: Final = 2
+PROBES_PER_TURN: Final = 4
 OPEN_PER_TURN: Final = 16
 REFUSED_PER_TURN: Final = 3
 """A quarter of what begins in a turn: refusing has about a tenth of the time."""

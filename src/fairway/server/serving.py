@@ -209,6 +209,18 @@ class Server:
         if settings.keyed:
             keys.access.listen(lambda gone: host.quotas.retain(keys.access.keyring.names))
             keys.access.listen(lambda gone: host.review())
+        gauge = self.app.topics.telemetry.gauge
+        gauge("fairway_connections", "Open connections", lambda: len(self._protocol.peers))
+        gauge(
+            "fairway_connections_strangers",
+            "Open connections that have shown no key that is good",
+            lambda: self._protocol.peers.strangers,
+        )
+        gauge(
+            "fairway_held_bytes",
+            "Bytes of bodies and of unread answers that are in memory",
+            lambda: self._protocol.held.used,
+        )
         yield group.create_task(host.run(), name="host")
         streams = StreamsApp(self.app.topics, config=self._streams, meter=host)
         streams.start()  # not at the first request: what expired meanwhile goes though nobody asks
