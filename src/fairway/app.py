@@ -8,6 +8,7 @@ admitting, drains and closes.
 from __future__ import annotations
 
 import logging
+import secrets
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -46,6 +47,7 @@ from fairway.runtime.clock import sleep_ns
 from fairway.runtime.service import running
 from fairway.runtime.targets import target_of
 from fairway.runtime.telemetry import Telemetry
+from fairway.runtime.usercode import interrupts
 from fairway.storage.log import Log
 from fairway.storage.reserve import DiskReserve
 from fairway.storage.wals import directory_of, no_place, wal_at
@@ -83,6 +85,8 @@ WORKER: Final = WorkerConfig()
 MIB: Final = 1024 * 1024
 WRITER: Final = WriterConfig(total=LaneLimits(items=65_536, size=256 * MIB))
 DATA: Final = "fairway-data"
+EPOCH_BITS: Final = 32
+"""How far apart the epochs of two logs begin: a few thousand topics of each do not meet."""
 STANDBY_NS: Final = 500_000_000
 """How often a process that stands by looks whether it may take over."""
 START_BYTES: Final = MIB
@@ -122,6 +126,9 @@ class Fairway:
         """
         self.place = place
         self.standby = standby
+        self.patient = False
+        """Whether a database of the jobs that cannot be used yet is waited for, as the commands do,
+        or is an error."""
         self._jobs_place = jobs
         self._worker = worker
         self._kinds = Kinds()
@@ -478,8 +485,16 @@ class Fairway:
         return self._engine
 
     @property
+    def stands_by_again(self) -> bool:
+        """Whether it can be entered once more after another process took the log over: it was asked
+        to stand by, and its place can be opened anew (a `Wal` object is used up by then)."""
+        return self.standby and (isinstance(self.place, str | Path) or callable(self.place))
+
+    @property
     def progress(self) -> dict[str, object]:
         """How far recovery has come."""
+        if self._stands_by:
+            return {"standing_by": True}
         recovery = self._starting.recovery if self._starting is not None else None
         if recovery is None or not recovery.total:
             return {"replay_progress": 0.0}
@@ -487,9 +502,11 @@ class Fairway:
         return {"replay_progress": share, "topics": recovery.total}
 
     _starting: Topics | None = None
+    _stands_by: bool = False
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            stack.enter_context(interrupts())
             # Left last, when the log is closed and its files are as small as they get.
             stack.push_async_callback(self._hold_reserve)
             log = await self._open_log(stack)
@@ -498,6 +515,9 @@ class Fairway:
                 config=self._topics_config,
                 telemetry=self.telemetry,
                 reserve=self._reserve,
+                # By chance: a cursor of another log, which was here before or is restored from a
+                # copy, must not fit by accident.
+                first_epoch=1 + secrets.randbits(EPOCH_BITS),
             )
             engine = await stack.enter_async_context(self._starting)
             for handle in self._declared.values():
@@ -572,11 +592,13 @@ class Fairway:
                 if not told:
                     logger.info("standing by: %s", error)
                 told = True
+                self._stands_by = True
             except OSError as error:
                 if (refusal := no_place(error)) is None:
                     raise
                 raise refusal from None
             else:
+                self._stands_by = False
                 self._reserve = self._reserve or _reserve_of(place)  # in a directory just made
                 if self._reserve is not None:
                     self._reserve.make_way(START_BYTES)
@@ -599,8 +621,9 @@ class Fairway:
         self._part = part = self._jobs_part(worker, store)
         self.remote_topics = topics
         try:
-            async with part:
-                yield part
+            with interrupts():
+                async with part:
+                    yield part
         finally:
             self._part = self.remote_topics = None
 
@@ -616,7 +639,9 @@ class Fairway:
         worker = worker or (self._worker if self._kinds.newest else None)
         if worker is WORKER:
             worker = WorkerConfig(queues={queue: FeederConfig() for queue in self.queues})
-        return JobsPart(store, self._kinds, worker, self._schedules, self.telemetry)
+        return JobsPart(
+            store, self._kinds, worker, self._schedules, self.telemetry, patient=self.patient
+        )
 
     @property
     def queues(self) -> list[str]:

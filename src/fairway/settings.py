@@ -73,13 +73,15 @@ class Quota:
     """Watchers, event streams and WebSockets open at the same time."""
     in_flight: int = 1_000
     """Requests under way at the same time."""
+    watch_sessions: int = 1_000
+    """Watches of several topics that exist because of this key, read or not."""
 
     def __post_init__(self) -> None:
         if min(getattr(self, name) for name in self.__slots__) < 0 or self.burst_ns == 0:
             raise InvalidConfig("a quota is 0 (no limit) or more, and its burst is positive")
 
 
-UNLIMITED: Final = Quota(topics=0, connections=0, in_flight=0)
+UNLIMITED: Final = Quota(topics=0, connections=0, in_flight=0, watch_sessions=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -346,6 +348,7 @@ class _QuotaTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     burst_seconds: Annotated[float, Meta(ge=0.001, le=86_400)] = Quota().burst_ns / SECOND_NS
     connections: _Amount = Quota().connections
     in_flight: _Amount = Quota().in_flight
+    watch_sessions: _Amount = Quota().watch_sessions
 
     def quota(self) -> Quota:
         return Quota(
@@ -357,6 +360,7 @@ class _QuotaTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             burst_ns=round(self.burst_seconds * SECOND_NS),
             connections=self.connections,
             in_flight=self.in_flight,
+            watch_sessions=self.watch_sessions,
         )
 
 

@@ -105,9 +105,18 @@ def done(claims: list[Claim]) -> list[Settlement]:
 HOT = (
     *("claim", "trade", "finish", "requeue", "enqueue", "enqueue_alike", "promote"),
     *("next_due", "probe"),
-    *("unblock", "block", "earlier", "childless", "inbox", "children", "take_keys", "holders"),
-    *("park", "wake", "tell", "deliver", "notified", "unseen", "consume", "fence", "end_jobs"),
-    *("queue_again", "give_back", "cancelled", "lock_parents", "set_timer", "progress"),
+    *("unblock", "block", "earlier", "childless", "inbox", "children", "take_keys", "lock_keys"),
+    *("park", "wake", "tell", "deliver", "notified", "consume", "fence", "end_jobs"),
+    *(
+        "queue_again",
+        "give_back",
+        "leases",
+        "count_lost",
+        "cancelled",
+        "lock_parents",
+        "set_timer",
+        "progress",
+    ),
     *("find", "find_ended", "find_key", "set_aside", "revive"),
 )
 TABLES = ("job", "ready", "blocked", "timer", "signal", "unique_key", "history", "lease", "lane")
@@ -312,7 +321,8 @@ def claim_blocks(bench: Bench, connection: psycopg.Connection[Any], low: int, mo
     with connection.transaction(force_rollback=True):
         row = connection.execute(
             "explain (analyze, buffers, format json) execute it"
-            f" ({bench.worker}, 1000000, '{{{lane}}}', '{{{most}}}', '{{{low}}}', false)".encode()
+            f" ({bench.worker}, 1000000, '{{{lane}}}', '{{{most}}}', '{{{low}}}', false,"
+            " '{}')".encode()
         ).fetchone()
     assert row is not None
     plan = row[0][0]["Plan"]

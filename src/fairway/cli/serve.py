@@ -16,6 +16,7 @@ from fairway.app import Fairway
 from fairway.errors import BadPlace, FairwayError, InvalidConfig
 from fairway.masking import log_masked, masked
 from fairway.runtime.service import StopSwitch, stop_on_signals
+from fairway.runtime.usercode import run_process
 from fairway.server.serving import Server
 from fairway.settings import ServerSettings, read_settings
 
@@ -83,6 +84,7 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
             # Asked for here and now: it counts more than what the app says.
             instead_of, made.place = shown_place(made.place), data
         made.standby = made.standby or settings.standby
+        made.patient = True
         run(made, settings, instead_of=instead_of)
     except BadPlace as error:
         raise BadData(masked(error)) from None
@@ -113,15 +115,8 @@ def load_app(reference: str) -> Fairway:
 
 
 def run(app: Fairway, settings: ServerSettings, *, instead_of: str = "") -> None:
-    """Serve on the fastest loop there is. `instead_of` is the place that `--data` overruled."""
-    try:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    except ImportError:
-        factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_serve(app, settings, instead_of))
+    """Serve until told to stop. `instead_of` is the place that `--data` overruled."""
+    run_process(_serve(app, settings, instead_of))
 
 
 async def _serve(app: Fairway, settings: ServerSettings, instead_of: str) -> None:

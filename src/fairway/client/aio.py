@@ -156,6 +156,7 @@ class AsyncClient:
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
+        touch: bool = True,
         on_tombstone: OnTombstone | None = None,
         on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
@@ -191,10 +192,17 @@ class AsyncClient:
 
         A cursor is a seq, a `Position`, or "tail"; topics without one begin at their first record.
         Topics that come to bear the prefix later are followed from their first record.
+        Without `touch` it does not count as consuming: their automatic priority stays.
         """
         places = Places()
         plan = ManyTopics(
-            topics, places, prefix=prefix, node=node, match=match, heartbeat_ms=heartbeat_ms
+            topics,
+            places,
+            prefix=prefix,
+            node=node,
+            match=match,
+            heartbeat_ms=heartbeat_ms,
+            touch=touch,
         )
         return AsyncWatch(
             self,
@@ -440,6 +448,7 @@ class AsyncTopicHandle(Generic[T]):
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
+        touch: bool = True,
         on_tombstone: OnTombstone | None = None,
         on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
@@ -449,8 +458,9 @@ class AsyncTopicHandle(Generic[T]):
         The connection is opened by the first record that is asked for, or by `async with`. When it
         breaks, or has been silent for two heartbeats, it is opened again where it was, for as
         long as it takes: no record comes twice, and what is lost is told to `on_tombstone`. The
-        watch ends when the topic is deleted. A record that does not fit its type raises
-        `BadRecord`, and iterating again goes on behind it; `on_bad_record` is told instead.
+        watch ends when the topic is deleted. Without `touch` it does not count as consuming: the
+        topic's automatic priority stays. A record that does not fit its type raises `BadRecord`,
+        and iterating again goes on behind it; `on_bad_record` is told instead.
         """
         places = Places()
         plan = OneTopic(
@@ -460,6 +470,7 @@ class AsyncTopicHandle(Generic[T]):
             node=node,
             match=match,
             heartbeat_ms=heartbeat_ms,
+            touch=touch,
         )
         return AsyncWatch(
             self._client,

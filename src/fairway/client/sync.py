@@ -151,6 +151,7 @@ class Client:
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
+        touch: bool = True,
         on_tombstone: OnTombstone | None = None,
         on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
@@ -186,10 +187,17 @@ class Client:
 
         A cursor is a seq, a `Position`, or "tail"; topics without one begin at their first record.
         Topics that come to bear the prefix later are followed from their first record.
+        Without `touch` it does not count as consuming: their automatic priority stays.
         """
         places = Places()
         plan = ManyTopics(
-            topics, places, prefix=prefix, node=node, match=match, heartbeat_ms=heartbeat_ms
+            topics,
+            places,
+            prefix=prefix,
+            node=node,
+            match=match,
+            heartbeat_ms=heartbeat_ms,
+            touch=touch,
         )
         return Watch(
             self,
@@ -432,6 +440,7 @@ class TopicHandle(Generic[T]):
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
+        touch: bool = True,
         on_tombstone: OnTombstone | None = None,
         on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
@@ -441,8 +450,9 @@ class TopicHandle(Generic[T]):
         The connection is opened by the first record that is asked for, or by `with`. When it
         breaks, or has been silent for two heartbeats, it is opened again where it was, for as
         long as it takes: no record comes twice, and what is lost is told to `on_tombstone`. The
-        watch ends when the topic is deleted. A record that does not fit its type raises
-        `BadRecord`, and iterating again goes on behind it; `on_bad_record` is told instead.
+        watch ends when the topic is deleted. Without `touch` it does not count as consuming: the
+        topic's automatic priority stays. A record that does not fit its type raises `BadRecord`,
+        and iterating again goes on behind it; `on_bad_record` is told instead.
         """
         places = Places()
         plan = OneTopic(
@@ -452,6 +462,7 @@ class TopicHandle(Generic[T]):
             node=node,
             match=match,
             heartbeat_ms=heartbeat_ms,
+            touch=touch,
         )
         return Watch(
             self._client,

@@ -205,6 +205,8 @@ class Jobs:
     async def limit(self, queue: str, limits: Limits) -> None:
         """What a queue may do over all workers together; the queue `*` is all queues."""
         await self.store.set_limits(queue, limits)
+        if self._worker is not None:
+            self._worker.limits_changed(queue)
 
     async def prune(self, older_than_ns: int) -> int:
         """Forget jobs that ended longer ago; how many."""

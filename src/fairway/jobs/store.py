@@ -115,7 +115,8 @@ class Heart(Protocol):
 
         `held` maps the jobs the worker knows it has to their tokens. Leases in the store that it
         does not know of, and that are older than `grace_ns`, are released: the reply that told of
-        them was lost. Raises `TryLater` if the store does not answer.
+        them was lost. Those that the worker knew of before it asked, and that the store does not
+        have, are named in the answer. Raises `TryLater` if the store does not answer.
         """
         ...
 
@@ -170,6 +171,15 @@ class JobStore(Protocol):
 
         `token` is above every token this worker used before. A worker whose lease ran out gets
         nothing and all it settles is stale.
+        """
+        ...
+
+    async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
+        """Count a crash for each of these: the worker began it, and the store lost its claim.
+
+        Once for a claim, however often it is told; not if the worker has the lease after all, and
+        not if the job has come further since, or ended. Nobody's lease changes, and no job is dead
+        of it.
         """
         ...
 

@@ -22,7 +22,7 @@ from fairway.errors import FairwayError, InvalidConfig
 from fairway.jobs import verdict
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.feeding import Feeding, Plan
-from fairway.jobs.job import Fate, Settlement, Skill, skill_in
+from fairway.jobs.job import TERMINAL, Fate, Settlement, Skill, skill_in
 from fairway.jobs.liveness import Lease, Liveness
 from fairway.jobs.metrics import JobMetrics
 from fairway.jobs.steps import Run, Steps
@@ -31,6 +31,7 @@ from fairway.jobs.upkeep import Upkeep
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
 from fairway.runtime.pulse import Pulse
 from fairway.runtime.telemetry import Telemetry
+from fairway.runtime.usercode import UserTasks
 from fairway.wire.server import WorkerReadiness
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class WorkerConfig:
     reap_interval_ns: int = 30 * SECOND_NS
     """How often the jobs of dead workers are looked for."""
     drain_timeout_ns: int = 5 * SECOND_NS
-    """How long a stop waits for jobs that run; the rest is left to the reaper."""
+    """How long a stop waits for jobs that run. What runs on is cancelled and left to the reaper;
+    a second later the worker ends without it."""
     threads: int = 10
     """Synchronous jobs at once. They wait for a thread, in their slots."""
     processes: int = 4
@@ -128,6 +130,12 @@ class Worker:
         self._runs: dict[int, Run] = {}
         self._held: dict[int, int] = {}
         self._settled: deque[Settlement] = deque()
+        self._lost: list[Claim] = []
+        """Claims that the store lost, and has not been told of."""
+        self._failed_at_ns: int | None = None
+        """When an exchange failed, until a heartbeat that was sent later is answered."""
+        self._repeating = False
+        """Whether what is settled next was sent before, and perhaps committed."""
         self._progress: deque[tuple[int, bytes]] = deque()  # threads add to it
         self._worker = 0
         self._token = 0
@@ -136,7 +144,9 @@ class Worker:
         self._work = asyncio.Event()
         self._quiet = asyncio.Event()
         self._draining = False
+        self._over = False
         self._group = asyncio.TaskGroup()
+        self._tasks = UserTasks()
         self._timers = Timers(store, self.wake, config.upkeep.timer_interval_ns)
         self._steps = Steps(
             threads=config.threads,
@@ -161,7 +171,7 @@ class Worker:
             told=lambda lease, beat: self._on_loop(self._beaten, lease, beat),
             lost=lambda lease, reason: self._on_loop(self._lease_lost, lease, reason),
         )
-        pulse = Pulse(
+        self._pulse = pulse = Pulse(
             "job-heart",
             self._liveness.beat,
             self._config.heartbeat_interval_ns,
@@ -173,13 +183,16 @@ class Worker:
                 self._group.create_task(self._exchange_forever(), name="job-exchange")
                 self._group.create_task(self._watch_lease(), name="job-lease")
                 self._group.create_task(self._timers.run(), name=self._timers.name)
+                self._group.create_task(self._tasks.watch(), name="job-runs")
                 self._started.set()
                 for name, service in self._config.upkeep.services(
                     self._store, self._reaped, self._config.reap_interval_ns
                 ):
                     self._group.create_task(service, name=name)
         finally:
+            self._over = True  # what a run says from here on counts for nothing
             self._liveness.end()
+            await self._tasks.end()
             # A thread cannot be ended. What it says is refused from here on: it is not waited for.
             await self._steps.aclose(abandon=self._draining)
 
@@ -261,6 +274,11 @@ class Worker:
         if self._feeding.look(queue):
             self._stir()
 
+    def limits_changed(self, queue: str) -> None:
+        """Somebody here said what a queue may do from now on."""
+        self._feeding.limits_changed(queue)
+        self._stir()
+
     def cancel(self, reasons: Mapping[int, str]) -> None:
         """Stop these jobs, each for its reason, if they run here."""
         for id, reason in reasons.items():
@@ -299,6 +317,10 @@ class Worker:
                 backoff.recovered(self._clock.now_ns())
             except FairwayError as error:
                 self._metrics.exchange_failed()
+                # Perhaps the database crashed, and has lost claims of ours. Before any is made
+                # again, it is told which were begun: the heartbeat compares.
+                self._failed_at_ns = self._clock.now_ns()
+                self._pulse.beat_now()
                 wait_ns = backoff.failed(self._clock.now_ns()) or RECONNECT.cap_ns
                 logger.warning(
                     "the job store failed; trying again in %.2f s: %s", wait_ns / 1e9, error
@@ -319,7 +341,7 @@ class Worker:
     async def _wait_for_work(self) -> None:
         """Until something happened, or a queue is due."""
         if not self._work.is_set():
-            if not self._draining:
+            if not self._draining and self._failed_at_ns is None:
                 delay_s = max(0, self._feeding.next_poll_ns - self._clock.now_ns()) / 1e9
                 timer = self._loop.call_later(delay_s, self._work.set)
             else:
@@ -333,9 +355,12 @@ class Worker:
 
     async def _exchange(self) -> None:
         now_ns = self._clock.now_ns()
+        if self._lost:
+            await self._store.count_lost(self._worker, self._lost)
+            self._lost = []
         settlements = [self._settled.popleft() for _ in range(min(len(self._settled), SETTLE_MAX))]
         plan = NOTHING
-        if not self._draining:
+        if not self._draining and self._failed_at_ns is None and not self._repeating:
             plan = self._feeding.plan(settlements, self.pressure(), now_ns)
         if self._settled:
             self._stir()
@@ -356,6 +381,7 @@ class Worker:
             # In doubt or not, they are settled again: what was committed is stale by then.
             if worker == self._worker:
                 self._settled.extendleft(reversed(settlements))
+                self._repeating = bool(settlements)
             self._feeding.failed(plan)
             if not self._held:
                 self._quiet.set()
@@ -383,8 +409,16 @@ class Worker:
                 del held[one.claim.id]
             if one.delay_ns:
                 self._timers.expect(one.delay_ns)
+        if self._repeating:
+            self._repeating = False
+            self._stir()
         for id in out.stale:
             logger.warning("job %d: what it said came too late, somebody else has it now", id)
+        if out.stale:
+            stale = set(out.stale)
+            self._lost += [
+                one.claim for one in settlements if one.claim.id in stale and _shows(one)
+            ]
         held.update((claim.id, claim.token) for claim in out.claims)
         self._feeding.arrived(plan, out, now_ns)
         if out.cancelling:
@@ -416,10 +450,17 @@ class Worker:
                 continue
             run = Run(claim, kind, step, self._clock.now_ns())
             self._runs[claim.id] = run
-            run.task = self._group.create_task(self._perform(feeder, run))
+            run.task = self._tasks.start(self._perform(feeder, run))
 
     async def _perform(self, feeder: Feeder, run: Run) -> None:
-        self._end(feeder, run, await self._steps.perform(run, self._clock))
+        try:
+            settlement = await self._steps.perform(run, self._clock)
+        except GeneratorExit as error:
+            # The step waited for a future that holds one. It closes all that waits, so that what
+            # `perform` made of it is gone.
+            settlement = self._steps.failed(run, error)
+        if not self._over:
+            self._end(feeder, run, settlement)
 
     def _end(self, feeder: Feeder, run: Run, settlement: Settlement) -> None:
         id = run.claim.id
@@ -468,6 +509,38 @@ class Worker:
             if beat.released:
                 logger.warning("%d claims whose reply was lost were given back", beat.released)
             self.cancel(beat.cancel)
+            self._give_up(beat.lost)
+            if self._failed_at_ns is not None and lease.renewed_at_ns >= self._failed_at_ns:
+                self._failed_at_ns = None
+                self._stir()
+
+    def _give_up(self, lost: Mapping[int, int]) -> None:
+        """Stop the runs whose claims the store does not have: others may have their jobs by now.
+
+        What was settled is not among them, though the store has no lease of it either: a run that
+        goes on, or waits in a buffer, has said nothing to the store yet.
+        """
+        gone = []
+        for id, token in lost.items():
+            run = self._runs.get(id)
+            if run is not None and run.claim.token == token:
+                gone.append(run.claim)
+                run.cancelled = "the store lost its claim"
+                run.interrupt(run.cancelled)
+        for feeder in self._feeders:
+            gone += feeder.drop(lost)
+        for claim in gone:
+            self._held.pop(claim.id, None)
+        if gone:
+            logger.error(
+                "the store lost the claims of %d jobs, which are stopped: %s",
+                len(gone),
+                ", ".join(str(claim.id) for claim in gone[:10]),
+            )
+            self._lost += gone
+            if not self._held:
+                self._quiet.set()
+            self._stir()
 
     def _lease_lost(self, lease: Lease, reason: str) -> None:
         """Somebody else may have our jobs by now: stop all of them, and start over as another."""
@@ -481,6 +554,9 @@ class Worker:
         self._worker = 0
         self._held = {}
         self._settled.clear()
+        self._lost.clear()
+        self._failed_at_ns = None
+        self._repeating = False
         self._progress.clear()
         for feeder in self._feeders:
             feeder.release()
@@ -490,6 +566,16 @@ class Worker:
             run.interrupt(run.cancelled)
         self._quiet.set()  # nothing is held any more, should somebody wait for that
         self._stir()
+
+
+def _shows(one: Settlement) -> bool:
+    """Whether the job would look different had this been committed: if it does not, its run is lost
+    with its claim, and counts as a crash."""
+    return (
+        one.fate in TERMINAL
+        or (one.fate is Fate.RETRY and one.counts)
+        or (one.fate is not Fate.RELEASE and one.step != one.claim.step)
+    )
 
 
 def _unknown(claim: Claim, kind: Kind | None) -> Settlement:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 
 import msgspec
 
-from fairway.errors import BadRecord, InvalidRequest
+from fairway.errors import BadRecord, FairwayError, InvalidRequest
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
@@ -63,7 +63,7 @@ class RemoteTopics(Protocol):
     ) -> Read[Any]: ...
 
     def watch(
-        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
+        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch, touch: bool = True
     ) -> AsyncGenerator[Record[Any] | Lost | BadRecord, None]: ...
 
     async def delete(self, name: str, asked: DeleteRequest) -> int: ...
@@ -214,6 +214,7 @@ class TopicHandle(Generic[T]):
         epoch: int | None = None,
         node: str | None = None,
         match: Match | None = None,
+        touch: bool = True,
         on_bad_record: Callable[[BadRecord], object] | None = None,
     ) -> TopicWatch[T]:
         """Every record after `from_seq`, then every new one as it comes; `Lost` for a gap.
@@ -221,21 +222,28 @@ class TopicHandle(Generic[T]):
         A `from_seq` of another `epoch`, or one that the topic has not come to, is of another topic
         of that name: `Lost` says that it was recreated, and all of this one follows. Ends when the
         topic is deleted. A reader that is slow falls behind and catches up from the log: it costs
-        nobody else anything.
+        nobody else anything. Without `touch` it does not count as consuming: the topic's automatic
+        priority stays.
 
         A record that does not fit the type raises `BadRecord`, which names topic and seq, and
         iterating over the same watch again goes on behind it. With `on_bad_record` that is told,
         awaited if it can be, and the watch goes on by itself.
         """
-        items = self._items(from_seq, epoch=epoch, node=node, match=match)
+        items = self._items(from_seq, epoch=epoch, node=node, match=match, touch=touch)
         return TopicWatch(items, on_bad_record)
 
     async def _items(
-        self, from_seq: int, *, epoch: int | None, node: str | None, match: Match | None
+        self,
+        from_seq: int,
+        *,
+        epoch: int | None,
+        node: str | None,
+        match: Match | None,
+        touch: bool,
     ) -> AsyncGenerator[Record[T] | Lost | BadRecord, None]:
         asked = _asked(from_seq, epoch=epoch, node=node, match=match)
         if (remote := self._app.remote_topics) is not None:
-            watch = remote.watch(self.name, self.type, asked, config=self.patch)
+            watch = remote.watch(self.name, self.type, asked, config=self.patch, touch=touch)
             async with aclosing(watch) as items:
                 async for item in items:
                     yield item
@@ -245,16 +253,18 @@ class TopicHandle(Generic[T]):
         if topic is None:
             topic, _ = await engine.create(self.name, self.patch)
         inbox = _Inbox()
-        view = View(_PLAIN, _selection(topic, asked))
+        view = View(_PLAIN, _selection(topic, asked), touch=touch)
         now = topic.epoch
         recreated = epoch not in (None, now) or from_seq > topic.assigned
         start = topic.evict_floor - 1 if recreated else min(from_seq, topic.head)
         watcher = engine.watch(topic, view, inbox, start)
+        engine.when_lost.append(inbox.fail)
         try:
             if recreated:
                 yield Lost(1, start, "recreated")
             while True:
                 frame = await inbox.take()
+                engine.check_owned()
                 if frame is _DELETED:
                     return
                 if isinstance(frame, Gap):
@@ -264,6 +274,7 @@ class TopicHandle(Generic[T]):
                         yield self._record(record, now)
         finally:
             engine.unwatch(watcher)
+            engine.when_lost.remove(inbox.fail)
 
     async def delete(self, *, before_seq: int | None = None, match: Match | None = None) -> int:
         """Delete records that are there now, for good; returns how many.
@@ -285,6 +296,7 @@ class TopicHandle(Generic[T]):
 
         For the process that has the log; in `fairway worker` it raises `Closing`.
         """
+        self._app.topics.check_owned()
         return self._app.topics.get(self.name)
 
     def _record(self, record: RawRecord, epoch: int) -> Record[T] | BadRecord:
@@ -462,6 +474,12 @@ class _Inbox:
         self._frames: deque[Any] = deque()
         self._came = asyncio.Event()
         self._stalled: Watcher | None = None
+        self._failure: FairwayError | None = None
+
+    def fail(self, error: FairwayError) -> None:
+        """Nothing more comes: whoever takes is told why."""
+        self._failure = error
+        self._came.set()
 
     def write(self, watcher: Watcher, frame: Any, to_seq: int) -> bool:
         if len(self._frames) >= self.FRAMES_MAX and frame is not _DELETED:
@@ -473,6 +491,8 @@ class _Inbox:
 
     async def take(self) -> Any:
         while not self._frames:
+            if self._failure is not None:
+                raise self._failure.again()
             self._came.clear()
             await self._came.wait()
         frame = self._frames.popleft()

@@ -335,6 +335,8 @@ class WatchRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     include_meta: bool = True
     include_tags: bool = False
     include_data: bool = True
+    touch: bool = True
+    """Whether it counts as consuming, for the automatic priority of its topics."""
 
 
 class WatchPosition(Struct, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fairway.jobs.job import (
+        Claim,
         Enqueued,
         Filter,
         Job,
@@ -141,6 +142,19 @@ class SqliteStore:
 
     async def unregister(self, worker: int) -> None:
         await self._write.run(lambda moves: upkeep.dismiss(moves, worker), durable=False)
+
+    async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
+        rows = [(one.id, one.step, one.attempt, one.crashes, worker, one.token) for one in claims]
+
+        def count(moves: Moves) -> None:
+            moves.connection.executemany(
+                f"UPDATE job SET crashes = crashes + 1 WHERE id = ? AND {UNFINISHED}"
+                " AND step = ? AND attempt = ? AND crashes = ? AND NOT EXISTS"
+                " (SELECT 1 FROM lease WHERE job = id AND worker = ? AND token = ?)",
+                rows,
+            )
+
+        await self._write.run(count, durable=True)
 
     def heart(self) -> SqliteHeart:
         return SqliteHeart(self._place, self._now())

@@ -8,6 +8,7 @@ once it has ended, when it did.
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -228,6 +229,15 @@ def answering(place: str) -> Iterator[None]:
 def connect(place: str) -> apsw.Connection:
     """A connection to a file that is ours, or new."""
     connection = apsw.Connection(place)
+    try:
+        _configure(connection)
+    except BaseException:  # not let go of: it would be closed some time, with a checkpoint
+        leave_as_it_is(connection, place)
+        raise
+    return connection
+
+
+def _configure(connection: apsw.Connection) -> None:
     connection.set_busy_timeout(BUSY_MS)
     connection.pragma("fullfsync", True)
     connection.pragma("checkpoint_fullfsync", True)
@@ -236,7 +246,6 @@ def connect(place: str) -> apsw.Connection:
     connection.pragma("cache_size", -32 * 1024)
     connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
     connection.pragma("journal_size_limit", WAL_BYTES_MAX)
-    return connection
 
 
 def create(place: str, begin: Callable[[apsw.Connection], None]) -> apsw.Connection:
@@ -256,9 +265,20 @@ def create(place: str, begin: Callable[[apsw.Connection], None]) -> apsw.Connect
             raise
         connection.execute("COMMIT")
     except BaseException:
-        connection.close(force=True)
+        leave_as_it_is(connection, place)
         raise
     return connection
+
+
+def leave_as_it_is(connection: apsw.Connection, place: str) -> None:
+    """Close the connection to a file that was refused, and change nothing of it.
+
+    SQLite would move what is in the -wal into the file when the last one leaves, and delete it. A
+    sound copy of the file, put back in place of a damaged one, would then lack what was in it.
+    """
+    if os.path.exists(f"{place}-wal") and os.path.getsize(f"{place}-wal"):
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    connection.close(force=True)
 
 
 def _verify(connection: apsw.Connection, place: str) -> int:
