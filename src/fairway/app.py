@@ -12,7 +12,7 @@ import secrets
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, overload
 
 import msgspec
 
@@ -34,12 +34,8 @@ from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.flows import Flow, triggering
 from fairway.jobs.forwarding import Forwarder
 from fairway.jobs.handles import JobDecorator, JobFunction, JobHandle, Machine
-from fairway.jobs.job import MAX_ATTEMPTS, MAX_CRASHES
 from fairway.jobs.kinds import (
-    BACKOFF,
-    Isolation,
     Order,
-    Unique,
     function_kind,
     machine_kind,
     options_of,
@@ -61,18 +57,24 @@ from fairway.topics.handle import Lost, Read, Record, TopicHandle
 from fairway.wire.topics import RouterConfig, TopicPatch, check_name, match_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
-    from fairway.core.backoff import BackoffConfig
+    from fairway.graphs.graph import GraphOptions
+    from fairway.graphs.source import SourceOptions
+    from fairway.jobs.context import Context
     from fairway.jobs.job import NewJob
+    from fairway.jobs.kinds import JobOptions, MachineOptions
     from fairway.jobs.schedule import CatchupConfig
     from fairway.jobs.store import JobStore
     from fairway.storage.wal import Wal
     from fairway.topics.handle import RemoteTopics
+    from fairway.wire.topics import RouterOptions, TopicOptions
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 __all__ = ["Fairway", "Lost", "Read", "Record", "TopicHandle"]
 
@@ -150,9 +152,11 @@ class Fairway:
         self._stack: AsyncExitStack | None = None
 
     @overload
-    def topic(self, name: str, type: type[T], **config: Any) -> TopicHandle[T]: ...
+    def topic(self, name: str, type: type[T], **config: Unpack[TopicOptions]) -> TopicHandle[T]: ...
     @overload
-    def topic(self, name: str, **config: Any) -> TopicHandle[Any]: ...
+    def topic(
+        self, name: str, type: Any = Any, **config: Unpack[TopicOptions]
+    ) -> TopicHandle[Any]: ...
     def topic(self, name: str, type: Any = Any, **config: Any) -> TopicHandle[Any]:
         """Declare a topic: what its records are, and its configuration (see `TopicConfig`).
 
@@ -175,38 +179,39 @@ class Fairway:
         self._declared[name] = handle
         return handle
 
-    def route(self, source: str, dest: str, *, name: str | None = None, **config: Any) -> None:
+    def route(
+        self,
+        source: str,
+        dest: str,
+        *,
+        name: str | None = None,
+        **config: Unpack[RouterOptions],
+    ) -> None:
         """Declare a router from one topic to another (see `RouterConfig`).
 
         `filter` is a tag, or a prefix of tags such as "eu.*".
         """
-        config["filter"] = match_of(config.get("filter"))
+        given = {**config, "filter": match_of(config.get("filter"))}
         try:
-            router = msgspec.convert({"source": source, "dest": dest, **config}, RouterConfig)
+            router = msgspec.convert({"source": source, "dest": dest, **given}, RouterConfig)
         except msgspec.ValidationError as error:
             raise InvalidConfig(f"router from {source!r} to {dest!r}: {error}") from None
         self._routers[name or f"{source}->{dest}"] = router
 
-    @overload
-    def job(self, function: Callable[..., Any], /) -> JobFunction[..., Any]: ...
+    # The order matters: a first parameter for the context is not an argument, and what a coroutine
+    # comes to is the result.
     @overload
     def job(
-        self,
-        *,
-        name: str | None = None,
-        version: int = 1,
-        queue: str = "default",
-        priority: int = 0,
-        max_attempts: int = MAX_ATTEMPTS,
-        max_crashes: int = MAX_CRASHES,
-        backoff: BackoffConfig = BACKOFF,
-        timeout: float | None = None,
-        partition_key: str | None = None,
-        strict: bool = False,
-        tenant: str = "",
-        unique: bool | str | Unique = False,
-        isolation: Isolation = "none",
-    ) -> JobDecorator: ...
+        self, function: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, R]: ...
+    @overload
+    def job(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> JobFunction[P, R]: ...
+    @overload
+    def job(self, function: Callable[Concatenate[Context[Any], P], R], /) -> JobFunction[P, R]: ...
+    @overload
+    def job(self, function: Callable[P, R], /) -> JobFunction[P, R]: ...
+    @overload
+    def job(self, **options: Unpack[JobOptions]) -> JobDecorator: ...
     def job(self, *functions: Callable[..., Any], **given: Any) -> Any:
         """Declare a function, sync or async, as a job; its parameters are the job's arguments.
 
@@ -233,36 +238,27 @@ class Fairway:
         return declare(*functions) if functions else declare
 
     @overload
-    def machine(self, state: type[S], /) -> Machine[S]: ...
+    def machine(
+        self, state: type[S], /, *, initial: str | None = None, **options: Unpack[MachineOptions]
+    ) -> Machine[S]: ...
     @overload
     def machine(
-        self,
-        *,
-        name: str | None = None,
-        version: int = 1,
-        initial: str | None = None,
-        queue: str = "default",
-        priority: int = 0,
-        max_attempts: int = MAX_ATTEMPTS,
-        max_crashes: int = MAX_CRASHES,
-        backoff: BackoffConfig = BACKOFF,
-        timeout: float | None = None,
-        partition_key: str | None = None,
-        strict: bool = False,
-        tenant: str = "",
-        unique: bool | str | Unique = False,
+        self, *, initial: str | None = None, **options: Unpack[MachineOptions]
     ) -> Callable[[type[S]], Machine[S]]: ...
     def machine(self, *states: type[Any], **given: Any) -> Any:
         """Declare a durable state machine: a `msgspec.Struct` whose public methods are its steps.
 
-            @app.machine(queue="orders")
             class Order(msgspec.Struct):
                 id: int
 
-                async def start(self, ctx: Context) -> Outcome:
+                async def place(self, ctx: Context[Order]) -> Outcome:
                     return ctx.wait("payment", then="paid", timeout_s=3600)
 
-        A step returns how it goes on; the state is committed before anything else runs.
+            orders = app.machine(Order, queue="orders")
+            await orders.start(Order(id=7))
+
+        A step returns how it goes on; the state is committed before anything else runs. It is a
+        decorator, too; mypy then takes the name for the class still, and knows no `start`.
         """
 
         def declare(state: type[Any]) -> Machine[Any]:
@@ -423,7 +419,7 @@ class Fairway:
             arguments,
         )
 
-    def source(self, name: str, type: type[T], **options: Any) -> Source[T]:
+    def source(self, name: str, type: type[T], **options: Unpack[SourceOptions]) -> Source[T]:
         """Declare a source of graphs: what its boundaries are, and where they come from.
 
         See `fairway.graphs.source.Source` for the options. A topic is a source already.
@@ -431,10 +427,16 @@ class Fairway:
         return Source(name, type, **options)
 
     @overload
-    def graph(self, declared: str, /, *, when: Any, **options: Any) -> Graph: ...
+    def graph(self, declared: str, /, *, when: Any, **options: Unpack[GraphOptions]) -> Graph: ...
     @overload
     def graph(
-        self, declared: None = None, /, *, when: Any, **options: Any
+        self,
+        declared: None = None,
+        /,
+        *,
+        when: Any,
+        name: str | None = None,
+        **options: Unpack[GraphOptions],
     ) -> Callable[[Callable[..., Any]], Graph]: ...
     def graph(self, declared: str | None = None, /, *, when: Any, **options: Any) -> Any:
         """Declare a graph: by its name, to add nodes to; or as the one function that it is.

@@ -248,7 +248,6 @@ BAD = [
     ("PUT", "/v0/queues/never", {"limits": {"rate_per_s": 0}}, "rate_per_s"),
     ("PUT", "/v0/queues/never", {"limits": {"rate_per_s": 1e-320}}, "rate_per_s"),
     ("PUT", "/v0/queues/never", {"limits": {"rate_per_s": 1, "burst": 0}}, "burst"),
-    ("PUT", "/v0/queues/*", {"paused": True}, "one by one"),
 ]
 
 
@@ -520,6 +519,8 @@ def test_limits_hold_and_are_replaced_as_a_whole(tmp_path: Path) -> None:
                 assert (await ended(api, id))["status"] == "done"
             lifted = await api.put("/v0/queues/math", {"limits": {}})
             assert lifted.json["limits"] == {"concurrency": None, "rate_per_s": None, "burst": 1}
+            paused = await api.put("/v0/queues/*", {"paused": True})
+            assert (paused.status, paused.code) == (409, "all_queues")
             every = await api.put("/v0/queues/*", {"limits": {"concurrency": 8}})
             assert (every.json["queue"], every.json["limits"]["concurrency"]) == ("*", 8)
             assert every.json["waiting"] == 1

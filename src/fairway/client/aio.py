@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable
 from contextlib import aclosing
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import httpx
 
@@ -22,7 +22,7 @@ from fairway.client.following import (
 )
 from fairway.client.graphs import AsyncRemoteGraphs
 from fairway.client.jobs import AsyncRemoteJobs
-from fairway.client.records import Record, RecordDecoder
+from fairway.client.records import NewRecord, Record, RecordDecoder
 from fairway.client.retry import Answer, Fail, Patience, ended
 from fairway.client.sweep import Sweep
 from fairway.errors import BadRecord, FairwayError, NotFound, Unavailable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
     from fairway.client.bulk import Progress
     from fairway.client.clock import ClientClock
@@ -52,7 +52,9 @@ if TYPE_CHECKING:
         Match,
         PutRouterReply,
         PutTopicReply,
+        RouterOptions,
         RouterState,
+        TopicOptions,
         TopicPatch,
         TopicState,
         TopicSummary,
@@ -124,7 +126,11 @@ class AsyncClient:
 
     # Topics
 
-    def topic(self, name: str, type: type[T] | Any = Any) -> AsyncTopicHandle[T]:
+    @overload
+    def topic(self, name: str, type: type[T]) -> AsyncTopicHandle[T]: ...
+    @overload
+    def topic(self, name: str, type: Any = Any) -> AsyncTopicHandle[Any]: ...
+    def topic(self, name: str, type: Any = Any) -> AsyncTopicHandle[Any]:
         """A topic by name. What is read from it is decoded as `type`. Asks the server nothing."""
         return AsyncTopicHandle(self, name, type)
 
@@ -140,12 +146,13 @@ class AsyncClient:
             if not (cursor := page.next_cursor or None):
                 return
 
+    @overload
     def watch(
         self,
         topics: Mapping[str, Cursor] | Iterable[str] = (),
         *,
         prefix: str | None = None,
-        type: type[T] | Any = Any,
+        type: type[T],
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
@@ -153,7 +160,34 @@ class AsyncClient:
         on_tombstone: OnTombstone | None = None,
         on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
-    ) -> AsyncWatch[T]:
+    ) -> AsyncWatch[T]: ...
+    @overload
+    def watch(
+        self,
+        topics: Mapping[str, Cursor] | Iterable[str] = (),
+        *,
+        prefix: str | None = None,
+        type: Any = Any,
+        node: str | None = None,
+        match: Match | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> AsyncWatch[Any]: ...
+    def watch(
+        self,
+        topics: Mapping[str, Cursor] | Iterable[str] = (),
+        *,
+        prefix: str | None = None,
+        type: Any = Any,
+        node: str | None = None,
+        match: Match | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> AsyncWatch[Any]:
         """Follow several topics: each from its cursor, those of `prefix` from now on.
 
         A cursor is a seq, a `Position`, or "tail"; topics without one begin at their first record.
@@ -172,7 +206,7 @@ class AsyncClient:
         )
         return AsyncWatch(
             self,
-            Follower(plan, RecordDecoder[T](type), places),
+            Follower(plan, RecordDecoder[Any](type), places),
             silence_s=silence_s(heartbeat_ms),
             on_tombstone=on_tombstone,
             on_bad_record=on_bad_record,
@@ -181,7 +215,9 @@ class AsyncClient:
 
     # Routers
 
-    async def put_router(self, name: str, source: str, dest: str, **config: Any) -> PutRouterReply:
+    async def put_router(
+        self, name: str, source: str, dest: str, **config: Unpack[RouterOptions]
+    ) -> PutRouterReply:
         """Copy what is appended to `source` into `dest` (options: see `RouterConfig`)."""
         return await self.call(
             protocol.put_router(name, {"source": source, "dest": dest, **config})
@@ -274,7 +310,7 @@ class AsyncTopicHandle(Generic[T]):
 
     async def append(
         self,
-        *values: Any,
+        *values: T | NewRecord,
         tag: str | None = None,
         node: str | None = None,
         meta: Mapping[str, Any] | None = None,
@@ -309,7 +345,7 @@ class AsyncTopicHandle(Generic[T]):
 
     async def append_many(
         self,
-        values: Iterable[Any] | AsyncIterable[Any],
+        values: Iterable[T | NewRecord] | AsyncIterable[T | NewRecord],
         *,
         batch: int = BATCH_RECORDS,
         tag: str | None = None,
@@ -448,7 +484,7 @@ class AsyncTopicHandle(Generic[T]):
     async def state(self) -> TopicState:
         return await self._client.call(protocol.state(self.name))
 
-    async def put(self, **config: Any) -> PutTopicReply:
+    async def put(self, **config: Unpack[TopicOptions]) -> PutTopicReply:
         """Create the topic, or change these fields of its configuration (see `TopicConfig`)."""
         return await self._client.call(protocol.put_topic(self.name, config))
 

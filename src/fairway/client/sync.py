@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import httpx
 
@@ -20,7 +20,7 @@ from fairway.client.following import (
 )
 from fairway.client.graphs import RemoteGraphs
 from fairway.client.jobs import RemoteJobs
-from fairway.client.records import Record, RecordDecoder
+from fairway.client.records import NewRecord, Record, RecordDecoder
 from fairway.client.retry import Answer, Fail, Patience, ended
 from fairway.client.sweep import Sweep
 from fairway.errors import BadRecord, FairwayError, NotFound, Unavailable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
     from fairway.client.bulk import Progress
     from fairway.client.clock import ClientClock
@@ -50,7 +50,9 @@ if TYPE_CHECKING:
         Match,
         PutRouterReply,
         PutTopicReply,
+        RouterOptions,
         RouterState,
+        TopicOptions,
         TopicPatch,
         TopicState,
         TopicSummary,
@@ -122,7 +124,11 @@ class Client:
 
     # Topics
 
-    def topic(self, name: str, type: type[T] | Any = Any) -> TopicHandle[T]:
+    @overload
+    def topic(self, name: str, type: type[T]) -> TopicHandle[T]: ...
+    @overload
+    def topic(self, name: str, type: Any = Any) -> TopicHandle[Any]: ...
+    def topic(self, name: str, type: Any = Any) -> TopicHandle[Any]:
         """A topic by name. What is read from it is decoded as `type`. Asks the server nothing."""
         return TopicHandle(self, name, type)
 
@@ -135,12 +141,13 @@ class Client:
             if not (cursor := page.next_cursor or None):
                 return
 
+    @overload
     def watch(
         self,
         topics: Mapping[str, Cursor] | Iterable[str] = (),
         *,
         prefix: str | None = None,
-        type: type[T] | Any = Any,
+        type: type[T],
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
@@ -148,7 +155,34 @@ class Client:
         on_tombstone: OnTombstone | None = None,
         on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
-    ) -> Watch[T]:
+    ) -> Watch[T]: ...
+    @overload
+    def watch(
+        self,
+        topics: Mapping[str, Cursor] | Iterable[str] = (),
+        *,
+        prefix: str | None = None,
+        type: Any = Any,
+        node: str | None = None,
+        match: Match | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> Watch[Any]: ...
+    def watch(
+        self,
+        topics: Mapping[str, Cursor] | Iterable[str] = (),
+        *,
+        prefix: str | None = None,
+        type: Any = Any,
+        node: str | None = None,
+        match: Match | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> Watch[Any]:
         """Follow several topics: each from its cursor, those of `prefix` from now on.
 
         A cursor is a seq, a `Position`, or "tail"; topics without one begin at their first record.
@@ -167,7 +201,7 @@ class Client:
         )
         return Watch(
             self,
-            Follower(plan, RecordDecoder[T](type), places),
+            Follower(plan, RecordDecoder[Any](type), places),
             silence_s=silence_s(heartbeat_ms),
             on_tombstone=on_tombstone,
             on_bad_record=on_bad_record,
@@ -176,7 +210,9 @@ class Client:
 
     # Routers
 
-    def put_router(self, name: str, source: str, dest: str, **config: Any) -> PutRouterReply:
+    def put_router(
+        self, name: str, source: str, dest: str, **config: Unpack[RouterOptions]
+    ) -> PutRouterReply:
         """Copy what is appended to `source` into `dest` (options: see `RouterConfig`)."""
         return self.call(protocol.put_router(name, {"source": source, "dest": dest, **config}))
 
@@ -266,7 +302,7 @@ class TopicHandle(Generic[T]):
 
     def append(
         self,
-        *values: Any,
+        *values: T | NewRecord,
         tag: str | None = None,
         node: str | None = None,
         meta: Mapping[str, Any] | None = None,
@@ -301,7 +337,7 @@ class TopicHandle(Generic[T]):
 
     def append_many(
         self,
-        values: Iterable[Any],
+        values: Iterable[T | NewRecord],
         *,
         batch: int = BATCH_RECORDS,
         tag: str | None = None,
@@ -440,7 +476,7 @@ class TopicHandle(Generic[T]):
     def state(self) -> TopicState:
         return self._client.call(protocol.state(self.name))
 
-    def put(self, **config: Any) -> PutTopicReply:
+    def put(self, **config: Unpack[TopicOptions]) -> PutTopicReply:
         """Create the topic, or change these fields of its configuration (see `TopicConfig`)."""
         return self._client.call(protocol.put_topic(self.name, config))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
@@ -37,12 +37,16 @@ from fairway.runtime.targets import is_hidden, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from typing import Unpack
 
     from fairway.jobs.engine import Jobs, Kinds
     from fairway.jobs.handles import JobHandle
     from fairway.jobs.job import Job
+    from fairway.jobs.kinds import TaskOptions
     from fairway.jobs.rules import Rule
     from fairway.jobs.workflow import Event, Step
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 QUEUE: Final = "workflows"
 """Where runs wait: apart from tasks, so that long tasks never keep a run from going on."""
@@ -119,11 +123,20 @@ class Flow:
 
     # Declaring
 
+    @overload
+    def task(self, function: F, /) -> F: ...
+    @overload
     def task(
         self,
-        function: Callable[..., Any] | None = None,
-        /,
         *,
+        name: str | None = None,
+        after: Callable[..., Any] | str | Iterable[Callable[..., Any] | str] = (),
+        rule: Rule | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Callable[[F], F]: ...
+    def task(
+        self,
+        *functions: Any,
         name: str | None = None,
         after: Callable[..., Any] | str | Iterable[Callable[..., Any] | str] = (),
         rule: Rule | None = None,
@@ -150,14 +163,14 @@ class Flow:
             self._tasks.append(WorkflowTask(called, names, rule))
             return function
 
-        return declare if function is None else declare(function)
+        return declare(*functions) if functions else declare
 
-    def on_success(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def on_success(self, function: F) -> F:
         """Call this, as a job of its own, when a run is done. It changes nothing about the run."""
         self._callbacks[Fate.DONE] = self._callback(function, "on_success")
         return function
 
-    def on_failure(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def on_failure(self, function: F) -> F:
         """Call this, as a job of its own, when a run failed; `error` says why."""
         self._callbacks[Fate.FAILED] = self._callback(function, "on_failure")
         return function

@@ -28,7 +28,8 @@ from fairway.jobs.kinds import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from typing import Self
 
     from fairway.jobs.context import Context
     from fairway.jobs.engine import Jobs
@@ -99,7 +100,7 @@ class _Declared:
         partition_key: str | None = None,
         traceparent: str | None = None,
         within: Any = None,
-    ) -> Any:
+    ) -> Self:
         """The same, enqueued with something else than was declared.
 
         `delay_s` or `at` start it later; `key` makes it unique, for at least `window_s`; `within`
@@ -179,10 +180,10 @@ class JobDecorator(Protocol):
 
     @overload
     def __call__(
-        self, function: Callable[Concatenate[Context[Any], P], Awaitable[R]], /
+        self, function: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, R]], /
     ) -> JobFunction[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, Awaitable[R]], /) -> JobFunction[P, R]: ...
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> JobFunction[P, R]: ...
     @overload
     def __call__(
         self, function: Callable[Concatenate[Context[Any], P], R], /

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from math import isfinite
 from string import Formatter
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args, get_type_hints
 
 import msgspec
 
@@ -94,6 +94,41 @@ class Options:
             )
         _check_template("partition_key", self.partition_key)
         _check_template("tenant", self.tenant)
+
+
+class TaskOptions(TypedDict, total=False):
+    """What a task of a workflow may be declared with: see `Options`."""
+
+    queue: str
+    priority: int
+    max_attempts: int
+    max_crashes: int
+    backoff: BackoffConfig
+    timeout: float | None
+    isolation: Isolation
+
+
+class MachineOptions(TypedDict, total=False):
+    """What a machine may be declared with: see `Options`."""
+
+    name: str | None
+    version: int
+    queue: str
+    priority: int
+    max_attempts: int
+    max_crashes: int
+    backoff: BackoffConfig
+    timeout: float | None
+    partition_key: str | None
+    strict: bool
+    tenant: str
+    unique: bool | str | Unique
+
+
+class JobOptions(MachineOptions, total=False):
+    """What a job may be declared with: see `Options`."""
+
+    isolation: Isolation
 
 
 def wrong_queue(name: object) -> str | None:

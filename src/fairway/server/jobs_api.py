@@ -337,7 +337,7 @@ async def put_queue(host: Host, request: Request, queue: str) -> Reply:
     if paused is msgspec.UNSET and limits is msgspec.UNSET:
         raise InvalidRequest("say `paused`, `limits`, or both")
     if queue == ALL_QUEUES and paused is not msgspec.UNSET:
-        raise InvalidRequest("queues are paused one by one; `*` has limits only")
+        raise Conflict("queues are paused one by one; `*` has limits only", code="all_queues")
     # The careful order: nothing starts under limits that are about to change.
     if paused is True:
         await host.jobs.pause(queue)

@@ -323,6 +323,7 @@ ROUTES: Final = Routes(
             "Pause or resume a queue, or limit it; `*` limits all of them together",
             body=jobs_wire.QueueSettings,
             reply=jobs_wire.QueueView,
+            statuses={409: "queues are paused one by one, not all of them"},
         ),
         Route(
             "GET",
@@ -400,7 +401,10 @@ ROUTES: Final = Routes(
             "Run a graph that a module declares",
             body=graphs_wire.LoadRequest,
             reply=graphs_wire.GraphSummary,
-            statuses={201: "loaded", 409: "there is one of that name, or it cannot start"},
+            statuses={
+                201: "loaded",
+                409: "there is one of that name, or it cannot be loaded or start",
+            },
         ),
         Route(
             "GET",
@@ -510,7 +514,10 @@ ROUTES: Final = Routes(
             "Fire it now, with the cache it has or with another",
             body=graphs_wire.FireRequest,
             reply=graphs_wire.FiringView,
-            statuses={**_GRAPH, 409: "it does not run, or the firing failed"},
+            statuses={
+                404: "there is no such graph or source",
+                409: "it does not run, or the firing failed",
+            },
             query=_TENANT,
         ),
         Route(

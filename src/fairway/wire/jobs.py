@@ -27,7 +27,9 @@ RATE_MIN: Final = 1e-6
 """One start in eleven and a half days. A queue that is to start nothing is paused."""
 VERSION_MAX: Final = 2**31 - 1
 
-Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)]
+NO_NUL: Final = {"pattern": "^[^\\u0000]*$"}
+"""Not every store can keep a NUL."""
+Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX, extra_json_schema=NO_NUL)]
 QueueName: TypeAlias = Annotated[
     str,
     Meta(max_length=TEXT_MAX, extra_json_schema={"pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"}),
@@ -52,7 +54,7 @@ class JobOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     step: Text | None = None
     """Where a machine that the server does not know begins."""
     queue: QueueName | None = None
-    tenant: Annotated[str, Meta(max_length=TEXT_MAX)] | None = None
+    tenant: Annotated[str, Meta(max_length=TEXT_MAX, extra_json_schema=NO_NUL)] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     delay_ms: Duration | None = None
     at: Annotated[int, Meta(ge=0, le=AT_MS_MAX)] | None = None
@@ -63,7 +65,9 @@ class JobOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     partition_key: Text | None = None
     """At most one job with it runs at a time."""
     max_attempts: Annotated[int, Meta(ge=1, le=LIMIT_MAX)] | None = None
-    traceparent: Annotated[str, Meta(min_length=1, max_length=TRACE_MAX)] | None = None
+    traceparent: (
+        Annotated[str, Meta(min_length=1, max_length=TRACE_MAX, extra_json_schema=NO_NUL)] | None
+    ) = None
     """Stored with the job; the header of the request if not given."""
 
 
@@ -157,7 +161,9 @@ class SignalReply(Struct, frozen=True, kw_only=True):
 
 
 class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    reason: Annotated[str, Meta(min_length=1, max_length=REASON_MAX)] = "cancelled"
+    reason: Annotated[str, Meta(min_length=1, max_length=REASON_MAX, extra_json_schema=NO_NUL)] = (
+        "cancelled"
+    )
     """Kept as the error of what it ends, and told to what runs."""
 
 
