@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SCHEMA = "fairway_jobs"
 MILLISECOND_NS = 1_000_000
 LOCK_TIMEOUT_NS = 5_000 * MILLISECOND_NS
+LOOKS_MAX = 100
+"""How often a cancel looks for jobs that were on their way; each time somebody had moved them."""
 
 
 class PostgresStore:
@@ -382,20 +384,36 @@ class PostgresStore:
             rows = await connection.fetch(self._sql["mark_cancelled"], family, reason)
             if not rows:
                 return [], []
-            parked = [row[0] for row in rows if row[3] != b"r"]
-            free = await connection.fetch(
-                self._sql["unqueue"],
-                [row[0] for row in rows],
-                list({row[1] for row in rows}),
-                [row[2] for row in rows if row[2] is not None],
-            )
-            ended = sorted({*parked, *(row[0] for row in free)})
-            await self._settling.end(connection, ended, Status.CANCELLED, woken)
-            return ended, sorted({row[0] for row in rows} - set(ended))
+            ended = {row[0] for row in rows if row[3] != b"r"}
+            left = {row[0] for row in rows} - ended
+            ended |= await self._unqueue(connection, left, rows)
+            await self._settling.end(connection, sorted(ended), Status.CANCELLED, woken)
+            return sorted(ended), sorted(left - ended)
 
         ended, running = await self._connections.transaction(end)
         self._low_water.forget(woken)
         return Cancelled(tuple(ended), tuple(running))
+
+    async def _unqueue(
+        self, connection: Connection, jobs: set[int], rows: Sequence[Any]
+    ) -> set[int]:
+        """Take jobs, whose rows these are, out of the lines they wait in; those that did not run.
+
+        One on its way from one line to another is in none that a statement sees. So we look again,
+        until those that are left are seen to run.
+        """
+        lanes = list({row[1] for row in rows})
+        keys = [row[2] for row in rows if row[2] is not None]
+        left = set(jobs)
+        for _ in range(LOOKS_MAX):
+            if not left:
+                break
+            free = await connection.fetch(self._sql["unqueue"], list(left), lanes, keys)
+            left -= {row[0] for row in free}
+            held = await connection.fetch(self._sql["leased"], list(left)) if left else []
+            if len(held) == len(left):
+                break
+        return jobs - left
 
     async def retry(self, jobs: Sequence[int]) -> list[int]:
         async def revive(connection: Connection) -> list[int]:

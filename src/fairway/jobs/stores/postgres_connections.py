@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
 
-TRIES = 5
+TRIES = 20
 """How often a transaction is tried that others' locks stood in the way of."""
 CONNECT_TIMEOUT_S = 10
 COMMAND_TIMEOUT_S = 60
@@ -222,7 +222,7 @@ def trouble(error: BaseException, *, sent: bool) -> FairwayError:
         if sent:
             return OutcomeUnknown(f"the connection to PostgreSQL was lost: {said}")
         return Unavailable(f"PostgreSQL cannot be reached: {said}")
-    if isinstance(error, asyncpg.LockNotAvailableError):
+    if isinstance(error, (asyncpg.LockNotAvailableError, *IN_THE_WAY)):
         return LockTimeout(f"a transaction of somebody else is in the way for too long: {said}")
     if isinstance(error, (*_NOT_SET_UP, ValueError)):
         return InvalidConfig(f"PostgreSQL: {said}")
