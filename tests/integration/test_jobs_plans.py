@@ -106,7 +106,7 @@ HOT = (
     *("claim", "trade", "finish", "requeue", "enqueue", "enqueue_alike", "promote"),
     *("next_due", "probe"),
     *("unblock", "block", "earlier", "childless", "inbox", "children", "take_keys", "lock_keys"),
-    *("park", "wake", "tell", "deliver", "notified", "unseen", "consume", "fence", "end_jobs"),
+    *("park", "wake", "tell", "deliver", "notified", "heard", "consume", "fence", "end_jobs"),
     *("queue_again", "give_back", "cancelled", "lock_parents", "set_timer", "progress"),
     *("find", "find_ended", "find_key", "set_aside", "revive"),
 )

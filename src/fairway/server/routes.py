@@ -46,6 +46,7 @@ _WATCH_QUERY: Final = (
     ("include_meta", "boolean", "send `meta`"),
     ("include_tags", "boolean", "send `$tag`"),
     ("include_data", "boolean", "send `data`"),
+    ("touch", "boolean", "false leaves its recency alone"),
     ("last_event_id", "string", "as the header Last-Event-ID"),
 )
 _PAGING: Final = (

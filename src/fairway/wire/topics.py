@@ -289,6 +289,8 @@ class WatchRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     include_meta: bool = True
     include_tags: bool = False
     include_data: bool = True
+    touch: bool = True
+    """Whether it counts as consuming, for the automatic priority of its topics."""
 
 
 class WatchPosition(Struct, frozen=True, kw_only=True):
@@ -340,7 +342,12 @@ def match_of(match: Match | None) -> Match | None:
 
 def check_writer(node: str | None, key: str | None) -> None:
     """Refuse a node or an idempotency key that is too long."""
-    if node is not None and len(node.encode()) > NODE_BYTES_MAX:
-        raise InvalidRequest(f"node has more than {NODE_BYTES_MAX} bytes", code="record_too_large")
-    if key is not None and not 0 < len(key.encode()) <= KEY_BYTES_MAX:
-        raise InvalidRequest(f"idempotency_key has 1 to {KEY_BYTES_MAX} bytes")
+    try:
+        if node is not None and len(node.encode()) > NODE_BYTES_MAX:
+            raise InvalidRequest(
+                f"node has more than {NODE_BYTES_MAX} bytes", code="record_too_large"
+            )
+        if key is not None and not 0 < len(key.encode()) <= KEY_BYTES_MAX:
+            raise InvalidRequest(f"idempotency_key has 1 to {KEY_BYTES_MAX} bytes")
+    except UnicodeEncodeError:
+        raise InvalidRequest("node or idempotency_key holds half a character") from None

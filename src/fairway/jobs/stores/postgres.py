@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairway.core.priority import Band
 from fairway.errors import FairwayError, Invalid, InvalidConfig
-from fairway.jobs.job import Fate, Lane, Limits, QueueState, Reaped, Status, distinct, lane_of
+from fairway.jobs.job import Fate, Lane, QueueState, Reaped, Status, distinct, lane_of
+from fairway.jobs.limits import stored_limits
 from fairway.jobs.store import Cancelled, Cursor, Delivered, Ended, Exchanged, Promoted
 from fairway.jobs.stores.postgres_browsing import browsing, job_of
 from fairway.jobs.stores.postgres_claiming import Claiming, by_id, put_off
@@ -29,7 +30,7 @@ from fairway.jobs.stores.postgres_within import Guests
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from fairway.jobs.job import Enqueued, Filter, Job, NewJob, Settlement
+    from fairway.jobs.job import Enqueued, Filter, Job, Limits, NewJob, Settlement
     from fairway.jobs.store import Want
     from fairway.jobs.stores.postgres_connections import Connection
 
@@ -306,9 +307,11 @@ class PostgresStore:
     # Maintenance
 
     async def promote(self, limit: int) -> Promoted:
-        async with self._connections.connection() as connection:
+        async def wake(connection: Connection) -> tuple[list[Any], int | None]:
             rows = await connection.fetch(self._sql["promote"], limit)
-            next_us = await connection.fetchval(self._sql["next_due"])
+            return rows, await connection.fetchval(self._sql["next_due"])
+
+        rows, next_us = await self._connections.statement(wake)
         lanes = await self._lanes.of({row[0] for row in rows})
         self._low_water.forget(row[0] for row in rows)
         next_due_ns = None if next_us is None else max(0, next_us * 1000)
@@ -348,13 +351,12 @@ class PostgresStore:
             return 0
         ups = [Lane(row[2], row[3], Band(row[4]), row[5]) for row in rows]
         await self._lanes.ensure(set(ups))
-        async with self._connections.connection() as connection:
-            moved = await connection.fetch(
-                self._sql["climb"],
-                [row[0] for row in rows],
-                [row[1] for row in rows],
-                [self._lanes[up] for up in ups],
-            )
+        moved = await self._connections.change(
+            "climb",
+            [row[0] for row in rows],
+            [row[1] for row in rows],
+            [self._lanes[up] for up in ups],
+        )
         self._low_water.forget({self._lanes[up] for up in ups})
         return len(moved)
 
@@ -441,16 +443,12 @@ class PostgresStore:
         return [id for id in jobs if id in revived]
 
     async def discard(self, jobs: Sequence[int]) -> list[int]:
-        async with self._connections.connection() as connection:
-            rows = await connection.fetch(self._sql["discard"], list(jobs))
+        rows = await self._connections.change("discard", list(jobs))
         gone = {row[0] for row in rows}
         return [id for id in dict.fromkeys(jobs) if id in gone]
 
     async def progress(self, worker: int, values: Mapping[int, bytes]) -> None:
-        async with self._connections.connection() as connection:
-            await connection.execute(
-                self._sql["progress"], worker, list(values), list(values.values())
-            )
+        await self._connections.change("progress", worker, list(values), list(values.values()))
 
     async def find(self, id: int) -> Job | None:
         for statement in ("find", "find_ended", "find"):  # it may end between the first two
@@ -473,7 +471,7 @@ class PostgresStore:
             QueueState(
                 name=row[0],
                 paused=row[1],
-                limits=Limits(concurrency=row[2], rate_per_s=row[3], burst=row[4]),
+                limits=stored_limits(row[0], row[2], row[3], row[4]),
                 ready=row[5],
                 scheduled=row[6],
                 waiting=row[7],
@@ -484,8 +482,7 @@ class PostgresStore:
         ]
 
     async def set_paused(self, queue: str, paused: bool) -> None:
-        async with self._connections.connection() as connection:
-            await connection.execute(self._sql["set_paused"], queue, paused)
+        await self._connections.change("set_paused", queue, paused)
 
     async def set_limits(self, queue: str, limits: Limits) -> None:
         """When it returns, every claim that comes keeps the limits.

@@ -388,13 +388,15 @@ returning exists (select 1 from fw.job c where c.parent = $1 and c.notify is nul
 -- set_timer: when a job that waits stops waiting
 insert into fw.timer (id, due) values ($1, fw.now_() + $2::bigint * interval '1 microsecond')
 
--- consume: the signals a step has dealt with
-delete from fw.signal where id = any($1::bigint[])
-
--- unseen: whether a signal is there that the job waits for and was not shown
-select exists (
-    select 1 from fw.signal where job = $1 and name = any($2::text[]) and id <> all($3::bigint[])
+-- consume: the signals that steps have dealt with; what those jobs waited for had come
+with consumed as (
+    delete from fw.signal where id = any($1::bigint[]) returning job
 )
+update fw.job set timed_out = false
+where id = any(array(select job from consumed)) and timed_out
+
+-- heard: whether a signal is there that the job waits for
+select exists (select 1 from fw.signal where job = $1 and name = any($2::text[]))
 
 -- wake: parked jobs become ready
 with woken as (

@@ -7,8 +7,10 @@ from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fairway.jobs.job import Child, Claim, Fate, Limits, Settlement, Signal, Status
-from fairway.jobs.limits import allowance
+from msgspec import structs
+
+from fairway.jobs.job import Child, Claim, Fate, Settlement, Signal, Status
+from fairway.jobs.limits import allowance, stored_limits
 from fairway.jobs.stores.postgres_connections import IN_THE_WAY
 from fairway.runtime.clock import SYSTEM_CLOCK, sleep_ns
 
@@ -244,6 +246,7 @@ class Claiming:
         if told := [row[0] for row in rows if row[15] is not None]:
             for job, id, name, payload in await connection.fetch(self._sql["inbox"], told):
                 by_id[job].signals += (Signal(id, name, payload),)
+                by_id[job].timed_out = False
         if parents := [row[0] for row in rows if row[16]]:
             for parent, id, kind, status, result, error in await connection.fetch(
                 self._sql["children"], parents
@@ -284,7 +287,7 @@ class Claiming:
         running = dict(await connection.fetch(self._sql["running"], counted)) if counted else {}
         allowed = {}
         for name, concurrency, rate, burst, tokens, since_us in rows:
-            limits = Limits(concurrency=concurrency, rate_per_s=rate, burst=burst)
+            limits = stored_limits(name, concurrency, rate, burst)
             may = allowance(limits, running.get(name, 0), tokens, since_us * 1000)
             allowed[name] = may
             if not may.free:
@@ -327,7 +330,8 @@ class Taken(NamedTuple):
 
 
 def put_off(claim: Claim, delay_ns: int) -> Settlement:
-    """Not now: back in line, as if it had not been claimed."""
+    """Not now: back in line, as if it had not been claimed. It keeps its signals."""
+    claim = structs.replace(claim, signals=())
     return Settlement(
         claim=claim, fate=Fate.RETRY, step=claim.step, delay_ns=delay_ns, counts=False
     )

@@ -299,6 +299,8 @@ class _Partition:
             self.entries.append(entry)
         if change.compact_before is not None:
             self._drop(slice(None, bisect_left(self.keys, change.compact_before)))
+        for first, last in change.remove:
+            self._drop(slice(bisect_left(self.keys, first), bisect_right(self.keys, last)))
         for name, value in change.meta.items():
             if value is None:
                 self.meta.pop(name, None)
