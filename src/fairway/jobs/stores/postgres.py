@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 SCHEMA = "fairway_jobs"
 MILLISECOND_NS = 1_000_000
 LOCK_TIMEOUT_NS = 5_000 * MILLISECOND_NS
+LOOKS_MAX = 100
+"""How often a cancel looks for jobs that were on their way; each time somebody had moved them."""
 
 
 class PostgresStore:
@@ -326,9 +328,11 @@ class PostgresStore:
     # Maintenance
 
     async def promote(self, limit: int) -> Promoted:
-        async with self._connections.connection() as connection:
+        async def wake(connection: Connection) -> tuple[list[Any], int | None]:
             rows = await connection.fetch(self._sql["promote"], limit)
-            next_us = await connection.fetchval(self._sql["next_due"])
+            return rows, await connection.fetchval(self._sql["next_due"])
+
+        rows, next_us = await self._connections.statement(wake)
         lanes = await self._lanes.of({row[0] for row in rows})
         self._low_water.forget(row[0] for row in rows)
         next_due_ns = None if next_us is None else max(0, next_us * 1000)
@@ -372,13 +376,12 @@ class PostgresStore:
             return 0
         ups = [Lane(row[2], row[3], Band(row[4]), row[5]) for row in rows]
         await self._lanes.ensure(set(ups))
-        async with self._connections.connection() as connection:
-            moved = await connection.fetch(
-                self._sql["climb"],
-                [row[0] for row in rows],
-                [row[1] for row in rows],
-                [self._lanes[up] for up in ups],
-            )
+        moved = await self._connections.change(
+            "climb",
+            [row[0] for row in rows],
+            [row[1] for row in rows],
+            [self._lanes[up] for up in ups],
+        )
         self._low_water.forget({self._lanes[up] for up in ups})
         return len(moved)
 
@@ -408,20 +411,36 @@ class PostgresStore:
             rows = await connection.fetch(self._sql["mark_cancelled"], family, reason)
             if not rows:
                 return [], []
-            parked = [row[0] for row in rows if row[3] != b"r"]
-            free = await connection.fetch(
-                self._sql["unqueue"],
-                [row[0] for row in rows],
-                list({row[1] for row in rows}),
-                [row[2] for row in rows if row[2] is not None],
-            )
-            ended = sorted({*parked, *(row[0] for row in free)})
-            await self._settling.end(connection, ended, Status.CANCELLED, woken)
-            return ended, sorted({row[0] for row in rows} - set(ended))
+            ended = {row[0] for row in rows if row[3] != b"r"}
+            left = {row[0] for row in rows} - ended
+            ended |= await self._unqueue(connection, left, rows)
+            await self._settling.end(connection, sorted(ended), Status.CANCELLED, woken)
+            return sorted(ended), sorted(left - ended)
 
         ended, running = await self._connections.transaction(end)
         self._low_water.forget(woken)
         return Cancelled(tuple(ended), tuple(running))
+
+    async def _unqueue(
+        self, connection: Connection, jobs: set[int], rows: Sequence[Any]
+    ) -> set[int]:
+        """Take jobs, whose rows these are, out of the lines they wait in; those that did not run.
+
+        One on its way from one line to another is in none that a statement sees. So we look again,
+        until those that are left are seen to run.
+        """
+        lanes = list({row[1] for row in rows})
+        keys = [row[2] for row in rows if row[2] is not None]
+        left = set(jobs)
+        for _ in range(LOOKS_MAX):
+            if not left:
+                break
+            free = await connection.fetch(self._sql["unqueue"], list(left), lanes, keys)
+            left -= {row[0] for row in free}
+            held = await connection.fetch(self._sql["leased"], list(left)) if left else []
+            if len(held) == len(left):
+                break
+        return jobs - left
 
     async def retry(self, jobs: Sequence[int]) -> list[int]:
         async def revive(connection: Connection) -> list[int]:
@@ -449,16 +468,12 @@ class PostgresStore:
         return [id for id in jobs if id in revived]
 
     async def discard(self, jobs: Sequence[int]) -> list[int]:
-        async with self._connections.connection() as connection:
-            rows = await connection.fetch(self._sql["discard"], list(jobs))
+        rows = await self._connections.change("discard", list(jobs))
         gone = {row[0] for row in rows}
         return [id for id in dict.fromkeys(jobs) if id in gone]
 
     async def progress(self, worker: int, values: Mapping[int, bytes]) -> None:
-        async with self._connections.connection() as connection:
-            await connection.execute(
-                self._sql["progress"], worker, list(values), list(values.values())
-            )
+        await self._connections.change("progress", worker, list(values), list(values.values()))
 
     async def find(self, id: int) -> Job | None:
         for statement in ("find", "find_ended", "find"):  # it may end between the first two
@@ -492,8 +507,7 @@ class PostgresStore:
         ]
 
     async def set_paused(self, queue: str, paused: bool) -> None:
-        async with self._connections.connection() as connection:
-            await connection.execute(self._sql["set_paused"], queue, paused)
+        await self._connections.change("set_paused", queue, paused)
 
     async def set_limits(self, queue: str, limits: Limits) -> None:
         """When it returns, every claim that comes keeps the limits.

@@ -598,6 +598,9 @@ with unready as (
 )
 select id from unready union all select id from unblocked
 
+-- leased: which of these jobs run
+select id from fw.lease where id = any($1::bigint[])
+
 -- lock_ended: jobs that ended, and their parents, held fast; in order, as whoever retries does it
 select id, parent, ukey from fw.history where id = any(array(
     select unnest($1::bigint[])

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
 
-TRIES = 5
+TRIES = 20
 """How often a transaction is tried that others' locks stood in the way of."""
 CONNECT_TIMEOUT_S = 10
 COMMAND_TIMEOUT_S = 60
@@ -179,6 +179,15 @@ class Connections:
             rows: list[Any] = await connection.fetch(self.sql[name], *args)
             return rows
 
+    async def change(self, name: str, *args: Any) -> list[Any]:
+        """The rows of one statement that commits itself, tried again as a transaction is."""
+
+        async def ask(connection: Connection) -> list[Any]:
+            rows: list[Any] = await connection.fetch(self.sql[name], *args)
+            return rows
+
+        return await self.statement(ask)
+
     async def transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run `work` in a transaction, again from the start if locks of others stood in its way."""
 
@@ -269,7 +278,7 @@ def _of_driver(error: Exception) -> bool:
 def trouble(error: Exception, *, sent: bool) -> FairwayError:
     """What an error of the database means to whoever asked."""
     said = masked(f"{getattr(error, 'sqlstate', None) or type(error).__name__} {error}".strip())
-    if isinstance(error, asyncpg.LockNotAvailableError):
+    if isinstance(error, (asyncpg.LockNotAvailableError, *IN_THE_WAY)):
         return LockTimeout(f"a transaction of somebody else is in the way for too long: {said}")
     if isinstance(error, _NOT_SET_UP):
         return InvalidConfig(f"PostgreSQL: {said}")
