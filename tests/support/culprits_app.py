@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 from typing import Any
 
 import msgspec
@@ -13,10 +11,9 @@ from fairway.app import Fairway
 from fairway.core.backoff import BackoffConfig
 from fairway.jobs.context import Context  # noqa: TC001  (read when jobs are declared)
 from fairway.jobs.outcome import Outcome  # noqa: TC001
-from tests.support.culprits import CULPRITS
+from tests.support.culprits import CULPRITS, ends
 
 SOON = BackoffConfig(base_ns=1_000_000, cap_ns=1_000_000, jitter=0.0)
-DEEP = 200_000
 OPTIONS: dict[str, Any] = {"max_attempts": 2, "backoff": SOON}
 
 app = Fairway("memory:", jobs="memory:")
@@ -88,19 +85,6 @@ async def task(ctx: Context[Any], name: str) -> dict[str, Any]:
 @threaded_flow.task(**OPTIONS)
 def threaded_task(ctx: Context[Any], name: str) -> dict[str, Any]:
     return {"said": told(ctx, name)}
-
-
-# What ends the process it runs in.
-
-
-def ends(way: str) -> None:
-    if way == "os._exit":
-        os._exit(13)
-    if way == "SIGSEGV":
-        ctypes.string_at(0)
-    assert way == "stack overflow"
-    # The C library's parser of expressions calls itself for each parenthesis, as many do.
-    ctypes.CDLL(None).regcomp(ctypes.create_string_buffer(4096), b"(" * DEEP + b")" * DEEP, 1)
 
 
 @app.job(max_attempts=1, isolation="process")

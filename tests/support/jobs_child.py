@@ -26,6 +26,7 @@ from fairway.jobs.kinds import Options, function_kind
 from fairway.jobs.stores.sqlite import SqliteStore
 from fairway.jobs.upkeep import Upkeep
 from fairway.jobs.worker import Worker, WorkerConfig
+from tests.support.culprits import ends
 
 if TYPE_CHECKING:
     from fairway.jobs.store import JobStore
@@ -116,7 +117,15 @@ def kinds_of(book: Book) -> Kinds:
         book.note("ended", ctx)
         return ctx.attempt
 
-    for function in (work, threaded, poison, gated):
+    async def ends_in_a_coroutine(ctx: Context[Any], way: str) -> None:
+        began(ctx)
+        ends(way)
+
+    def ends_in_a_thread(ctx: Context[Any], way: str) -> None:
+        began(ctx)
+        ends(way)
+
+    for function in (work, threaded, poison, gated, ends_in_a_coroutine, ends_in_a_thread):
         kinds.add(function_kind(function, function.__name__, 1, Options()))
     return kinds
 

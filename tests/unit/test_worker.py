@@ -279,6 +279,49 @@ def test_the_wait_for_a_thread_is_not_the_job_s_time() -> None:
     play(scene)
 
 
+def test_a_step_in_a_thread_that_returns_after_its_time_took_too_long() -> None:
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        jobs = Jobs(threads=1)
+
+        def crunches(took_s: float) -> str:
+            loop.spend_ns(round(took_s * SECOND_NS))
+            return "done"
+
+        jobs.kind(crunches, timeout_ns=SECOND_NS // 2)
+        async with jobs.working() as part:
+            late = await jobs.add(part, "crunches", state=b'{"took_s": 2.0}', max_attempts=1)
+            good = await jobs.add(part, "crunches", state=b'{"took_s": 0.1}', max_attempts=1)
+            await until(lambda: jobs.store.commits[late] and jobs.store.commits[good])
+            job = await jobs.store.find(late)
+            assert (job.status, job.error) == (Status.FAILED, "took longer than 0.5 s")
+            assert await jobs.status(good) is Status.DONE
+
+    play(scene)
+
+
+def test_a_step_that_swallows_its_timeout_and_returns_took_too_long() -> None:
+    async def scene() -> None:
+        jobs = Jobs()
+
+        async def swallows() -> str:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                await asyncio.sleep(1)
+            return "done"
+
+        jobs.kind(swallows, timeout_ns=SECOND_NS // 2)
+        async with jobs.working() as part:
+            id = await jobs.add(part, "swallows", max_attempts=1)
+            await until(lambda: jobs.store.commits[id])
+            job = await jobs.store.find(id)
+            assert (job.status, job.error) == (Status.FAILED, "took longer than 0.5 s")
+
+    play(scene)
+
+
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
@@ -1091,6 +1134,39 @@ def test_what_a_drain_could_not_wait_for_is_left_to_the_reaper() -> None:
         assert loop.time() == pytest.approx(6)
         assert await jobs.status(id) is Status.RUNNING
         assert not +jobs.running, "it was stopped with its worker"
+        async with jobs.working():
+            await until(lambda: jobs.store.commits[id], 1)
+            job = await jobs.store.find(id)
+            assert (job.status, job.attempt, job.crashes) == (Status.DONE, 0, 1)
+
+    play(scene)
+
+
+def test_a_job_that_swallows_its_cancellation_does_not_hold_up_a_drain() -> None:
+    """What it says after that counts for nothing."""
+
+    async def scene() -> None:
+        jobs = Jobs(drain_timeout_ns=5 * SECOND_NS)
+        ended = asyncio.Event()
+
+        async def stays(ctx: Context[Any]) -> str:
+            while not ended.is_set():
+                try:
+                    await ended.wait()
+                except asyncio.CancelledError:
+                    continue
+            return "too late"
+
+        jobs.kind(stays)
+        loop = asyncio.get_running_loop()
+        async with jobs.working() as part:
+            id = await jobs.add(part, "stays")
+            await asyncio.sleep(1)
+        assert loop.time() == pytest.approx(7), "at its timeout, and a second after that"
+        ended.set()
+        await settled()
+        assert not jobs.store.commits[id]
+        assert await jobs.status(id) is Status.RUNNING
         async with jobs.working():
             await until(lambda: jobs.store.commits[id], 1)
             job = await jobs.store.find(id)

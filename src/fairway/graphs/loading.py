@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 from fairway.errors import Backpressure, Closing, FairwayError, InvalidConfig, NotFound
 from fairway.graphs.graph import Graph
 from fairway.runtime.clock import sleep_ns
+from fairway.runtime.usercode import may_be_interrupt
+from fairway.runtime.words import said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,11 +76,11 @@ def _names(found: object) -> list[str]:
 
 
 def _wrong(what: str, error: BaseException) -> BaseException:
-    """What an import that failed means; an interrupt means itself."""
-    if not isinstance(error, Exception | SystemExit):
+    """What an import that failed means, whatever it raised; an interrupt means itself."""
+    if may_be_interrupt(error):
         return error
     place = "" if isinstance(error, SyntaxError) else _place(error)  # which says it by itself
-    return InvalidConfig(f"{what} cannot be imported: {type(error).__name__}: {error}{place}")
+    return InvalidConfig(f"{what} cannot be imported: {type(error).__name__}: {said(error)}{place}")
 
 
 def _place(error: BaseException) -> str:

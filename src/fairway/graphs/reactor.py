@@ -35,6 +35,7 @@ from fairway.graphs.waiting import Bell, Promises, fail, resolve
 from fairway.runtime.usercode import (
     CancelledItself,
     alone,
+    is_interrupt,
     reraise_interrupt,
     without_task,
 )
@@ -381,7 +382,11 @@ class Reactor:
                         self._loop.call_soon(self._go_on)
                     break
         except BaseException as error:  # a defect of ours, or a gate that cannot be evaluated
-            self._firing = None
+            firing, self._firing = self._firing, None
+            if is_interrupt(error):
+                if firing is not None:
+                    self.inputs.restore(firing.taken)
+                raise
             self._die(error)
         finally:
             if task is not None:

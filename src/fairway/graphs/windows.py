@@ -55,7 +55,7 @@ class Window:
     By time, a window is the events of `seconds` up to its end, and ends are multiples of the step.
     Time is that of arrival, or what `at` says of each event: then a window is given when an event
     from `lateness_s` beyond its end is seen. It is given once: what comes for it later still is
-    counted and left out. Windows without events are not given.
+    counted and left out. Windows without events are not given; they end all the same.
     """
 
     count: int | None = None
@@ -89,7 +89,7 @@ class Window:
 
 
 WINDOW = "~window"
-"""The mark of a window of time: where the last one that was given ended."""
+"""The mark of a window of time: where it ended. No window that is given later ends before it."""
 
 
 class Collected(NamedTuple):
@@ -266,7 +266,8 @@ class TimeWindow(Collector):
         self._most = window.most
         self._at = window.at
         self._held: deque[_Held] = deque()
-        self._given_ns: int | None = None  # where the last window that was given ended
+        self._closed_ns: int | None = None  # where the last window ended that is over
+        self._marked_ns: int | None = None  # what was last said of that in a mark
         self._end_ns: int | None = None  # of the window that is being collected
         self._seen_ns: int | None = None  # the latest moment of any event
 
@@ -289,8 +290,8 @@ class TimeWindow(Collector):
             given += self.flush()
         self._wait(at_ns, marks, keys, token)
         end_ns = (at_ns // self._step_ns + 1) * self._step_ns
-        if self._given_ns is not None:
-            end_ns = max(end_ns, self._given_ns + self._step_ns)
+        if self._closed_ns is not None:
+            end_ns = max(end_ns, self._closed_ns + self._step_ns)
         self._end_ns = end_ns if self._end_ns is None else min(self._end_ns, end_ns)
         place = len(self._held)
         while place and self._held[place - 1].at_ns > at_ns:
@@ -313,9 +314,9 @@ class TimeWindow(Collector):
     @property
     def _begin_ns(self) -> int:
         """Where the next window begins: what is before that is late."""
-        if self._given_ns is None:
+        if self._closed_ns is None:
             return _BEFORE_ALL.at_ns
-        return self._given_ns + self._step_ns - self._length_ns
+        return self._closed_ns + self._step_ns - self._length_ns
 
     def due(self, now_ns: int) -> list[Collected]:
         return self._close(now_ns) if self._at is None else []
@@ -326,23 +327,34 @@ class TimeWindow(Collector):
     def flush(self) -> list[Collected]:
         # These windows have not ended: what still comes for them is not late, and is given as
         # another part. So where they end is no mark.
-        given = []
+        given: list[Collected] = []
         while self._end_ns is not None:
             given += self._close_one()
+        if given and self._at is not None and self._closed_ns is not None:
+            given[:1] = [self._marked(given[0], self._closed_ns)]
         return given
 
     def resume(self, marks: Marks) -> None:
         if self._at is not None:  # times of arrival are new ones after a restart
-            self._given_ns = marks.get(WINDOW)
+            self._closed_ns = self._marked_ns = marks.get(WINDOW)
 
     def _close(self, now_ns: int) -> list[Collected]:
         given = []
         while self._end_ns is not None and now_ns >= self._end_ns:
             end_ns = self._end_ns
-            for whole in self._close_one():
-                self._given_ns = end_ns
-                given.append(whole._replace(marks={**whole.marks, WINDOW: end_ns}))
+            given += [self._marked(whole, end_ns) for whole in self._close_one()]
+        # Those that nothing came for have ended, too. That needs no mark yet: what is newest of
+        # all that was seen is held, and is read again after a crash.
+        closed_ns = now_ns // self._step_ns * self._step_ns
+        if self._closed_ns is None or closed_ns > self._closed_ns:
+            self._closed_ns = closed_ns
         return given
+
+    def _marked(self, whole: Collected, end_ns: int) -> Collected:
+        if self._marked_ns is not None and end_ns <= self._marked_ns:
+            return whole
+        self._marked_ns = end_ns
+        return whole._replace(marks={**whole.marks, WINDOW: end_ns})
 
     def _close_one(self) -> list[Collected]:
         """The window that ends next, if anything is in it; what no later one needs goes."""

@@ -10,6 +10,8 @@ from fairway.jobs.job import Fate
 from fairway.runtime.clock import SYSTEM_CLOCK
 from fairway.runtime.spans import Span
 from fairway.runtime.telemetry import SIZES
+from fairway.runtime.usercode import reraise_interrupt
+from fairway.runtime.words import traced
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Sized
@@ -149,8 +151,9 @@ class JobMetrics:
         now_ns = self._clock.wall_ns()
         try:
             spans(Span(name, now_ns - took_ns, now_ns, attributes, trace, error))
-        except Exception:  # whoever listens must not stop the work
-            logger.exception("a span could not be told")
+        except BaseException as error:  # whoever listens must not stop the work
+            reraise_interrupt(error)
+            logger.error("a span could not be told\n%s", traced(error))
             self._telemetry.spans = None
 
     def _claimed_of(self, queue: str) -> Counter:

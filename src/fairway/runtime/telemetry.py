@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from fairway.errors import InvalidConfig
+from fairway.runtime.usercode import reraise_interrupt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -85,7 +86,8 @@ class Gauge:
             return self.value
         try:
             return self.source()
-        except Exception:  # a broken gauge must not take the other series with it
+        except BaseException as error:  # a broken gauge must not take the other series with it
+            reraise_interrupt(error)
             return math.nan
 
 

@@ -54,6 +54,15 @@ def is_interrupt(error: BaseException) -> bool:
     return issubclass(type(error), KeyboardInterrupt) and getattr(error, _MARK, False)
 
 
+def may_be_interrupt(error: BaseException) -> bool:
+    """The same, where nobody marks them: a SIGINT would raise it here and now."""
+    return is_interrupt(error) or (
+        issubclass(type(error), KeyboardInterrupt)
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    )
+
+
 def reraise_interrupt(error: BaseException) -> None:
     """Raise it again if it is meant for the process and not a word of the user's code."""
     if is_interrupt(error):

@@ -387,8 +387,10 @@ class GraphsUnderTest:
     def _make_task(
         self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
     ) -> asyncio.Task[Any]:
-        coroutine, child = self._crashes.watched(coroutine)
-        task = _make_task(loop, coroutine, **options)
+        driven, child = self._crashes.watched(coroutine)
+        task = _make_task(loop, driven, **options)
+        if driven is not coroutine:  # a task that is cancelled before its first turn awaits nothing
+            task.add_done_callback(lambda task: coroutine.close())
         if child is not None:
             child.task = task
         life = _LIFE.get()

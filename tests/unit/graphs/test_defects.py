@@ -439,6 +439,36 @@ def test_defect_14_event_time_windows() -> None:
     run_graph(graph, play)
 
 
+@pytest.mark.parametrize("crash", [False, True])
+def test_an_event_for_a_window_that_ended_empty_is_late(crash: bool) -> None:
+    """It ended when its time was over, though there was nothing to give; a crash forgets it not."""
+
+    class Tick(msgspec.Struct):
+        at: float
+
+    window = Window(seconds=10, at=lambda tick: tick.at, lateness_s=5)
+    source = Source("ticks", Tick, batch=window)
+    graph = Graph("windows", when=source, inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def times(ticks: list[Tick]) -> list[float]:
+        return [tick.at for tick in ticks]
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await kit.push(graph, "ticks", Tick(1))
+        await kit.push(graph, "ticks", Tick(36))  # so what ends by 31 is over
+        if crash:
+            await kit.restart()
+        await kit.push(graph, "ticks", Tick(15))  # nothing came from 10 to 20
+        await kit.push(graph, "ticks", Tick(31))
+        await kit.push(graph, "ticks", Tick(45))
+        await kit.settled()
+        assert kit.outputs(graph) == [[1.0], [31.0, 36.0]]
+        assert graph.running.accumulator("ticks").late == 1
+
+    run_graph(graph, play)
+
+
 def test_defect_14_a_checkpoint_outlives_a_change_of_its_types() -> None:
     """Upstream has no versions of what it keeps: a changed type cannot read its old state."""
 

@@ -86,6 +86,7 @@ def test_a_module_is_imported_anew_if_asked(
         ("strict:made", "(strict.py, line 2)"),
         ("needy:made", "cannot be imported: ModuleNotFoundError: No module named 'not_there'"),
         ("leaves:made", "cannot be imported: SystemExit"),
+        ("closes:made", "cannot be imported: GeneratorExit"),
     ],
 )
 def test_what_is_wrong_with_a_name_is_said(
@@ -96,6 +97,7 @@ def test_what_is_wrong_with_a_name_is_said(
     (tmp_path / "strict.py").write_text("from fairway import Source\nSource('a b', int)")
     (tmp_path / "needy.py").write_text("import not_there")
     (tmp_path / "leaves.py").write_text("raise SystemExit(3)")
+    (tmp_path / "closes.py").write_text("raise GeneratorExit")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InvalidConfig) as wrong:
         graph_at(reference)

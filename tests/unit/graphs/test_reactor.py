@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,13 @@ from fairway import (
     Source,
     all_,
     any_,
+    quorum,
     retry,
     where,
 )
 from fairway.errors import InvalidConfig, InvalidRequest
 from fairway.graphs.feeds.poll import poll
+from fairway.graphs.traversal import NodeFailed
 from fairway.runtime.clock import clock_of
 from fairway.testing import TestFeed, run_graph
 
@@ -1341,3 +1344,43 @@ def test_on_error_is_checked() -> None:
         Graph("x", when=Source("a", int), on_error="ignore")  # type: ignore[arg-type]
     with pytest.raises(InvalidConfig, match="retries"):
         OnError(retries=-1)
+
+
+def test_a_call_drops_effects_and_what_is_put() -> None:
+    """`call` and `invoke` run the nodes and nothing else: not even a state is needed."""
+    last = Source("last", int, keep=3)
+    graph = Graph("g", when=Source("n", int), uses=[last])
+
+    @graph.node
+    def node(n: int, last: list[int] | None, firing: FiringContext) -> int:
+        firing.put("last", n)
+        firing.append("topic", n)
+        return n + len(last or ())
+
+    assert graph.call(n=1, last=None) == {"node": 1}
+    assert graph.call(n=1, last=[1, 2]) == {"node": 3}
+    assert asyncio.run(graph.invoke(n=2)) == {"node": 2}
+    with pytest.raises(NodeFailed, match="state 'last'"):
+        graph.call(n="no number")
+
+
+def test_a_quorum_of_one_takes_one_boundary_at_a_time_like_any() -> None:
+    outputs = []
+    for criterion in (any_, partial(quorum, 1)):
+        a, b = Source("a", int), Source("b", int)
+        graph = Graph("g", when=criterion(a, b), inputs="sequential")
+
+        @graph.node
+        def node(a: int | None, b: int | None) -> tuple[int | None, int | None]:
+            return a, b
+
+        async def play(kit: GraphsUnderTest, graph: Graph = graph) -> None:
+            await graph.pause()
+            for source, value in (("a", 1), ("b", 2), ("a", 3)):
+                await kit.push(graph, source, value)
+            await graph.resume()
+            await kit.settled()
+            outputs.append(kit.outputs(graph))
+
+        run_graph(graph, play)
+    assert outputs == [[(1, None), (1, 2), (3, 2)]] * 2
