@@ -52,8 +52,8 @@ class Operation(NamedTuple):
 
     Applied in this order: `truncate_after` removes entries with a higher key; `entries` are
     appended; `compact_before` removes entries with a lower key; `remove` those in ranges of keys,
-    both ends included; `meta` sets names (None deletes); `hard_state` replaces the former one. `delete` stands alone: the partition is gone from then on
-    and its rows are swept away in chunks.
+    both ends included; `meta` sets names (None deletes); `hard_state` replaces the former one.
+    `delete` stands alone: the partition is gone from then on and its rows are swept away in chunks.
     """
 
     entries: Sequence[Entry] = ()
