@@ -21,6 +21,8 @@ from fairway.topics.batch import size_of
 from fairway.topics.match import TagRules
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fairway.topics.batch import Batch
     from fairway.topics.live import LivePart
     from fairway.topics.match import Rule
@@ -87,6 +89,17 @@ class Removal(NamedTuple):
 
 
 NO_HOLES: Final[tuple[Hole, ...]] = ()
+
+
+def joined(holes: Iterable[Hole]) -> tuple[Hole, ...]:
+    """In order, and those that lie side by side as one: they are one loss to a reader."""
+    found: list[Hole] = []
+    for hole in sorted(holes):
+        if found and found[-1].last == hole.first - 1 and found[-1].reason == hole.reason:
+            found[-1] = Hole(found[-1].first, hole.last, hole.reason)
+        else:
+            found.append(hole)
+    return tuple(found)
 
 
 class Topic:
@@ -180,10 +193,8 @@ class Topic:
         self.head = last
         if not self.count:
             self.raise_evict_floor(last + 1, reason)
-        elif self.holes and self.holes[-1][1:] == (first - 1, reason):
-            self.holes = (*self.holes[:-1], Hole(self.holes[-1].first, last, reason))
         else:
-            self.holes = (*self.holes, Hole(first, last, reason))
+            self.holes = joined((*self.holes, Hole(first, last, reason)))
 
     def unassign(self) -> None:
         """Everything under way failed: their seqs were never seen and are given out again."""
@@ -384,7 +395,7 @@ class Topic:
             self.floor_reason = "crash" if self.floor_reason in (None, "crash") else "mixed"
             self.holes = NO_HOLES
         else:
-            self.holes = (*self.holes, Hole(last_known + 1, upto, "crash"))
+            self.holes = joined((*self.holes, Hole(last_known + 1, upto, "crash")))
         if self.earliest > last_known or not self.count:
             self.earliest = upto + 1
 
@@ -396,7 +407,7 @@ class Topic:
         if first <= self.evict_floor:
             self.raise_evict_floor(last + 1, "crash")
             return
-        self.holes = tuple(sorted((*self.holes, Hole(first, last, "crash"))))
+        self.holes = joined((*self.holes, Hole(first, last, "crash")))
         self.start_at(self.earliest)
 
     def lose_all(self, reason: LossReason) -> None:
@@ -481,7 +492,7 @@ class Topic:
         self.floor_reason = snapshot.floor_reason or None  # type: ignore[assignment]
         self.delete_floor = snapshot.delete_floor
         self.earliest = snapshot.earliest
-        self.holes = tuple(Hole(*hole) for hole in snapshot.holes)  # type: ignore[arg-type]
+        self.holes = joined(Hole(*hole) for hole in snapshot.holes)  # type: ignore[arg-type]
         self.start_at(self.earliest)
         self.pin = snapshot.pin
         self.hidden = max(snapshot.hidden, 0)
