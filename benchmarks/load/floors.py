@@ -90,8 +90,12 @@ async def echo_app(scope: Any, receive: Any, send: Any) -> None:
 class _AtOnce:
     """A site where every request begins at once and is the app's."""
 
-    def admit(self, scope: Any, begin: Any) -> None:
+    door = None
+
+    def admit(self, peer: Any, answer: Any, begin: Any) -> None:
         begin()
+
+    def lost(self, peer: Any) -> None: ...
 
     def express(self, answer: Any) -> bool:
         return False

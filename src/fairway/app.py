@@ -7,7 +7,6 @@ admitting, drains and closes.
 
 from __future__ import annotations
 
-import errno
 import logging
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -19,7 +18,6 @@ import msgspec
 from fairway.core.lanes import LaneLimits
 from fairway.errors import (
     AlreadyOwned,
-    BadPlace,
     Closing,
     GraphFailed,
     InvalidConfig,
@@ -52,9 +50,10 @@ from fairway.runtime.clock import sleep_ns
 from fairway.runtime.service import running
 from fairway.runtime.targets import target_of
 from fairway.runtime.telemetry import Telemetry
+from fairway.runtime.usercode import interrupts
 from fairway.storage.log import Log
 from fairway.storage.reserve import DiskReserve
-from fairway.storage.wals import directory_of, wal_at
+from fairway.storage.wals import directory_of, no_place, wal_at
 from fairway.storage.writer import WriterConfig
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.handle import Lost, Read, Record, TopicHandle
@@ -83,11 +82,6 @@ WORKER: Final = WorkerConfig()
 MIB: Final = 1024 * 1024
 WRITER: Final = WriterConfig(total=LaneLimits(items=65_536, size=256 * MIB))
 DATA: Final = "fairway-data"
-NO_PLACE: Final = {
-    *(errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
-}
-"""What a system says of a path that can be no data directory, however healthy the disk."""
 STANDBY_NS: Final = 500_000_000
 """How often a process that stands by looks whether it may take over."""
 START_BYTES: Final = MIB
@@ -127,6 +121,9 @@ class Fairway:
         """
         self.place = place
         self.standby = standby
+        self.patient = False
+        """Whether a database of the jobs that cannot be used yet is waited for, as the commands do,
+        or is an error."""
         self._jobs_place = jobs
         self._worker = worker
         self._kinds = Kinds()
@@ -181,7 +178,10 @@ class Fairway:
         `filter` is a tag, or a prefix of tags such as "eu.*".
         """
         config["filter"] = match_of(config.get("filter"))
-        router = msgspec.convert({"source": source, "dest": dest, **config}, RouterConfig)
+        try:
+            router = msgspec.convert({"source": source, "dest": dest, **config}, RouterConfig)
+        except msgspec.ValidationError as error:
+            raise InvalidConfig(f"router from {source!r} to {dest!r}: {error}") from None
         self._routers[name or f"{source}->{dest}"] = router
 
     @overload
@@ -480,8 +480,16 @@ class Fairway:
         return self._engine
 
     @property
+    def stands_by_again(self) -> bool:
+        """Whether it can be entered once more after another process took the log over: it was asked
+        to stand by, and its place can be opened anew (a `Wal` object is used up by then)."""
+        return self.standby and (isinstance(self.place, str | Path) or callable(self.place))
+
+    @property
     def progress(self) -> dict[str, object]:
         """How far recovery has come."""
+        if self._stands_by:
+            return {"standing_by": True}
         recovery = self._starting.recovery if self._starting is not None else None
         if recovery is None or not recovery.total:
             return {"replay_progress": 0.0}
@@ -489,9 +497,11 @@ class Fairway:
         return {"replay_progress": share, "topics": recovery.total}
 
     _starting: Topics | None = None
+    _stands_by: bool = False
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
+            stack.enter_context(interrupts())
             # Left last, when the log is closed and its files are as small as they get.
             stack.push_async_callback(self._hold_reserve)
             log = await self._open_log(stack)
@@ -552,13 +562,13 @@ class Fairway:
         """The log, as soon as it is ours; on a full disk in the room of the reserve."""
         place = self.place
         told = False
-        self._reserve = _reserve_of(place)
         while True:
             if isinstance(place, str | Path):
                 wal = wal_at(place)
             else:
                 wal = place() if callable(place) else place
             try:
+                self._reserve = self._reserve or _reserve_of(place)
                 log = await stack.enter_async_context(
                     Log(wal, writer=self._writer, telemetry=self.telemetry)
                 )
@@ -574,12 +584,13 @@ class Fairway:
                 if not told:
                     logger.info("standing by: %s", error)
                 told = True
+                self._stands_by = True
             except OSError as error:
-                if error.errno not in NO_PLACE or error.filename is None:
+                if (refusal := no_place(error)) is None:
                     raise
-                reason = "it is not a directory" if error.errno == errno.EEXIST else error.strerror
-                raise BadPlace(str(error.filename), str(reason)) from None
+                raise refusal from None
             else:
+                self._stands_by = False
                 self._reserve = self._reserve or _reserve_of(place)  # in a directory just made
                 if self._reserve is not None:
                     self._reserve.make_way(START_BYTES)
@@ -602,8 +613,9 @@ class Fairway:
         self._part = part = self._jobs_part(worker, store)
         self.remote_topics = topics
         try:
-            async with part:
-                yield part
+            with interrupts():
+                async with part:
+                    yield part
         finally:
             self._part = self.remote_topics = None
 
@@ -619,7 +631,9 @@ class Fairway:
         worker = worker or (self._worker if self._kinds.newest else None)
         if worker is WORKER:
             worker = WorkerConfig(queues={queue: FeederConfig() for queue in self.queues})
-        return JobsPart(store, self._kinds, worker, self._schedules, self.telemetry)
+        return JobsPart(
+            store, self._kinds, worker, self._schedules, self.telemetry, patient=self.patient
+        )
 
     @property
     def queues(self) -> list[str]:

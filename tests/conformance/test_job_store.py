@@ -1027,24 +1027,60 @@ def test_a_signal_while_the_job_runs_is_not_lost_when_it_parks(desk: Desk, hand:
     assert payloads(hand.one()) == [b"1"]
 
 
-def test_next_consumes_exactly_the_signals_it_was_shown(desk: Desk, hand: Hand) -> None:
+@pytest.mark.parametrize(
+    ("fate", "fields"),
+    [
+        (Fate.NEXT, {}),
+        (Fate.WAIT, {"names": ("s",)}),
+        (Fate.WAIT, {"names": ("t",)}),
+        (Fate.SPAWN, {}),
+        (Fate.SPAWN, {"names": ("s",)}),
+        (Fate.SPAWN, {"children": (NewJob(kind="sum", queue="children"),)}),
+        (Fate.RETRY, {"counts": False}),
+        (Fate.RETRY, {"counts": False, "delay_ns": MINUTE}),
+    ],
+)
+def test_whatever_a_step_goes_on_with_consumes_exactly_the_signals_it_was_given(
+    desk: Desk, hand: Hand, fate: Fate, fields: dict[str, Any]
+) -> None:
     id = waiting(desk, hand, "s")
     desk.signal(id, "s", b"1")
+    desk.signal(id, "t", b"2")
     claim = hand.one()
-    desk.signal(id, "s", b"2")
-    hand.settle(claim, Fate.NEXT, step="more")
-    claim = hand.one()
-    assert claim.signals == ()
-    hand.settle(claim, Fate.WAIT, names=("s",))
-    assert payloads(hand.one()) == [b"2"]
+    assert payloads(claim) == [b"1"]
+    desk.signal(id, "s", b"3")  # while it runs
+    hand.settle(claim, fate, step="more", **fields)
+    if fields.get("children"):
+        hand.settle(hand.one(Lane("children", "", Band.B1)), Fate.DONE)
+    desk.pass_and_promote(MINUTE)
+    given = []
+    for _ in range(3):
+        claim = hand.one()
+        given += payloads(claim)
+        hand.settle(claim, Fate.WAIT, names=("s", "t"))
+        if desk.status(id) is Status.WAITING:
+            break
+    assert sorted(given) == [b"2", b"3"]
+    assert desk.status(id) is Status.WAITING
 
 
-def test_collecting_signals_is_woken_by_new_ones_only(desk: Desk, hand: Hand) -> None:
+def test_waiting_for_the_same_signal_again_waits_for_another_one(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "pay")
+    desk.signal(id, "pay", b"1")
+    hand.settle(hand.one(), Fate.WAIT, names=("ship",))
+    desk.signal(id, "ship", b"2")
+    hand.settle(hand.one(), Fate.WAIT, names=("pay",))
+    assert desk.status(id) is Status.WAITING
+    desk.signal(id, "pay", b"3")
+    assert payloads(hand.one()) == [b"3"]
+
+
+def test_a_step_that_collects_is_given_each_signal_once(desk: Desk, hand: Hand) -> None:
     id = waiting(desk, hand, "s")
     for count in range(1, 4):
         desk.signal(id, "s", b"%d" % count)
         claim = hand.one()
-        assert payloads(claim) == [b"1", b"2", b"3"][:count]
+        assert payloads(claim) == [b"%d" % count]
         hand.settle(claim, Fate.WAIT, names=("s",))
         assert desk.status(id) is Status.WAITING
 
@@ -1089,6 +1125,44 @@ def test_a_release_and_a_crash_do_not_forget_the_timeout(desk: Desk, hand: Hand)
     desk.advance(HOUR)
     desk.reap(MANY)
     assert hand.one().timed_out
+
+
+def test_a_signal_between_the_timer_and_the_claim_is_in_time(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s", delay_ns=MINUTE)
+    desk.pass_and_promote(MINUTE)
+    assert desk.signal(id, "s", b"1").fresh
+    claim = hand.one()
+    assert (claim.timed_out, payloads(claim)) == (False, [b"1"])
+    hand.settle(claim, Fate.RETRY, step="woken")  # it failed, and is given the same again
+    claim = hand.one()
+    assert (claim.timed_out, payloads(claim)) == (False, [b"1"])
+    hand.settle(claim, Fate.RETRY, step="woken", counts=False)  # it went on, and has nothing left
+    claim = hand.one()
+    assert (claim.timed_out, payloads(claim)) == (False, [])
+
+
+def test_another_signal_between_the_timer_and_the_claim_is_no_answer(
+    desk: Desk, hand: Hand
+) -> None:
+    id = waiting(desk, hand, "s", delay_ns=MINUTE)
+    desk.signal(id, "other", b"1")
+    desk.pass_and_promote(MINUTE)
+    claim = hand.one()
+    assert (claim.timed_out, payloads(claim)) == (True, [])
+
+
+def test_a_step_that_timed_out_and_waits_again_is_woken_by_what_came_meanwhile(
+    desk: Desk, hand: Hand
+) -> None:
+    id = waiting(desk, hand, "s", delay_ns=MINUTE)
+    desk.pass_and_promote(MINUTE)
+    claim = hand.one()
+    assert claim.timed_out
+    assert desk.signal(id, "s", b"1").fresh
+    hand.settle(claim, Fate.WAIT, names=("s",), delay_ns=MINUTE)
+    assert desk.status(id) is Status.READY
+    claim = hand.one()
+    assert (claim.timed_out, payloads(claim)) == (False, [b"1"])
 
 
 def test_a_job_retried_by_hand_knows_of_no_timeout(desk: Desk, hand: Hand) -> None:
@@ -1306,7 +1380,7 @@ def test_children_that_report_send_their_parent_a_signal(
     hand.settle(claim, Fate.WAIT, names=("ended",))
     assert desk.status(parent) is Status.WAITING
     hand.settle(hand.one(), Fate.DONE)
-    assert len(hand.one(PARENTS).signals) == 2
+    assert len(hand.one(PARENTS).signals) == 1
 
 
 def test_children_that_report_are_not_counted(desk: Desk, hand: Hand) -> None:

@@ -22,7 +22,7 @@ from tests.support.postgres import Unavailable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fairway.jobs.job import Limits, Settlement
+    from fairway.jobs.job import Claim, Limits, Settlement
     from fairway.jobs.store import Cancelled, Exchanged, JobStore, Promoted
     from tests.conformance.job_backends import JobRig
     from tests.conftest import Campaign
@@ -123,14 +123,42 @@ class WaitForgetsWhatIsThere(MemoryStore):
         super()._settle(row, settlement)
 
 
-class WaitIsWokenByWhatItSaw(MemoryStore):
-    """Collecting several signals spins: those already shown wake the job again."""
+class WaitKeepsSignals(MemoryStore):
+    """A step that waits again is given what it has dealt with once more."""
 
     def _settle(self, row: Any, settlement: Settlement) -> None:
         if settlement.fate is Fate.WAIT:
             claim = structs.replace(settlement.claim, signals=())
             settlement = structs.replace(settlement, claim=claim)
         super()._settle(row, settlement)
+
+
+class DeferKeepsSignals(MemoryStore):
+    """A step that comes back later is given what it has dealt with once more."""
+
+    def _settle(self, row: Any, settlement: Settlement) -> None:
+        if settlement.fate is Fate.RETRY and not settlement.counts:
+            claim = structs.replace(settlement.claim, signals=())
+            settlement = structs.replace(settlement, claim=claim)
+        super()._settle(row, settlement)
+
+
+class FailingConsumes(MemoryStore):
+    """A step that failed is not given its signals again."""
+
+    def _settle(self, row: Any, settlement: Settlement) -> None:
+        if settlement.fate is Fate.RETRY:
+            given = {signal.id for signal in settlement.claim.signals}
+            row.inbox = [entry for entry in row.inbox if entry[0].id not in given]
+        super()._settle(row, settlement)
+
+
+class TooLateThoughItCame(MemoryStore):
+    """A signal between the timer and the claim does not count."""
+
+    def _take(self, row: Any, worker: int, token: int) -> Claim:
+        timed_out = row.timed_out
+        return structs.replace(super()._take(row, worker, token), timed_out=timed_out)
 
 
 class NextEmptiesTheInbox(MemoryStore):
@@ -289,7 +317,10 @@ PLANTED = [
     ReleaseCosts,
     EveryRetryCosts,
     WaitForgetsWhatIsThere,
-    WaitIsWokenByWhatItSaw,
+    WaitKeepsSignals,
+    DeferKeepsSignals,
+    FailingConsumes,
+    TooLateThoughItCame,
     NextEmptiesTheInbox,
     CancelKeepsTheKey,
     CancelIsForgotten,

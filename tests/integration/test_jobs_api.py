@@ -246,6 +246,8 @@ BAD = [
     ("PUT", "/v0/queues/never", {"paused": 1}, "paused"),
     ("PUT", "/v0/queues/never", {"limits": {"concurrency": 0}}, "concurrency"),
     ("PUT", "/v0/queues/never", {"limits": {"rate_per_s": 0}}, "rate_per_s"),
+    ("PUT", "/v0/queues/never", {"limits": {"rate_per_s": 1e-320}}, "rate_per_s"),
+    ("PUT", "/v0/queues/never", {"limits": {"rate_per_s": 1, "burst": 0}}, "burst"),
     ("PUT", "/v0/queues/*", {"paused": True}, "one by one"),
 ]
 

@@ -74,6 +74,10 @@ def test_what_is_wrong_is_said_in_a_line(url: str) -> None:
         (["signal", "order-7", "payment"], 2, "--by-key"),
         (["signal", "--by-key", "nobody", "payment"], 1, "there is no job 'nobody'"),
         (["limit", "mail"], 2, "--concurrency, --rate or both; or --none"),
+        (["limit", "mail", "--rate", "0"], 2, "is not in the range"),
+        (["limit", "mail", "--rate", "1e-320"], 2, "is not in the range"),
+        (["limit", "mail", "--rate", "inf"], 2, "is not in the range"),
+        (["limit", "mail", "--rate", "nan"], 1, "rate_per_s is from 1e-06 to 1,000,000, not nan"),
         (["pause", "a b"], 1, "cannot name a queue"),
         (["prune", "--older-than", "7d"], 2, "say --yes"),
     ):

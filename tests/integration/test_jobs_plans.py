@@ -105,7 +105,7 @@ def done(claims: list[Claim]) -> list[Settlement]:
 HOT = (
     *("claim", "trade", "finish", "requeue", "enqueue", "enqueue_alike", "promote"),
     *("next_due", "probe"),
-    *("unblock", "block", "earlier", "childless", "inbox", "children", "take_keys", "holders"),
+    *("unblock", "block", "earlier", "childless", "inbox", "children", "take_keys", "lock_keys"),
     *("park", "wake", "tell", "deliver", "notified", "unseen", "consume", "fence", "end_jobs"),
     *("queue_again", "give_back", "cancelled", "lock_parents", "set_timer", "progress"),
     *("find", "find_ended", "find_key", "set_aside", "revive"),
@@ -312,7 +312,8 @@ def claim_blocks(bench: Bench, connection: psycopg.Connection[Any], low: int, mo
     with connection.transaction(force_rollback=True):
         row = connection.execute(
             "explain (analyze, buffers, format json) execute it"
-            f" ({bench.worker}, 1000000, '{{{lane}}}', '{{{most}}}', '{{{low}}}', false)".encode()
+            f" ({bench.worker}, 1000000, '{{{lane}}}', '{{{most}}}', '{{{low}}}', false,"
+            " '{}')".encode()
         ).fetchone()
     assert row is not None
     plan = row[0][0]["Plan"]

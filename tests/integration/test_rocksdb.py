@@ -417,6 +417,30 @@ def test_missing_and_changed_entries_are_noticed_on_reading(
                 wal.read(7, first=damaged, last=damaged, backwards=backwards)
 
 
+def test_a_traceback_that_somebody_keeps_does_not_keep_the_store_open(tmp_path: Path) -> None:
+    """RocksDB gives its lock back when its last iterator is gone, and frames know the iterator."""
+    kept: list[BaseException] = []
+    with opened(tmp_path) as wal:
+        wal.write({7: append(1, 3)}, sync=True)
+        space = wal._parts[7].space
+    with raw(tmp_path) as rows:
+        rows[entry_key(space, ENTRY, 1)] = b"short"
+    for _ in range(2):
+        with opened(tmp_path) as wal:
+            with pytest.raises(Corrupt) as read:
+                wal.read(7)
+            wal.write(
+                {8: [Operation(meta={"a": b"b"})]}, sync=True
+            )  # the damage was seen through a former view
+            kept.append(read.value)
+    spoil_format(tmp_path)
+    for _ in range(2):
+        with pytest.raises(UnknownFormat) as refused:
+            RocksdbWal(tmp_path).open()
+        kept.append(refused.value)
+    assert all(one.__traceback__ is not None for one in kept)
+
+
 def test_changed_metadata_is_noticed_on_reading(tmp_path: Path) -> None:
     with opened(tmp_path) as wal:
         state = HardState(3, "a")

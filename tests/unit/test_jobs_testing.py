@@ -49,6 +49,42 @@ def test_retries_follow_the_backoff_and_cost_no_time() -> None:
         assert 0.75 * ceiling_s <= wait_s <= ceiling_s + 0.01
 
 
+def test_a_machine_that_adds_up_is_given_each_signal_once() -> None:
+    app = Fairway(jobs="memory:")
+
+    @app.machine
+    class Account(msgspec.Struct):
+        total: int = 0
+        failed: bool = False
+
+        async def start(self, ctx: Context[Any]) -> Outcome:
+            return ctx.wait("pay", "close", then="paid", timeout_s=3600)
+
+        async def paid(self, ctx: Context[Any]) -> Outcome:
+            assert ctx.timed_out == (not ctx.signals)
+            names = [signal.name for signal in ctx.signals]
+            self.total += sum(signal.payload for signal in ctx.signals if signal.name == "pay")
+            if self.total == 11 and ctx.attempt == 1:
+                raise ValueError("what a failing step made of its signals is not committed")
+            if "close" in names:
+                return ctx.done(self.total)
+            return ctx.wait("pay", "close", then="paid", timeout_s=3600)
+
+    async def play(jobs: JobsUnderTest) -> None:
+        account = await Account.start(Account())
+        for amount in (1, 10, 100):
+            await account.signal("pay", amount)
+            await jobs.drain()
+            await jobs.assert_waiting(account, "pay")
+        await jobs.advance(3600)
+        await jobs.drain()
+        await account.signal("close")
+        await jobs.drain()
+        await jobs.assert_done(account, 111)
+
+    run_jobs(app, play)
+
+
 def test_a_machine_waits_for_signals_and_children() -> None:
     app = Fairway(jobs="memory:")
 

@@ -1161,6 +1161,37 @@ def test_a_queue_at_its_limit_is_looked_at_as_usual() -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("queue", ["default", "*"])
+@pytest.mark.parametrize("lifted", [Limits(), Limits(rate_per_s=1000.0, burst=10)])
+@pytest.mark.parametrize(("here", "bound_s"), [(True, 0.0), (False, 1.0)])
+def test_a_rate_that_is_raised_or_taken_away_counts_from_then_on(
+    queue: str, lifted: Limits, here: bool, bound_s: float
+) -> None:
+    """At once where it is said, and at the next look in every other process."""
+
+    async def scene() -> None:
+        jobs = Jobs()
+
+        async def plain(ctx: Context[Any]) -> None:
+            async with jobs.noted(ctx):
+                pass
+
+        jobs.kind(plain)
+        async with jobs.working() as part:
+            await part.engine.limit(queue, Limits(rate_per_s=0.001))
+            first = await jobs.add(part, "plain")
+            await until(lambda: jobs.store.commits[first])
+            second = await jobs.add(part, "plain")
+            await asyncio.sleep(100.3)
+            assert not jobs.store.commits[second]
+            began = asyncio.get_running_loop().time()
+            await (part.engine.limit if here else jobs.store.set_limits)(queue, lifted)
+            await until(lambda: jobs.store.commits[second], 0.001)
+            assert asyncio.get_running_loop().time() - began <= bound_s + 0.002
+
+    play(scene)
+
+
 def test_behind_a_key_that_is_taken_everybody_has_his_turn() -> None:
     """Tenants whose jobs give way to a key make every claim fall short; the ring goes on."""
 

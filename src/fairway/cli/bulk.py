@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from fairway.cli.remote import Interrupted, explained
 from fairway.errors import FairwayError, OutcomeUnknown
+from fairway.wire.records import too_deep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -161,4 +162,6 @@ def _json(text: bytes) -> bytes:
         _VALUE.decode(text)  # as it is spelled: no number is too large, and nothing is built
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from None
+    if too_deep(text):
+        raise msgspec.DecodeError("it is nested too deeply")
     return text

@@ -21,7 +21,7 @@ from fairway.cli.remote import (
 )
 from fairway.errors import Conflict, JobFailed, NotFound
 from fairway.jobs.job import Status
-from fairway.wire.jobs import PAGE_MAX
+from fairway.wire.jobs import LIMIT_MAX, PAGE_MAX, RATE_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -347,7 +347,7 @@ def resume(remote: Remote, /, queue: str, as_json: bool) -> None:
 @click.argument("queue")
 @click.option("--concurrency", type=click.IntRange(1), help="Jobs that run at once.")
 @click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), help="Starts per second on average."
+    "--rate", type=click.FloatRange(RATE_MIN, LIMIT_MAX), help="Starts per second on average."
 )
 @click.option(
     "--burst", type=click.IntRange(1), default=1, show_default=True, help="Starts it saves up."

@@ -13,12 +13,14 @@ import click
 import msgspec
 
 from fairway.cli.remote import DURATION
-from fairway.cli.serve import INTERRUPTED, load_app
+from fairway.cli.serve import INTERRUPTED, LINE, BadData, load_app
 from fairway.client import AsyncClient, AsyncWatch, Position
-from fairway.errors import FairwayError, Forbidden, InvalidConfig, NotFound
+from fairway.errors import BadPlace, BadRecord, FairwayError, Forbidden, InvalidConfig, NotFound
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
+from fairway.masking import log_masked, masked
 from fairway.runtime.service import StopSwitch, running, stop_on_signals
+from fairway.runtime.usercode import run_process
 from fairway.server.worker_endpoint import WorkerEndpoint
 from fairway.settings import ClientSettings, read_client_settings, server_of
 from fairway.topics.handle import Lost, Read, Record
@@ -27,7 +29,7 @@ from fairway.wire.events import TombstoneEvent
 from fairway.wire.topics import DeleteRequest, DiffRequest, TopicPatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from fairway.app import Fairway
 
@@ -78,14 +80,16 @@ def worker(
     fairway worker shop:app --concurrency 500 --prefetch 500     many small jobs
     fairway worker shop:app --metrics 9100              metrics at http://127.0.0.1:9100/metrics
     """
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    log_masked(LINE, logging.WARNING)
     try:
         made = load_app(app)
         config = config_of(made, **options)
         endpoint = endpoint_of(made, metrics, allow_insecure) if metrics is not None else None
         run(made, config, read_client_settings(server_of(server)), endpoint)
+    except BadPlace as error:
+        raise BadData(masked(error)) from None
     except FairwayError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(masked(error)) from None
 
 
 def config_of(
@@ -131,16 +135,8 @@ def run(
     server: ClientSettings,
     endpoint: WorkerEndpoint | None = None,
 ) -> None:
-    """Work on the fastest loop there is."""
-    factory: Callable[[], asyncio.AbstractEventLoop] | None
-    try:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-    except ImportError:
-        factory = None
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(_work(app, config, server, endpoint))
+    """Work until told to stop."""
+    run_process(_work(app, config, server, endpoint))
 
 
 async def _work(
@@ -154,13 +150,32 @@ async def _work(
             client = AsyncClient(server.url, key=server.key)
             await stack.enter_async_context(client)
             working = app.working(config, topics=ServerTopics(client))
-            part = await stack.enter_async_context(working)
+            app.patient = True
+            try:
+                async with asyncio.timeout(None) as start, running(_EndStart(stop, start)):
+                    part = await stack.enter_async_context(working)
+            except TimeoutError:
+                if start.expired():
+                    return  # it was told to stop while it waited for its database
+                raise
             said = f"Fairway works on {', '.join(config.queues)}"
             if endpoint is not None and part.worker is not None:
                 endpoint.readiness = part.worker.readiness
                 said += f"    {endpoint.url}/metrics"
             click.echo(f"{said}    Ctrl-C stops.")
             await stop.wait_pressed()
+
+
+class _EndStart:
+    """Told to stop before it has begun: there is nothing to drain."""
+
+    def __init__(self, stop: StopSwitch, start: asyncio.Timeout) -> None:
+        self._stop = stop
+        self._start = start
+
+    async def run(self) -> None:
+        await self._stop.wait_pressed()
+        self._start.reschedule(asyncio.get_running_loop().time())
 
 
 class _EndAtOnce:
@@ -219,19 +234,25 @@ class ServerTopics:
             page = await diff()
         lost = _lost(page.tombstone) if page.tombstone is not None else None
         found = [_record(one) for one in page.records]
-        return Read(found, lost, page.next_from_seq, page.caught_up, page.epoch)
+        return Read(found, lost, page.next_from_seq, page.caught_up, page.epoch, page.bad)
 
     async def watch(
         self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch, touch: bool = True
-    ) -> AsyncGenerator[Record[Any] | Lost, None]:
+    ) -> AsyncGenerator[Record[Any] | Lost | BadRecord, None]:
         watch = self._watch(name, type, asked, touch)
         try:
             await watch.open()
         except NotFound as missing:
             await self._make(name, config, missing)
-        async with aclosing(watch.items()) as items:
-            async for item in items:
-                yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
+        while True:
+            try:
+                async with aclosing(watch.items()) as items:
+                    async for item in items:
+                        yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
+                return
+            except BadRecord as bad:
+                told = bad
+            yield told  # and on behind it
 
     def _watch(self, name: str, type: Any, asked: DiffRequest, touch: bool) -> AsyncWatch[Any]:
         start, match = _start(asked), asked.match

@@ -311,8 +311,8 @@ class Follower(Generic[T]):
     def next_nowait(self) -> Item[T] | None:
         """The next record or tombstone; None if none has come.
 
-        Raises `msgspec.ValidationError` for a record that does not fit its type, and what the
-        server said in an `error` event. What comes after it can still be had.
+        Raises `BadRecord` for a record that does not fit its type, and what the server said in an
+        `error` event. What comes after it can still be had.
         """
         if not self._waiting:
             return None

@@ -177,6 +177,7 @@ def pause(name: str, paused: bool) -> Call[wire.QueueView]:
 def limit(
     name: str, concurrency: int | None, rate_per_s: float | None, burst: int
 ) -> Call[wire.QueueView]:
+    wire.check_limits(concurrency, rate_per_s, burst)
     limits = wire.QueueLimits(concurrency=concurrency, rate_per_s=rate_per_s, burst=burst)
     return _put_queue(name, wire.QueueSettings(limits=limits))
 

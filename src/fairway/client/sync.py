@@ -23,7 +23,7 @@ from fairway.client.jobs import RemoteJobs
 from fairway.client.records import Record, RecordDecoder
 from fairway.client.retry import Answer, Fail, Patience, ended
 from fairway.client.sweep import Sweep
-from fairway.errors import FairwayError, NotFound, Unavailable
+from fairway.errors import BadRecord, FairwayError, NotFound, Unavailable
 from fairway.wire.topics import LIMIT_DEFAULT, LIMIT_MAX, READ_BYTES_DEFAULT
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     )
 
     OnTombstone = Callable[[TombstoneEvent], object]
+    OnBadRecord = Callable[[BadRecord], object]
     OnDisconnect = Callable[[FairwayError], object]
 
 T = TypeVar("T")
@@ -145,6 +146,7 @@ class Client:
         heartbeat_ms: int = HEARTBEAT_MS,
         touch: bool = True,
         on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
     ) -> Watch[T]:
         """Follow several topics: each from its cursor, those of `prefix` from now on.
@@ -168,6 +170,7 @@ class Client:
             Follower(plan, RecordDecoder[T](type), places),
             silence_s=silence_s(heartbeat_ms),
             on_tombstone=on_tombstone,
+            on_bad_record=on_bad_record,
             on_disconnect=on_disconnect,
         )
 
@@ -372,15 +375,26 @@ class TopicHandle(Generic[T]):
         node: str | Sequence[str] | None = None,
         match: Match | None = None,
         on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
         page_size: int = LIMIT_MAX,
     ) -> Iterator[Record[T]]:
-        """Every record there is now after a cursor; what comes meanwhile is left for later."""
+        """Every record there is now after a cursor; what comes meanwhile is left for later.
+
+        A record that does not fit its type raises `BadRecord`; `on_bad_record` is told instead, and
+        the others follow.
+        """
         sweep = Sweep(self.name, self._decoder, from_seq, limit=page_size, node=node, match=match)
         while (call := sweep.next_call()) is not None:
             page = self._client.call(call)
             if page.tombstone is not None and on_tombstone is not None:
                 on_tombstone(page.tombstone)
-            yield from sweep.take(page)
+            for found in sweep.take(page):
+                if not isinstance(found, BadRecord):
+                    yield found
+                elif on_bad_record is None:
+                    raise found
+                else:
+                    on_bad_record(found)
 
     def watch(
         self,
@@ -392,6 +406,7 @@ class TopicHandle(Generic[T]):
         heartbeat_ms: int = HEARTBEAT_MS,
         touch: bool = True,
         on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
     ) -> Watch[T]:
         """Every record after a cursor, then every new one as it comes; with `tail`, only those.
@@ -400,7 +415,8 @@ class TopicHandle(Generic[T]):
         breaks, or has been silent for two heartbeats, it is opened again where it was, for as
         long as it takes: no record comes twice, and what is lost is told to `on_tombstone`. The
         watch ends when the topic is deleted. Without `touch` it does not count as consuming: the
-        topic's automatic priority stays.
+        topic's automatic priority stays. A record that does not fit its type raises `BadRecord`,
+        and iterating again goes on behind it; `on_bad_record` is told instead.
         """
         places = Places()
         plan = OneTopic(
@@ -417,6 +433,7 @@ class TopicHandle(Generic[T]):
             Follower(plan, self._decoder, places),
             silence_s=silence_s(heartbeat_ms),
             on_tombstone=on_tombstone,
+            on_bad_record=on_bad_record,
             on_disconnect=on_disconnect,
         )
 
@@ -459,12 +476,14 @@ class Watch(Generic[T]):
         *,
         silence_s: float,
         on_tombstone: OnTombstone | None,
+        on_bad_record: OnBadRecord | None,
         on_disconnect: OnDisconnect | None,
     ) -> None:
         self._client = client
         self._follower = follower
         self._silence_s = silence_s
         self._on_tombstone = on_tombstone
+        self._on_bad_record = on_bad_record
         self._on_disconnect = on_disconnect
         self._patience: Patience | None = None
         self._response: httpx.Response | None = None
@@ -487,7 +506,13 @@ class Watch(Generic[T]):
         """The same with tombstones in their place, which `on_tombstone` is then not told."""
         try:
             while True:
-                item = self._follower.next_nowait()
+                try:
+                    item = self._follower.next_nowait()
+                except BadRecord as bad:
+                    if self._on_bad_record is None:
+                        raise
+                    self._on_bad_record(bad)
+                    continue
                 if item is not None:
                     yield item
                 elif self._follower.ended:

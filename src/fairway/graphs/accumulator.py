@@ -21,7 +21,8 @@ from fairway.graphs.repeats import Repeats, hashable, lasting
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Several, Ticket
 from fairway.graphs.windows import Batching, collector_of
-from fairway.graphs.words import described, said
+from fairway.runtime.usercode import reraise_interrupt
+from fairway.runtime.words import described, named, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -191,7 +192,8 @@ class Accumulator:
     def _stored(self, value: Any) -> Stored:
         try:
             stored = self.source.item_schema.store(value)
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             raise InvalidRequest(
                 f"source {self._name!r}: the value cannot be kept: {said(error)}"
             ) from error
@@ -226,9 +228,10 @@ class Accumulator:
         assert self.source.through is not None
         try:
             value = self.source.through(event)
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             raise InvalidRequest(
-                f"source {self._name!r}: through failed: {type(error).__name__}: {said(error)}"
+                f"source {self._name!r}: through failed: {named(error)}"
             ) from error
         return None if value is None else self._fitting(self.source.item_schema, value)
 
@@ -296,10 +299,9 @@ class Accumulator:
             key = self.source.dedupe(value)
             key = lasting(key) if self._journaled else hashable(key)
             hash(key)
-        except Exception as error:
-            raise InvalidRequest(
-                f"source {self._name!r}: dedupe failed: {type(error).__name__}: {said(error)}"
-            ) from error
+        except BaseException as error:
+            reraise_interrupt(error)
+            raise InvalidRequest(f"source {self._name!r}: dedupe failed: {named(error)}") from error
         return (key,)
 
     def _pass(self, marks: Marks) -> None:
@@ -436,5 +438,6 @@ def _bytes_of(data: Any) -> bytes:
         return data
     try:
         return msgspec.msgpack.encode(data, enc_hook=repr)
-    except Exception:
+    except BaseException as error:
+        reraise_interrupt(error)
         return described(data)

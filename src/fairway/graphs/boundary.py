@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 
 from fairway.errors import InvalidConfig, InvalidRequest
-from fairway.graphs.words import said
+from fairway.runtime.usercode import reraise_interrupt
+from fairway.runtime.words import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -136,9 +137,10 @@ class Schema:
                 )
             try:
                 plain = self.upgrades[step](plain)
-            except Exception as error:
+            except BaseException as error:
+                reraise_interrupt(error)
                 raise InvalidRequest(
-                    f"the upgrade from version {step} failed: {type(error).__name__}: {said(error)}"
+                    f"the upgrade from version {step} failed: {named(error)}"
                 ) from error
         return plain
 

@@ -35,10 +35,10 @@ from fairway.graphs.journal import history, page
 from fairway.graphs.live import SUPERVISION, Around, LiveGraph, restored
 from fairway.graphs.metrics import series_of
 from fairway.graphs.traversal import node_in
-from fairway.graphs.words import writable
 from fairway.runtime.clock import clock_of
 from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.watchdog import Watchdog
+from fairway.runtime.words import said, told
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -344,7 +344,7 @@ class Graphs:
             await supervised.run()
         except (GaveUp, Stop) as error:
             found = _innermost(error.__cause__ or error) if isinstance(error, GaveUp) else error
-            managed.failed = managed.graph.failed = str(found) or repr(found)
+            managed.failed = managed.graph.failed = said(found) or told(found)
             logger.error("graph %s is failed: %s", managed.graph.name, managed.failed)
             managed.changed()
 
@@ -352,7 +352,7 @@ class Graphs:
         managed.failures = event.failures
         if event.happening is Happening.STARTED:
             return
-        error = "" if event.error is None else writable(repr(_innermost(event.error)))
+        error = "" if event.error is None else told(_innermost(event.error))
         record = Recovered(
             self._around.clock.wall_ns(), event.name, event.happening.value, event.failures, error
         )
@@ -414,7 +414,7 @@ class Graphs:
             if isinstance(found, FairwayError):
                 why = found
             elif not isinstance(found, asyncio.CancelledError):
-                why = Closing(f"the graph broke: {found}")
+                why = Closing(f"the graph broke: {said(found)}")
             raise
         finally:
             live.stop(why)

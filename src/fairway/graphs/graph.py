@@ -35,6 +35,8 @@ from fairway.graphs.node import Node, node_of
 from fairway.graphs.source import Source
 from fairway.graphs.traversal import Traversal
 from fairway.graphs.wiring import Wiring, wire
+from fairway.runtime.usercode import reraise_interrupt, without_task
+from fairway.runtime.words import traced
 from fairway.wire.topics import check_name
 
 if TYPE_CHECKING:
@@ -308,9 +310,10 @@ class Graph:
         if self._listeners:
             for listener in list(self._listeners):
                 try:
-                    listener(firing)
-                except Exception:  # the firing is over whatever its listeners make of it
-                    logger.exception("graph %s: a listener failed", self.name)
+                    without_task(listener, firing)
+                except BaseException as error:  # the firing is over whatever they make of it
+                    reraise_interrupt(error)
+                    logger.error("graph %s: a listener failed\n%s", self.name, traced(error))
 
     @property
     def number(self) -> int:
@@ -360,7 +363,7 @@ class Graph:
         return source
 
     def _context(self) -> FiringContext:
-        return FiringContext(self.name, self.tenant, 0, "call", 0)
+        return FiringContext(self.name, self.tenant, 0, "call", 0, states=self.states)
 
     def _kinds(self) -> dict[str, str]:
         return {name: source.kind for name, source in self.sources.items()}

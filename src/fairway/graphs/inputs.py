@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from fairway.graphs.timing import Timing
-from fairway.graphs.words import said
+from fairway.runtime.usercode import reraise_interrupt
+from fairway.runtime.words import named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -92,8 +93,8 @@ class Taken(NamedTuple):
 class PredicateFailed(Exception):
     """A predicate of the gate raised. `taken` are the inputs it was asked about: they are taken."""
 
-    def __init__(self, taken: Taken, error: Exception) -> None:
-        super().__init__(f"where: {type(error).__name__}: {said(error)}")
+    def __init__(self, taken: Taken, error: BaseException) -> None:
+        super().__init__(f"where: {named(error)}")
         self.taken = taken
         self.error = error
 
@@ -348,7 +349,8 @@ class Inputs:
         values = self.cache.copy()
         try:
             wanted = all(predicate(values) for predicate in self.gate.predicates)
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             raise PredicateFailed(self._newest(), error) from error
         if wanted:
             return self._newest()
@@ -363,7 +365,8 @@ class Inputs:
             taken = self.force()
             try:
                 wanted = all(predicate(taken.values) for predicate in self.gate.predicates)
-            except Exception as error:
+            except BaseException as error:
+                reraise_interrupt(error)
                 raise PredicateFailed(taken, error) from error
             if wanted:
                 return taken

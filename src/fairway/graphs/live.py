@@ -22,8 +22,8 @@ from fairway.graphs.reactor import Reactor
 from fairway.graphs.reading import FeedReader
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Ticket
-from fairway.graphs.words import writable
 from fairway.runtime.supervision import Happening, Supervised
+from fairway.runtime.words import said, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -243,7 +243,7 @@ class LiveGraph:
         try:
             await supervised.run()
         except GaveUp as error:
-            self.healths[name].move(SourceState.FAILED, str(error.__cause__ or error))
+            self.healths[name].move(SourceState.FAILED, said(error.__cause__ or error))
             if self.graph.sources[name].required:
                 raise SourceFailed(f"source {name!r} is required, and {error}") from error
 
@@ -251,7 +251,8 @@ class LiveGraph:
         if event.happening is Happening.FAILED:
             health = self.healths[event.name]
             if health.state is not SourceState.DISCONNECTED:
-                health.move(SourceState.DISCONNECTED, f"it died: {event.error}")
+                why = "" if event.error is None else said(event.error)
+                health.move(SourceState.DISCONNECTED, f"it died: {why}")
         if event.happening is not Happening.STARTED:
             self.recovered(event)
 
@@ -262,7 +263,7 @@ class LiveGraph:
             event.name,
             event.happening.value,
             event.failures,
-            writable(repr(event.error)) if event.error is not None else "",
+            told(event.error) if event.error is not None else "",
         )
         self._recoveries(record)
         if self.journal is not None:
@@ -404,9 +405,9 @@ class FeedService:
     async def run(self) -> None:
         try:
             await self._reader.run(self.around, self._supervised.healthy)
-        except ExceptionGroup as group:  # of reading and committing: what it died of is one error
-            error: Exception = group
-            while isinstance(error, ExceptionGroup):
+        except BaseExceptionGroup as group:  # of reading and committing: it died of one error
+            error: BaseException = group
+            while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             raise error from None
 

@@ -2,14 +2,17 @@
 
 A shell around pure machines: `inputs` decides what a firing is given and when, `health` and
 `steering` whether the graph may fire. A graph of plain nodes fires where the boundary arrives, to
-its end, without a turn of the loop; one that waits for anything fires in the reactor's own task.
-There is never more than one firing at a time.
+its end, without a turn of the loop; one that waits for anything fires in a task of its own. There
+is never more than one firing at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from asyncio import _enter_task as enter_task
+from asyncio import _leave_task as leave_task
+from asyncio import current_task
 from collections import deque
 from contextlib import suppress
 from functools import partial
@@ -29,7 +32,13 @@ from fairway.graphs.records import died_of, fired_of
 from fairway.graphs.steering import Steering, Verdict
 from fairway.graphs.traversal import NodeFailed
 from fairway.graphs.waiting import Bell, Promises, fail, resolve
-from fairway.graphs.words import said, writable
+from fairway.runtime.usercode import (
+    CancelledItself,
+    alone,
+    reraise_interrupt,
+    without_task,
+)
+from fairway.runtime.words import said, traced, writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -217,7 +226,7 @@ class Reactor:
                 raise self._death
             if self._inline:
                 continue
-            while (due := self._due()) is not None:
+            while (due := without_task(self._due)) is not None:
                 await self._fire(due)
             self.moved()
 
@@ -358,6 +367,9 @@ class Reactor:
         if not self._inline:
             self._work.set()
             return
+        task = current_task(self._loop)
+        if task is not None:  # plain nodes see none: they could cancel it, and it is anybody's
+            leave_task(self._loop, task)
         left = FIRINGS_PER_TURN
         try:
             while (due := self._due()) is not None:
@@ -371,6 +383,9 @@ class Reactor:
         except BaseException as error:  # a defect of ours, or a gate that cannot be evaluated
             self._firing = None
             self._die(error)
+        finally:
+            if task is not None:
+                enter_task(self._loop, task)
 
     def _go_on(self) -> None:
         self._continues = False
@@ -455,9 +470,12 @@ class Reactor:
         ctx = self._begin(taken, cause)
         outputs: dict[str, Any] = {}
         try:
-            await self._traversal.arun(taken.values, ctx, outputs, self._hands)
+            await alone(self._traversal.arun, taken.values, ctx, outputs, self._hands)
         except NodeFailed as failure:
-            self._missed(due, failure, begin_ns, outputs)
+            without_task(self._missed, due, failure, begin_ns, outputs)
+        except CancelledItself as cancelled:
+            by_node = self._traversal.failure_of(cancelled)
+            without_task(self._missed, due, by_node, begin_ns, outputs)
         except BaseException:
             self._firing = None
             self.inputs.restore(taken)
@@ -465,7 +483,7 @@ class Reactor:
                 fail(reply, Closing("the graph was stopped during this firing"))
             raise
         else:
-            self._hit(due, ctx, begin_ns, outputs)
+            without_task(self._hit, due, ctx, begin_ns, outputs)
 
     def _hit(self, due: _Due, ctx: FiringContext, begin_ns: int, outputs: dict[str, Any]) -> None:
         """It succeeded: record it, and let its effects go once it is recorded."""
@@ -484,7 +502,8 @@ class Reactor:
             if self._journal is not None:
                 record = fired_of(self._graph, taken, ctx, effects, outputs, self._outbox)
                 encoded = encode_fitting(record)
-        except Exception as error:  # what cannot be recorded did not happen
+        except BaseException as error:  # what cannot be recorded did not happen
+            reraise_interrupt(error)
             self._missed(due, error, begin_ns, outputs)
             return
         self.number = ctx.number
@@ -541,7 +560,9 @@ class Reactor:
         if self._rest.waiters:
             self._loop.call_soon(self.moved)
 
-    def _missed(self, due: _Due, error: Exception, begin_ns: int, outputs: dict[str, Any]) -> None:
+    def _missed(
+        self, due: _Due, error: BaseException, begin_ns: int, outputs: dict[str, Any]
+    ) -> None:
         """It failed: nothing of it happened. What is done about it is the graph's policy."""
         taken, cause, reply = due
         now_ns = self._now()
@@ -565,14 +586,15 @@ class Reactor:
         self.log.append(firing)
         self.logged += 1
         cause_of = error.error if isinstance(error, NodeFailed) else error
-        # Each try is told; where it happened, once.
+        # Each try is told; where it happened, once. Not by `exc_info`: the error may be such that
+        # to format it raises.
         logger.warning(
-            "graph %s, firing %d: %s%s",
+            "graph %s, firing %d: %s%s%s",
             self._graph.name,
             firing.number,
             why,
             "; it is halted" if verdict is Verdict.HALT else "",
-            exc_info=None if verdict is Verdict.RETRY else cause_of,
+            "" if verdict is Verdict.RETRY else f"\n{traced(cause_of)}",
         )
         if verdict is Verdict.BURY:
             self._bury(due, firing)  # whoever listens is told when it is recorded

@@ -15,6 +15,7 @@ from fairway.core.backoff import Backoff, BackoffConfig
 from fairway.errors import FairwayError, FeedLost
 from fairway.graphs.health import SourceState
 from fairway.runtime.clock import sleep_ns
+from fairway.runtime.usercode import as_exception, without_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +70,7 @@ class FeedReader:
             try:
                 for event in await connection.connect(dict(self._accumulator.marks)) or ():
                     # Before it is live: what waits for it fires with it.
-                    self._accumulator.event(event)
+                    without_task(self._accumulator.event, event)
                 self._health.move(SourceState.LIVE)
                 healthy(True)
                 backoff.recovered(self._clock.now_ns())
@@ -120,7 +121,7 @@ class FeedReader:
                         if not accumulator.room():
                             # A feed can wait: nothing is refused, it is read later.
                             await accumulator.wait_room()
-                        accumulator.event(event)
+                        without_task(accumulator.event, event)
         except TimeoutError:
             if not self._hushed and self._lost is None:
                 raise  # the feed's own
@@ -145,10 +146,12 @@ class FeedReader:
         if marks:
             try:
                 await connection.commit(marks)
-            except BaseException:
+            except BaseException as error:
                 self._consumed = {**marks, **self._consumed}
                 self._commits.set()
-                raise
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                raise as_exception(error) from error.__cause__
 
     def _interrupt(self) -> None:
         if self._reading is not None and not self._reading.expired():

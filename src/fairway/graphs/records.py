@@ -9,7 +9,7 @@ from fairway.graphs.checkpoint import Consumed, Died, Fired, Write
 from fairway.graphs.firing import INJECTED, packed
 from fairway.graphs.inputs import PASSED
 from fairway.graphs.journal import RECORD_BYTES_MAX
-from fairway.graphs.words import described
+from fairway.runtime.words import described
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

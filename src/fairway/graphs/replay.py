@@ -23,7 +23,8 @@ from fairway.graphs.repeats import Repeats, hashable
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.traversal import NodeFailed
 from fairway.graphs.windows import collector_of
-from fairway.graphs.words import said
+from fairway.runtime.usercode import reraise_interrupt
+from fairway.runtime.words import named
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping
@@ -310,10 +311,10 @@ class _Rerun:
                 return
         except InvalidRequest:
             raise
-        except Exception as error:
+        except BaseException as error:
+            reraise_interrupt(error)
             raise InvalidRequest(
-                f"source {source.name!r}: through or dedupe failed:"
-                f" {type(error).__name__}: {said(error)}"
+                f"source {source.name!r}: through or dedupe failed: {named(error)}"
             ) from error
         if source.name in self._collectors:
             collector = self._collectors[source.name]

@@ -24,10 +24,12 @@ None is absence: a node runs when every input that may not be absent is there.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, get_origin
 
-from fairway.graphs.words import said
 from fairway.runtime.clock import SYSTEM_CLOCK
+from fairway.runtime.usercode import is_interrupt
+from fairway.runtime.words import named
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from fairway.graphs.context import FiringContext
     from fairway.graphs.node import Node
     from fairway.graphs.wiring import Edge, Wiring
+    from fairway.runtime.usercode import CancelledItself
 
 
 class Hands(Protocol):
@@ -50,7 +53,7 @@ class NodeFailed(Exception):
     """A node raised. `node` names it; the cause is what it raised."""
 
     def __init__(self, node: str, error: BaseException) -> None:
-        super().__init__(f"node {node!r}: {type(error).__name__}: {said(error)}")
+        super().__init__(f"node {node!r}: {named(error)}")
         self.node = node
         self.error = error
 
@@ -109,6 +112,16 @@ class Traversal:
         else:
             await self._function(given, ctx, out, hands)
 
+    def failure_of(self, error: CancelledItself) -> NodeFailed:
+        """The node that cancelled the task it ran in, which was made for its firing."""
+        cause = error.__cause__
+        assert cause is not None
+        frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+        found = node_in(frames)
+        at = self.counts.names.index(found[1]) if found is not None else 0
+        self.counts.failed[at] += 1
+        return NodeFailed(self.counts.names[at], cause)
+
 
 def node_in(frames: Sequence[FrameType]) -> tuple[str, str] | None:
     """The graph and the node that run in a stack, if one does."""
@@ -133,8 +146,7 @@ def _generated(wiring: Wiring, counts: NodeCounts, *, inline: bool) -> tuple[str
         "names": counts.names,
         "passed": counts.optional,
         "NodeFailed": NodeFailed,
-        "CancelledError": asyncio.CancelledError,
-        "is_cancelled": _is_cancelled,
+        "passes": is_interrupt if inline else _passes,
         "within": _within,
         "undeclared": _undeclared,
     }
@@ -197,11 +209,11 @@ def _generated(wiring: Wiring, counts: NodeCounts, *, inline: bool) -> tuple[str
             )
         if node.name in wiring.terminal:
             lines.append(f"            out[{node.name!r}] = {values[node.name]}")
-    # A cancellation that is not ours is an error of the node: it met something cancelled. And
-    # `sys.exit` ends the firing, not the process that others fire in.
+    # Whatever it raises ends the firing, and not the process that others fire in. A cancellation
+    # that nobody asked for is an error of the node: it met something cancelled.
     lines += [
-        "    except (Exception, CancelledError, SystemExit) as error:",
-        *(() if inline else ("        if is_cancelled(error): raise",)),
+        "    except BaseException as error:",
+        "        if passes(error): raise",
         "        failed[at] += 1",
         "        raise NodeFailed(names[at], error) from error",
     ]
@@ -234,10 +246,15 @@ def _class_of(hint: Any) -> type:
     return found if isinstance(found, type) else object
 
 
-def _is_cancelled(error: BaseException) -> bool:
-    """Whether whoever runs the nodes is being cancelled."""
+def _passes(error: BaseException) -> bool:
+    """Whether it is not the node's: meant for the process, or for the task that runs the nodes.
+
+    Who cancelled that is known only to whoever made it; see `Traversal.failure_of`.
+    """
+    if type(error) is not asyncio.CancelledError:
+        return is_interrupt(error)
     task = asyncio.current_task()
-    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+    return task is not None and task.cancelling() > 0
 
 
 def _undeclared(value: Any, declared: tuple[type, ...]) -> NoReturn:

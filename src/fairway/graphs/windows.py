@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fairway.errors import InvalidConfig, InvalidRequest
-from fairway.graphs.words import said
+from fairway.runtime.usercode import reraise_interrupt
+from fairway.runtime.words import named
 
 if TYPE_CHECKING:
     from fairway.graphs.boundary import Marks
@@ -305,8 +306,9 @@ class TimeWindow(Collector):
         assert self._at is not None
         try:
             return round(self._at(value) * SECOND_NS)
-        except Exception as error:
-            raise InvalidRequest(f"at failed: {type(error).__name__}: {said(error)}") from error
+        except BaseException as error:
+            reraise_interrupt(error)
+            raise InvalidRequest(f"at failed: {named(error)}") from error
 
     @property
     def _begin_ns(self) -> int:

@@ -15,11 +15,20 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Struct
 
-from fairway.errors import Conflict, Invalid, InvalidConfig, NotFound
+from fairway.errors import Conflict, Invalid, InvalidConfig, InvalidRequest, NotFound
 from fairway.jobs import outcome, workflow
 from fairway.jobs.context import Context
 from fairway.jobs.job import Ending, Fate, Filter, NewJob, Status
-from fairway.jobs.kinds import Kind, Options, Order, StepCall, function_kind, options_of
+from fairway.jobs.kinds import (
+    Kind,
+    Options,
+    Order,
+    StepCall,
+    function_kind,
+    options_of,
+    time_ns,
+    wrong_text,
+)
 from fairway.jobs.rules import TaskState
 from fairway.jobs.workflow import RunState, TaskEnded, Workflow, WorkflowTask
 from fairway.runtime.targets import is_hidden, target_of
@@ -219,11 +228,13 @@ class Flow:
         within: Any = None,
     ) -> JobHandle[dict[str, Any]]:
         """Start a run; durable when this returns. With `key`, at most one at a time."""
+        if key is not None and (wrong := wrong_text("key", key)):
+            raise InvalidRequest(f"workflow {self.name!r}: {wrong}")
         order = self.order(
             context,
             unique_key=None if key is None else f"{PREFIX}{self.name}:{key}",
-            window_ns=round(window_s * 1e9),
-            delay_ns=round(delay_s * 1e9),
+            window_ns=max(0, time_ns("window_s", window_s)),
+            delay_ns=max(0, time_ns("delay_s", delay_s)),
         )
         (added,) = await self._jobs().enqueue([order.job], within=within)
         return self._handle(added.id, added.fresh)

@@ -15,6 +15,8 @@ from fairway.errors import FairwayError, InvalidRequest
 from fairway.jobs.job import NewJob
 from fairway.jobs.store import Cursor
 from fairway.runtime.clock import sleep_ns
+from fairway.runtime.usercode import reraise_interrupt, without_task
+from fairway.runtime.words import named
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -83,12 +85,15 @@ class Forwarder:
         """The job of a record. One that does not fit becomes a job that says so when it fails."""
         try:
             value = msgspec.json.decode(data)
-            values = self._arguments(value) if self._arguments is not None else value
+            values = value
+            if self._arguments is not None:
+                values = without_task(self._arguments, value)
             if not isinstance(values, dict):
                 raise InvalidRequest("the record is no object with the job's arguments")
             return self._kind.job(values)
-        except Exception as error:
-            logger.warning("%s: a record does not fit: %s", self.name, error)
+        except BaseException as error:  # whatever the function raised
+            reraise_interrupt(error)
+            logger.warning("%s: a record does not fit: %s", self.name, named(error))
             return NewJob(
                 kind=self._kind.name,
                 version=self._kind.version,

@@ -15,6 +15,7 @@ from fairway.jobs.kinds import Options
 from fairway.jobs.outcome import Outcome
 from fairway.runtime.clock import SYSTEM_CLOCK
 from fairway.runtime.targets import found_at
+from fairway.runtime.usercode import run_coroutine
 
 if TYPE_CHECKING:
     from fairway.jobs.job import Claim
@@ -30,7 +31,7 @@ def run_isolated(target: Target, claim: Claim) -> tuple[Any, bytes | None]:
     context = Context(claim, state, lambda id, value: None, SYSTEM_CLOCK)
     value = kind.call(step, state, context if step.wants_context else None)
     if asyncio.iscoroutine(value):
-        value = asyncio.run(value)
+        value = run_coroutine(value)
     if kind.is_machine:
         return value, msgspec.json.encode(state)
     return _portable(value), None

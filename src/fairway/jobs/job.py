@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, overload
 from msgspec import Raw, Struct, json, structs
 
 from fairway.core.priority import band_of
+from fairway.wire.jobs import check_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -250,7 +251,7 @@ class Claim(Struct, gc=False):
     parent: int | None
     trace: str | None
     timed_out: bool
-    """Whether it was woken by the end of its waiting time."""
+    """Whether it was woken by the end of its waiting time, and nothing it waited for is there."""
     cancelling: str | None
     """Why it is to end, if somebody cancelled it."""
     retries: int = 0
@@ -276,6 +277,7 @@ class Fate(Enum):
 
 
 TERMINAL: Final = frozenset({Fate.DONE, Fate.FAILED, Fate.CANCELLED})
+GOES_ON: Final = frozenset({Fate.NEXT, Fate.WAIT, Fate.SPAWN})
 
 
 class Settlement(Struct, gc=False, kw_only=True):
@@ -300,6 +302,20 @@ class Settlement(Struct, gc=False, kw_only=True):
     """Of a release, next, wait or spawn: only workers that know this are given it from now on, or
     anybody is if it is empty; None leaves that as it is. A release takes others of its kind,
     version and step along, from the head of its lanes, at most `ASIDE_MAX` of each."""
+
+    @property
+    def consumed(self) -> tuple[int, ...]:
+        """The signals that this commit uses up: those the step was given, if it goes on.
+
+        A step that failed is given them again, and so is one that was not run. A job that ends
+        needs none: its whole inbox goes.
+        """
+        if not self.claim.signals:
+            return ()
+        deferred = self.fate is Fate.RETRY and not self.counts
+        if not deferred and self.fate not in GOES_ON:
+            return ()
+        return tuple(signal.id for signal in self.claim.signals)
 
 
 ASIDE_MAX: Final = 1_000
@@ -326,13 +342,19 @@ class Reaped(NamedTuple):
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a queue may do, over all workers together. None is no limit."""
+    """What a queue may do, over all workers together. None is no limit.
+
+    Raises `Invalid` for what cannot be kept, such as a rate of 0 or one that is no number.
+    """
 
     concurrency: int | None = None
     rate_per_s: float | None = None
     """Starts per second on average."""
     burst: int = 1
     """How many starts a quiet queue saves up."""
+
+    def __post_init__(self) -> None:
+        check_limits(self.concurrency, self.rate_per_s, self.burst)
 
 
 class QueueState(Struct, frozen=True, kw_only=True):

@@ -1,12 +1,13 @@
 """Runs one step of a job: on the loop, in a thread, or in a process of its own.
 
-Whatever a step does, it comes to a `Settlement`; what each ending means is decided in `verdict`.
+Whatever a step does or raises, it comes to a `Settlement`; what each ending means is decided in
+`verdict`. A coroutine runs in a task that only a `Run` cancels, so what cancels it otherwise is the
+step itself, and that is an error of its own like any other.
 """
 
 from __future__ import annotations
 
 import asyncio
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from fairway.errors import CallFailed, Cancelled
@@ -16,6 +17,8 @@ from fairway.jobs.isolation import run_isolated
 from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.processes import Processes
 from fairway.runtime.targets import target_of
+from fairway.runtime.usercode import reraise_interrupt
+from fairway.runtime.words import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +87,7 @@ class Steps:
         await self.pool.aclose(abandon=abandon)
 
     async def perform(self, run: Run, clock: Clock) -> Settlement:
-        """Run a step to its end. Raises `CancelledError` only if the worker itself ends."""
+        """Run a step to its end."""
         claim, kind, step = run.claim, run.kind, run.step
         run.begun = True
         if run.cancelled is not None:
@@ -98,24 +101,19 @@ class Steps:
             if kind.options.isolation == "process":
                 value, state = await self._in_process(run)
             elif not step.is_async:
-                value = await self._in_thread(run, state)
+                value = await self._in_thread(run, state, clock)
             elif limit_ns is None:
                 value = await kind.call(step, state, run.context)
             else:
                 async with asyncio.timeout(limit_ns / 1e9) as limit:
                     value = await kind.call(step, state, run.context)
+            if run.timed_out or (limit is not None and limit.expired()):
+                raise TimeoutError  # whatever it returned: it did so after its time
             return verdict.of_return(kind, claim, state, value, self._random)
-        except asyncio.CancelledError as error:
-            if run.cancelled is None and run.task is not None and run.task.cancelling():
-                raise  # the worker ends: its lease brings the job back
-            return self._interrupted(run, error)
-        except Cancelled as error:
-            return self._interrupted(run, error)
-        except (KeyboardInterrupt, GeneratorExit):
-            raise  # meant for the process
         except BaseException as error:  # also `sys.exit`: it ends the job's run, not the worker
+            reraise_interrupt(error)
             run.timed_out = run.timed_out or (limit is not None and limit.expired())
-            return self._interrupted(run, error)
+            return self.failed(run, error)
 
     async def _in_process(self, run: Run) -> tuple[Any, Any]:
         """Run a step in a process of its own, which a timeout or a cancel ends."""
@@ -131,7 +129,7 @@ class Steps:
             raise
         return value, None if saved is None else run.kind.decoder.decode(saved)
 
-    async def _in_thread(self, run: Run, state: Any) -> Any:
+    async def _in_thread(self, run: Run, state: Any, clock: Clock) -> Any:
         """Run a synchronous step. It is asked to stop, not made to: its slot is busy until then."""
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
@@ -150,9 +148,14 @@ class Steps:
         def call() -> Any:
             if run.withdrawn:
                 raise Cancelled("it was to end before a thread was free for it")
-            if limit_ns is not None:
-                loop.call_soon_threadsafe(begin)  # the wait for a thread is not the job's
-            return run.kind.call(run.step, state, run.context)
+            if limit_ns is None:
+                return run.kind.call(run.step, state, run.context)
+            began_ns = clock.now_ns()  # the wait for a thread is not the job's
+            loop.call_soon_threadsafe(begin)
+            try:
+                return run.kind.call(run.step, state, run.context)
+            finally:  # the loop may be too busy to have heard that its time was up
+                run.timed_out = run.timed_out or clock.now_ns() - began_ns > limit_ns
 
         self.pool.submit(tell, call)
         try:
@@ -165,10 +168,11 @@ class Steps:
             raise error
         return value
 
-    def _interrupted(self, run: Run, error: BaseException) -> Settlement:
+    def failed(self, run: Run, error: BaseException) -> Settlement:
+        """What it means that a step ended by an error."""
         if run.cancelled is not None:
             return verdict.of_cancel(run.claim, run.cancelled)
-        said = _said(error)
+        said = str(error) if isinstance(error, CallFailed) else traced(error)  # of its process
         limit_ns = run.kind.options.timeout_ns
         if run.timed_out and limit_ns is not None:
             said = f"took longer than {limit_ns / 1e9:g} s"
@@ -179,9 +183,3 @@ def _time_is_up(run: Run) -> None:
     run.timed_out = True
     if run.context is not None:
         stop_context(run.context, "took too long")
-
-
-def _said(error: BaseException) -> str:
-    if isinstance(error, CallFailed):
-        return str(error)  # the traceback of its process; ours says nothing more
-    return "".join(traceback.format_exception(error, limit=-20)).strip()

@@ -31,6 +31,7 @@ from fairway.jobs.upkeep import Upkeep
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
 from fairway.runtime.pulse import Pulse
 from fairway.runtime.telemetry import Telemetry
+from fairway.runtime.usercode import UserTasks
 from fairway.wire.server import WorkerReadiness
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class WorkerConfig:
     reap_interval_ns: int = 30 * SECOND_NS
     """How often the jobs of dead workers are looked for."""
     drain_timeout_ns: int = 5 * SECOND_NS
-    """How long a stop waits for jobs that run; the rest is left to the reaper."""
+    """How long a stop waits for jobs that run. What runs on is cancelled and left to the reaper;
+    a second later the worker ends without it."""
     threads: int = 10
     """Synchronous jobs at once. They wait for a thread, in their slots."""
     processes: int = 4
@@ -136,7 +138,9 @@ class Worker:
         self._work = asyncio.Event()
         self._quiet = asyncio.Event()
         self._draining = False
+        self._over = False
         self._group = asyncio.TaskGroup()
+        self._tasks = UserTasks()
         self._timers = Timers(store, self.wake, config.upkeep.timer_interval_ns)
         self._steps = Steps(
             threads=config.threads,
@@ -173,13 +177,16 @@ class Worker:
                 self._group.create_task(self._exchange_forever(), name="job-exchange")
                 self._group.create_task(self._watch_lease(), name="job-lease")
                 self._group.create_task(self._timers.run(), name=self._timers.name)
+                self._group.create_task(self._tasks.watch(), name="job-runs")
                 self._started.set()
                 for name, service in self._config.upkeep.services(
                     self._store, self._reaped, self._config.reap_interval_ns
                 ):
                     self._group.create_task(service, name=name)
         finally:
+            self._over = True  # what a run says from here on counts for nothing
             self._liveness.end()
+            await self._tasks.end()
             # A thread cannot be ended. What it says is refused from here on: it is not waited for.
             await self._steps.aclose(abandon=self._draining)
 
@@ -260,6 +267,11 @@ class Worker:
         """Something may be ready in this queue."""
         if self._feeding.look(queue):
             self._stir()
+
+    def limits_changed(self, queue: str) -> None:
+        """Somebody here said what a queue may do from now on."""
+        self._feeding.limits_changed(queue)
+        self._stir()
 
     def cancel(self, reasons: Mapping[int, str]) -> None:
         """Stop these jobs, each for its reason, if they run here."""
@@ -416,10 +428,17 @@ class Worker:
                 continue
             run = Run(claim, kind, step, self._clock.now_ns())
             self._runs[claim.id] = run
-            run.task = self._group.create_task(self._perform(feeder, run))
+            run.task = self._tasks.start(self._perform(feeder, run))
 
     async def _perform(self, feeder: Feeder, run: Run) -> None:
-        self._end(feeder, run, await self._steps.perform(run, self._clock))
+        try:
+            settlement = await self._steps.perform(run, self._clock)
+        except GeneratorExit as error:
+            # The step waited for a future that holds one. It closes all that waits, so that what
+            # `perform` made of it is gone.
+            settlement = self._steps.failed(run, error)
+        if not self._over:
+            self._end(feeder, run, settlement)
 
     def _end(self, feeder: Feeder, run: Run, settlement: Settlement) -> None:
         id = run.claim.id

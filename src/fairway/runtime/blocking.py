@@ -94,7 +94,7 @@ class BusyMeter:
 class _Call:
     """One accepted call: what to run, and who is told how it ended."""
 
-    __slots__ = ("done", "function", "outcome", "started_ns")
+    __slots__ = ("done", "function", "outcome", "started_ns", "work")
 
     def __init__(
         self, function: Callable[[], Any], done: Done, outcome: asyncio.Future[Any] | None
@@ -103,6 +103,7 @@ class _Call:
         self.done = done
         self.outcome = outcome  # if it is cancelled before its turn, the call is not made
         self.started_ns = 0
+        self.work: Future[Any] | None = None  # in its thread
 
 
 class BlockingPool:
@@ -227,6 +228,7 @@ class BlockingPool:
         self._closing = True
         if abandon:
             self._executor.shutdown(wait=False, cancel_futures=True)
+            _ABANDONED.extend(call.work for call in self._running if call.work is not None)
             return
         await self._idle.wait()
         # No call is running, so the threads are parked and joining them takes microseconds.
@@ -258,7 +260,7 @@ class BlockingPool:
                 )
             else:
                 # Not by way of `run_in_executor`, whose future would cost another turn of the loop.
-                work = self._executor.submit(call.function)
+                call.work = work = self._executor.submit(call.function)
                 work.add_done_callback(partial(self._hand_over, loop, call))
         except Exception as error:  # for instance, the system has no thread left for us
             loop.call_soon(call.done, None, error)
@@ -332,6 +334,18 @@ class BlockingPool:
         )
 
 
+def abandoned_calls() -> int:
+    """How many calls go on in threads of pools that were closed without waiting for them.
+
+    The interpreter waits for such threads before it ends.
+    """
+    _ABANDONED[:] = [work for work in _ABANDONED if not work.done()]
+    return len(_ABANDONED)
+
+
+_ABANDONED: list[Future[Any]] = []
+
+
 def _resolve(outcome: asyncio.Future[T], result: T, error: BaseException | None) -> None:
     if outcome.done():
         return  # its caller is gone
@@ -346,5 +360,7 @@ def _resolve(outcome: asyncio.Future[T], result: T, error: BaseException | None)
 def _invoke(call: Callable[[*Ts], T], args: tuple[*Ts]) -> T:
     try:
         return call(*args)
-    except StopIteration as error:  # a future cannot carry it, and the slot would never come back
-        raise RuntimeError("a blocking call raised StopIteration") from error
+    except (StopIteration, GeneratorExit) as error:
+        # A future cannot carry the first, and the slot would never come back. The second it would
+        # throw into whoever waits, and that closes a coroutine.
+        raise RuntimeError(f"a blocking call raised {type(error).__name__}") from error

@@ -17,6 +17,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from fairway.errors import CallFailed, Closing, ProcessDied
+from fairway.runtime.usercode import run_coroutine
+from fairway.runtime.words import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,7 +131,7 @@ class _Process:
             return await stdout.readexactly(size)
         except (asyncio.IncompleteReadError, ConnectionError, OSError) as error:
             code = await self._child.wait()
-            how = f"signal {-code}" if code < 0 else f"exit status {code}"
+            how = _signal_name(-code) if code < 0 else f"exit status {code}"
             raise ProcessDied(f"the process of the call ended with {how}") from error
 
     async def kill(self) -> None:
@@ -139,6 +141,13 @@ class _Process:
         if self._child.stdin is not None:
             self._child.stdin.close()
         await self._child.wait()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return f"signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"signal {number}"
 
 
 def serve_calls() -> None:
@@ -159,13 +168,11 @@ def serve_calls() -> None:
 
 
 def _answer(message: bytes) -> bytes:
-    import traceback
-
     try:
         function, args = pickle.loads(message)
         value = function(*args)
         if asyncio.iscoroutine(value):
-            value = asyncio.run(value)
+            value = run_coroutine(value)
         return pickle.dumps((True, value))
-    except BaseException:
-        return pickle.dumps((False, traceback.format_exc(limit=-20)))
+    except BaseException as error:
+        return pickle.dumps((False, traced(error)))

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from fairway.core.backoff import Backoff, BackoffConfig, RandomSource
 from fairway.errors import GaveUp, Stop
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
+from fairway.runtime.usercode import as_exception
+from fairway.runtime.words import named
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,7 +51,7 @@ def _ignore(event: SupervisionEvent) -> None:
 class Supervised:
     """A service that runs another one, made by `make`, and makes it again when it fails.
 
-    A failure is an exception out of `run`, or a return before anybody asked for it. The failed
+    A failure is whatever comes out of `run`, or a return before anybody asked for it. The failed
     service is closed, then the restart waits by `config`. Staying up counts as health. When the
     attempts are used up `run` raises `GaveUp`. An error that says `Stop` is raised at once, since
     no restart repairs what a person has to look at, and so is any error while it drains. `report`
@@ -141,7 +143,7 @@ class Supervised:
             try:
                 await self.aclose()
             except Exception as second:
-                error.add_note(f"closing it failed too: {second!r}")
+                error.add_note(f"closing it failed too: {named(second)}")
             return error
 
     async def _delegate(self, step: str) -> None:
@@ -170,8 +172,10 @@ class Supervised:
 
 
 async def run_caught(service: Service, failures: list[Exception]) -> None:
-    """Run a service, and keep what it fails of."""
+    """Run a service, and keep what it fails of: it may run code of the user's."""
     try:
         await service.run()
-    except Exception as error:
-        failures.append(error)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:
+        failures.append(as_exception(error))

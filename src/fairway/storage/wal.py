@@ -7,10 +7,13 @@ completion belong to `writer` and `reader`, which call it from threads of the bl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from zlib import crc32
 
 from fairway.errors import FairwayError, InvalidOperation
+
+if TYPE_CHECKING:
+    from fairway.storage.ownership import Ownership
 
 INT_MAX = 2**63 - 1
 """Partitions, keys and terms are whole numbers from 0 to this (keys from 1)."""
@@ -253,6 +256,14 @@ class Wal(Protocol):
     def close(self) -> None:
         """Give up ownership. Safe to call twice, or after a failed `open`."""
         ...
+
+
+@runtime_checkable
+class Leased(Protocol):
+    """A `Wal` that is owned for a time only, and says how long it may be answered from."""
+
+    @property
+    def ownership(self) -> Ownership: ...
 
 
 PARTITION_FACTOR, KEY_FACTOR, TERM_FACTOR = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D

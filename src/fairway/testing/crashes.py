@@ -1,7 +1,8 @@
 """Lets one child of a graph crash at a chosen await: its reactor, or what reads one of its feeds.
 
 Each child is a task. Its coroutine is driven through `Crashes`, which counts how often it is woken
-and throws into it when its time has come; what the graph does about that is its own.
+and throws into it when its time has come; what the graph does about that is its own. A firing that
+waits has a task of its own, and is woken in the reactor's name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fairway.graphs.live import FeedService
 from fairway.graphs.reactor import Reactor
+from fairway.graphs.traversal import Traversal
 from fairway.runtime.supervision import run_caught
+from fairway.runtime.usercode import tell
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -27,8 +30,7 @@ class InjectedCrash(Exception):
 
 
 class _Thrown(BaseException):
-    """What is thrown into a reactor. No node takes it for its own, as it would an exception, or a
-    cancellation that nobody asked for."""
+    """What is thrown into a reactor."""
 
 
 @dataclass(slots=True)
@@ -73,8 +75,38 @@ class Crashes:
         if name is None:
             return coroutine, None
         child = self._children.setdefault(name, _Child())
+        if coroutine.cr_code is tell.__code__:
+            return self._driven_firing(child, coroutine), None
         child.coroutine = coroutine
         return self._driven(name, child, coroutine), child
+
+    async def _driven_firing(self, child: _Child, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return await self._stepped_firing(child, coroutine)
+
+    @types.coroutine
+    def _stepped_firing(self, child: _Child, coroutine: Any) -> Generator[Any, Any, Any]:
+        thrown: BaseException | None = None
+        while True:
+            try:
+                step = coroutine.send(None) if thrown is None else coroutine.throw(thrown)
+            except StopIteration as end:
+                if child.steps_left is not None:
+                    child.steps_left += 1  # the reactor is woken by its end, and nobody else was
+                return end.value
+            thrown = None
+            try:
+                yield step
+                if _is_due(child, None):
+                    # The reactor dies at this await; what becomes of the node is up to it.
+                    assert child.task is not None
+                    child.now = True
+                    child.task.cancel()
+                    yield from asyncio.get_running_loop().create_future()
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as error:
+                thrown = error
 
     async def _driven(
         self, name: tuple[str, str], child: _Child, coroutine: Coroutine[Any, Any, Any]
@@ -132,6 +164,9 @@ def _child_of(coroutine: Any) -> tuple[str, str] | None:
     code = getattr(coroutine, "cr_code", None)
     if code is Reactor.run.__code__:
         return coroutine.cr_frame.f_locals["self"]._graph.name, REACTOR
+    if code is tell.__code__:
+        traversal = getattr(coroutine.cr_frame.f_locals["function"], "__self__", None)
+        return (traversal.wiring.name, REACTOR) if isinstance(traversal, Traversal) else None
     if code is run_caught.__code__:
         service = coroutine.cr_frame.f_locals["service"]
         if isinstance(service, FeedService):

@@ -51,8 +51,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from fairway.core.pressure import Ladder
+    from fairway.errors import Fenced
     from fairway.storage.catalog import Named
     from fairway.storage.log import Log
+    from fairway.storage.ownership import Ownership
     from fairway.storage.reserve import DiskReserve
     from fairway.topics.batch import Batch
     from fairway.topics.match import TagMatch
@@ -212,7 +214,7 @@ class Topics:
     ) -> None:
         self.stop_admitting()
         try:
-            if kind is None:
+            if kind is None and self._log.lost is None:
                 await self._save_all()
         except FairwayError as failure:
             logger.warning("snapshots were not written; the next start replays: %s", failure)
@@ -584,6 +586,20 @@ class Topics:
         for topic in self._registry:
             if topic.live is not None:
                 self.delivery.wake(topic.live)
+
+    def check_owned(self) -> None:
+        """Raises `Fenced` once another process may own the log: see `Log.check_owned`."""
+        self._log.check_owned()
+
+    @property
+    def ownership(self) -> Ownership | None:
+        """Until when topics may be answered from; None if for as long as the engine is open."""
+        return self._log.ownership
+
+    @property
+    def when_lost(self) -> list[Callable[[Fenced], None]]:
+        """Told once the log belongs to another process."""
+        return self._log.when_lost
 
     @property
     def read_only(self) -> str | None:

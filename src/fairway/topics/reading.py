@@ -270,6 +270,7 @@ class Reading:
         page = hot_page(topic, after, upto, limit, max_bytes, selection)
         if page is None:
             page = await cold_page(self._log, topic, after, upto, limit, max_bytes, selection)
+        self._log.check_owned()
         return page
 
     async def batch_at(self, topic: Topic, seq: int) -> Batch | None:

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from fairway.errors import Invalid
+
 JOBS_MAX: Final = 1_000
 ARGS_BYTES_MAX: Final = 1024 * 1024
 TEXT_MAX: Final = 255
@@ -21,6 +23,8 @@ DURATION_MS_MAX: Final = 3_153_600_000_000
 AT_MS_MAX: Final = 7_258_118_400_000
 """The year 2200."""
 LIMIT_MAX: Final = 1_000_000
+RATE_MIN: Final = 1e-6
+"""One start in eleven and a half days. A queue that is to start nothing is paused."""
 VERSION_MAX: Final = 2**31 - 1
 
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)]
@@ -174,10 +178,34 @@ class QueueLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     concurrency: Annotated[int, Meta(ge=1, le=LIMIT_MAX)] | None = None
     """How many of its jobs run at once."""
-    rate_per_s: Annotated[float, Meta(gt=0, le=LIMIT_MAX)] | None = None
+    rate_per_s: Annotated[float, Meta(ge=RATE_MIN, le=LIMIT_MAX)] | None = None
     """Starts per second on average."""
     burst: Annotated[int, Meta(ge=1, le=LIMIT_MAX)] = 1
     """How many starts a quiet queue saves up."""
+
+
+def check_limits(concurrency: object, rate_per_s: object, burst: object) -> None:
+    """Refuse limits that cannot be kept. Raises `Invalid`.
+
+    A number that is none (NaN) would be written as null in JSON, and null is no limit at all.
+    """
+    if concurrency is not None and not _count(concurrency, 0):
+        raise Invalid(f"concurrency is a number from 0 to {LIMIT_MAX:,}, not {concurrency!r}")
+    if rate_per_s is not None and not (
+        isinstance(rate_per_s, (int, float))
+        and not isinstance(rate_per_s, bool)
+        and RATE_MIN <= rate_per_s <= LIMIT_MAX
+    ):
+        raise Invalid(
+            f"rate_per_s is from {RATE_MIN:g} to {LIMIT_MAX:,}, not {rate_per_s!r}:"
+            " pause a queue that is to start nothing"
+        )
+    if not _count(burst, 1):
+        raise Invalid(f"burst is a number from 1 to {LIMIT_MAX:,}, not {burst!r}")
+
+
+def _count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LIMIT_MAX
 
 
 class QueueView(Struct, frozen=True, kw_only=True):

@@ -6,6 +6,8 @@ is kept of that but a few sums.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,6 +28,9 @@ LEVELS_PLAIN: Final = 128
 """Nesting that nobody has trouble with."""
 SHALLOW_BYTES: Final = 2 * LEVELS_PLAIN
 """Nothing as short is nested any deeper."""
+LEVELS_MAX: Final = 600
+"""More than this is refused, or a few levels more: what one Python takes, every other can read."""
+LEVELS_TRIED_MAX: Final = 100_000
 LEVELS_SPARE: Final = 256
 """Levels that a reader may be further down the stack than the writer was, or wrap a record in."""
 RECORD_OVERHEAD: Final = 24
@@ -169,12 +174,39 @@ def _levels_max(raw: bytes) -> int:
 
 
 def _check_levels(at: int, part: Raw) -> None:
-    """Refuse what can be read here and not by whoever calls from further down, or in a message."""
-    if len(part) > SHALLOW_BYTES and _levels_max(raw := bytes(part)) > LEVELS_PLAIN:
+    if too_deep(part):
+        raise InvalidRequest(f"records[{at}] is nested too deeply")
+
+
+def too_deep(value: bytes | Raw) -> bool:
+    """Whether JSON that can be read here cannot be by others: whoever calls from further down the
+    stack, finds it in a message, or has a Python that follows fewer levels."""
+    if len(value) <= SHALLOW_BYTES or _levels_max(raw := bytes(value)) <= LEVELS_PLAIN:
+        return False
+    spare = _levels_to_spare()
+    try:
+        _VALUE.decode(b"[" * spare + raw + b"]" * spare)
+    except RecursionError:
+        return True
+    return False
+
+
+@cache
+def _levels_to_spare() -> int:
+    """How many levels leave `LEVELS_MAX` of what this interpreter follows.
+
+    That is near 1,000 up to Python 3.12 and near 10,000 in 3.13, so it is tried out.
+    """
+
+    def fails(levels: int) -> bool:
         try:
-            _VALUE.decode(b"[" * LEVELS_SPARE + raw + b"]" * LEVELS_SPARE)
+            _VALUE.decode(b"[" * levels + b"]" * levels)
         except RecursionError:
-            raise InvalidRequest(f"records[{at}] is nested too deeply") from None
+            return True
+        return False
+
+    follows = bisect_left(range(LEVELS_TRIED_MAX), True, lo=LEVELS_MAX, key=fails) - 1
+    return max(LEVELS_SPARE, follows - LEVELS_MAX)
 
 
 def _check_meta(at: int, meta: Raw) -> None:

@@ -346,7 +346,12 @@ def match_of(match: Match | None) -> Match | None:
 
 def check_writer(node: str | None, key: str | None) -> None:
     """Refuse a node or an idempotency key that is too long."""
-    if node is not None and len(node.encode()) > NODE_BYTES_MAX:
-        raise InvalidRequest(f"node has more than {NODE_BYTES_MAX} bytes", code="record_too_large")
-    if key is not None and not 0 < len(key.encode()) <= KEY_BYTES_MAX:
-        raise InvalidRequest(f"idempotency_key has 1 to {KEY_BYTES_MAX} bytes")
+    try:
+        if node is not None and len(node.encode()) > NODE_BYTES_MAX:
+            raise InvalidRequest(
+                f"node has more than {NODE_BYTES_MAX} bytes", code="record_too_large"
+            )
+        if key is not None and not 0 < len(key.encode()) <= KEY_BYTES_MAX:
+            raise InvalidRequest(f"idempotency_key has 1 to {KEY_BYTES_MAX} bytes")
+    except UnicodeEncodeError:
+        raise InvalidRequest("node or idempotency_key holds half a character") from None

@@ -662,7 +662,8 @@ def traverse(given, ctx, out):
             busy[3] += now() - begin
             runs[3] += 1
             out['rest'] = v_3
-    except (Exception, CancelledError, SystemExit) as error:
+    except BaseException as error:
+        if passes(error): raise
         failed[at] += 1
         raise NodeFailed(names[at], error) from error
 """

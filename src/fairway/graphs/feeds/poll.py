@@ -5,12 +5,15 @@ Source("rates", Rate, feed=poll(fetch_rates, every_s=5))
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from fairway.errors import FeedLost, InvalidConfig
 from fairway.graphs.feed import Event
 from fairway.runtime.clock import clock_of, sleep_ns
+from fairway.runtime.usercode import alone, reraise_interrupt
+from fairway.runtime.words import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -93,10 +96,18 @@ class Polling:
         try:
             if self._declared.blocking:
                 return await self._around.in_thread(function)
-            value = function()
-            return await value if inspect.isawaitable(value) else value
-        except Exception as error:
-            raise FeedLost(f"{_name(function)} raised {error!r}") from error
+            return await alone(_asked, function)
+        except BaseException as error:
+            reraise_interrupt(error)
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # it is asked alone, so this is the end of the asking
+            raise FeedLost(f"{_name(function)} raised {named(error)}") from error
+
+
+async def _asked(function: Callable[[], Any]) -> Any:
+    value = function()
+    return await value if inspect.isawaitable(value) else value
 
 
 def _name(function: Any) -> str:

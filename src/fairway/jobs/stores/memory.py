@@ -260,7 +260,6 @@ class MemoryStore:
 
     def _settle(self, row: _Row, settlement: Settlement) -> None:
         fate = settlement.fate
-        seen = frozenset(signal.id for signal in settlement.claim.signals)
         row.worker = None
         if row.cancelling and fate not in _END:
             self._end(row, Status.CANCELLED, None, row.error)
@@ -279,6 +278,9 @@ class MemoryStore:
             self._give_back(row)
             return
         row.step = settlement.step
+        if consumed := settlement.consumed:
+            row.inbox = [entry for entry in row.inbox if entry[0].id not in consumed]
+            row.timed_out = False  # what it waited for had come
         if fate is Fate.RETRY:
             row.attempt += settlement.counts
             self._park(row, Status.SCHEDULED, settlement.delay_ns)
@@ -286,26 +288,25 @@ class MemoryStore:
         row.attempt = 0
         row.timed_out = False
         if fate is Fate.WAIT:
-            row.names = settlement.names
-            if any(one.name in row.names and one.id not in seen for one, _ in row.inbox):
-                self._give_back(row)
-            else:
-                self._park(row, Status.WAITING, settlement.delay_ns or None)
+            self._await(row, settlement)
             return
-        row.inbox = [entry for entry in row.inbox if entry[0].id not in seen]
         row.names = ()
         self._enqueue([_adopted(child, row.id) for child in settlement.children])
         if fate is Fate.SPAWN and settlement.names:
             # Children that report by signal: it waits for those.
-            row.names = settlement.names
-            if any(one.name in row.names for one, _ in row.inbox):
-                self._give_back(row)
-            else:
-                self._park(row, Status.WAITING, settlement.delay_ns or None)
+            self._await(row, settlement)
         elif fate is Fate.SPAWN and self._pending(row):
             self._park(row, Status.WAITING, settlement.delay_ns or None)
         else:
             self._give_back(row)
+
+    def _await(self, row: _Row, settlement: Settlement) -> None:
+        """Wait for signals, unless one of them is there."""
+        row.names = settlement.names
+        if any(one.name in row.names for one, _ in row.inbox):
+            self._give_back(row)
+        else:
+            self._park(row, Status.WAITING, settlement.delay_ns or None)
 
     def _set_aside(self, settlement: Settlement) -> None:
         """Others like this one, at the heads of its lanes, wait for those who know them as well."""
@@ -440,6 +441,7 @@ class MemoryStore:
         row.status = Status.RUNNING
         row.worker, row.token, row.claimed_ns = worker, token, self._now()
         new = row.new
+        signals = tuple(one for one, _ in row.inbox if one.name in row.names)
         return Claim(
             id=row.id,
             token=token,
@@ -456,10 +458,10 @@ class MemoryStore:
             partition_key=new.partition_key,
             parent=new.parent,
             trace=new.trace,
-            timed_out=row.timed_out,
+            timed_out=row.timed_out and not signals,
             cancelling=(row.error or CANCELLED) if row.cancelling else None,
             retries=row.retries,
-            signals=tuple(one for one, _ in row.inbox if one.name in row.names),
+            signals=signals,
             children=tuple(
                 Child(child.id, child.new.kind, child.status, child.result, child.error)
                 for child in self._rows.values()

@@ -7,11 +7,13 @@ tried again. Beside this file stand its nouns: lanes, intake, claiming, settling
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairway.core.priority import Band
-from fairway.errors import FairwayError, Invalid
-from fairway.jobs.job import Fate, Lane, Limits, QueueState, Reaped, Status, distinct, lane_of
+from fairway.errors import FairwayError, Invalid, InvalidConfig
+from fairway.jobs.job import Fate, Lane, QueueState, Reaped, Status, distinct, lane_of
+from fairway.jobs.limits import stored_limits
 from fairway.jobs.store import Cancelled, Cursor, Delivered, Ended, Exchanged, Promoted
 from fairway.jobs.stores.postgres_browsing import browsing, job_of
 from fairway.jobs.stores.postgres_claiming import Claiming, by_id, put_off
@@ -23,16 +25,18 @@ from fairway.jobs.stores.postgres_lanes import LaneNumbers, LowWater
 from fairway.jobs.stores.postgres_locks import KeyLocks
 from fairway.jobs.stores.postgres_settling import Settling, lanes_with
 from fairway.jobs.stores.postgres_timetable import PostgresTimetable
-from fairway.jobs.stores.postgres_within import unwrapped
+from fairway.jobs.stores.postgres_within import Guests
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from fairway.jobs.job import Enqueued, Filter, Job, NewJob, Settlement
+    from fairway.jobs.job import Enqueued, Filter, Job, Limits, NewJob, Settlement
     from fairway.jobs.store import Want
     from fairway.jobs.stores.postgres_connections import Connection
 
 SCHEMA = "fairway_jobs"
+MILLISECOND_NS = 1_000_000
+LOCK_TIMEOUT_NS = 5_000 * MILLISECOND_NS
 
 
 class PostgresStore:
@@ -45,9 +49,15 @@ class PostgresStore:
         schema: str = SCHEMA,
         connections: int = 8,
         keys: Literal["table", "advisory"] = "table",
+        lock_timeout_ns: int = LOCK_TIMEOUT_NS,
         **options: Any,
     ) -> None:
         """`connections` at most; `options` go to `asyncpg.create_pool`.
+
+        `lock_timeout_ns` is how long a call waits for a transaction of somebody else that is in its
+        way, such as one that has enqueued the same unique key and is not committed yet; then it is
+        refused with `LockTimeout`, and nothing has changed. Raising it bears longer transactions
+        and lets their neighbours hang for longer.
 
         `keys` says how partition keys are held, and all workers of a schema must agree: in a table,
         which poolers do not disturb and which can keep strict order, or as advisory locks of one
@@ -55,14 +65,20 @@ class PostgresStore:
 
         Behind a pooler in transaction mode give `statement_cache_size=0`.
         """
+        if lock_timeout_ns < MILLISECOND_NS:
+            raise InvalidConfig("lock_timeout is at least a millisecond")
         self._dsn = dsn
-        self._connections = Connections(dsn, schema=schema, size=connections, options=options)
+        self._lock_timeout_ns = lock_timeout_ns
+        waits = {"lock_timeout": str(lock_timeout_ns // MILLISECOND_NS)}
+        self._connections = Connections(
+            dsn, schema=schema, size=connections, options=options, settings=waits
+        )
         self._relaxed = Connections(
             dsn,
             schema=schema,
             size=2,
             options=options,
-            settings={"synchronous_commit": "off"},
+            settings={"synchronous_commit": "off", **waits},
         )
         self.timetable = PostgresTimetable(self._connections)
         self._sql = self._connections.sql
@@ -70,6 +86,7 @@ class PostgresStore:
         self._low_water = LowWater()
         self._locks = KeyLocks(dsn, schema) if keys == "advisory" else None
         self._intake = Intake(self._connections, self._lanes)
+        self._guests = Guests(self._connections, lock_timeout_ns // MILLISECOND_NS)
         self._history = History(self._connections)
         self._settling = Settling(self._sql, self._intake, self._lanes)
         self._claiming = Claiming(
@@ -105,13 +122,8 @@ class PostgresStore:
         if within is None and cursor is None and len(jobs) > 1 and alike(jobs):
             return await self._intake.add_alike(jobs)
         await self._lanes.ensure({lane_of(job) for job in distinct(jobs)})
-        if within is not None:
-            return await self._intake.add(await unwrapped(within), jobs)
-        if cursor is None and all(job.unique_key is None for job in distinct(jobs)):
-            async with self._connections.connection() as connection:  # one statement commits itself
-                return await self._intake.add(connection, jobs)
 
-        async def add(connection: Connection) -> list[Enqueued]:
+        async def add(connection: Any) -> list[Enqueued]:
             if cursor is not None:
                 name, epoch, seq, first = cursor
                 first = seq if first is None else first
@@ -119,6 +131,15 @@ class PostgresStore:
                     return []
             return await self._intake.add(connection, jobs)
 
+        one = cursor is None and all(job.unique_key is None for job in distinct(jobs))
+        if within is not None:
+            guest = await self._guests.welcome(within)
+            if one:
+                return await add(guest)
+            async with self._guests.all_or_none(guest):
+                return await add(guest)
+        if one:
+            return await self._connections.statement(add)  # one statement commits itself
         return await self._connections.transaction(add)
 
     async def cursor(self, name: str) -> Cursor | None:
@@ -164,14 +185,23 @@ class PostgresStore:
             lost = {one.id for one in keyed if not self._locks.holds((one.id, one.token))}
             settling = [put_off(one.claim, 0) if one.claim.id in lost else one for one in settling]
 
+        asked = {want.lane: want.most for want in wants}
+        left: dict[Lane, int] = {}
+
         async def trade(connection: Connection) -> Exchanged:
             out = _nothing()
             woken: set[int] = set()
+            # Asked at each try: the last one may have met a limit.
+            gated = self._claiming.may_be_limited(asked) and connection.is_in_transaction()
+            if gated:
+                await self._claiming.pass_gate(connection)
             if settling:
                 await self._settling.settle(connection, worker, settling, out, woken)
                 self._low_water.forget(woken)  # before the claim: what came back has lower numbers
-            if wants:
-                await self._claiming.claim(connection, worker, token, wants, out)
+            if asked:
+                left.update(
+                    await self._claiming.claim(connection, worker, token, asked, out, gated=gated)
+                )
                 await self._claiming.take_keys(connection, worker, out)
             if probe:
                 await self._claiming.probe(connection, worker, probe, out)
@@ -179,10 +209,11 @@ class PostgresStore:
             return out
 
         if not probe and self._plain_trade(settling, wants):
-            return await self._trade(worker, token, settling, wants)
+            out = await self._trade(worker, token, settling, asked, left)
+            return await self._claim_left(worker, token, left, out)
         if settling or self._locks is not None:
             try:
-                out = await self._connections.transaction(trade)
+                out = await self._claiming.transaction(self._connections, trade, asked)
             except FairwayError:
                 if self._locks is not None:
                     await self._locks.abandon(token)
@@ -193,8 +224,30 @@ class PostgresStore:
             return out
         # A claim that a crash of the database undoes is only claimed again: it need not be on disk.
         if probe or self._claiming.limited or not wants:
-            return await self._relaxed.transaction(trade)
-        return await self._relaxed.statement(trade)  # one statement commits itself
+            return await self._claiming.transaction(self._relaxed, trade, asked)
+        out = await self._relaxed.statement(trade)  # one statement commits itself
+        return await self._claim_left(worker, token, left, out)
+
+    async def _claim_left(
+        self, worker: int, token: int, left: Mapping[Lane, int], out: Exchanged
+    ) -> Exchanged:
+        """What the statement of an exchange left out, since it met limits that nobody told of."""
+        if not left:
+            return out
+
+        async def rest(connection: Connection) -> Exchanged:
+            more = _nothing()
+            await self._claiming.pass_gate(connection)
+            await self._claiming.claim(connection, worker, token, left, more, gated=True)
+            return more
+
+        # What was claimed before is ours and must be told: if this fails, it is only asked again.
+        with suppress(FairwayError):
+            more = await self._claiming.transaction(self._connections, rest, left)
+            out.claims = sorted(out.claims + more.claims, key=by_id)
+            out.held_back_ns = {**out.held_back_ns, **more.held_back_ns}
+            out.contended += more.contended
+        return out
 
     def _plain_trade(self, settlements: Sequence[Settlement], wants: Sequence[Want]) -> bool:
         """Whether an exchange is only this: jobs are done, and others are claimed."""
@@ -219,10 +272,13 @@ class PostgresStore:
         worker: int,
         token: int,
         settlements: Sequence[Settlement],
-        wants: Sequence[Want],
+        asked: Mapping[Lane, int],
+        left: dict[Lane, int],
     ) -> Exchanged:
-        """The common exchange in one statement, which commits itself: one round trip, not four."""
-        asked = {want.lane: want.most for want in wants}
+        """The common exchange in one statement, which commits itself: one round trip, not four.
+
+        Lanes that it left out, since they have limits, are added to `left`.
+        """
         done = (
             [one.claim.id for one in settlements],
             [one.claim.token for one in settlements],
@@ -231,7 +287,9 @@ class PostgresStore:
 
         async def take(connection: Connection) -> Exchanged:
             out = _nothing()
-            await self._claiming.take(connection, worker, token, asked, out, done)
+            left.update(
+                (await self._claiming.take(connection, worker, token, asked, out, done)).limited
+            )
             return out
 
         out = await self._connections.statement(take)
@@ -346,22 +404,20 @@ class PostgresStore:
             # one sees in the statements that follow what the first one did.
             rows = await connection.fetch(self._sql["lock_ended"], list(jobs))
             wanted = set(jobs)
-            if not any(row[0] in wanted and row[1] in wanted for row in rows):
+            keys = [row[2] for row in rows if row[0] in wanted and row[2] is not None]
+            related = any(row[0] in wanted and row[1] in wanted for row in rows)
+            if not related and len(set(keys)) == len(keys):
                 return await some(connection, jobs)
             return [id for one in jobs for id in await some(connection, [one])]
 
         async def some(connection: Connection, jobs: Sequence[int]) -> list[int]:
             rows = await connection.fetch(self._sql["reviving_keys"], list(jobs))
-            keys: list[str] = []
+            holders: set[int] = set()
             if rows:
-                taken = await connection.fetch(
-                    self._sql["retake_keys"],
-                    [row[1] for row in rows],
-                    [row[0] for row in rows],
-                    [row[2] for row in rows],
-                )
-                keys = [row[0] for row in taken]
-            return [row[0] for row in await connection.fetch(self._sql["revive"], list(jobs), keys)]
+                wanted = {key: (id, window_us) for id, key, window_us in rows}
+                holders = set((await self._intake.take_keys(connection, wanted)).values())
+            revived = await connection.fetch(self._sql["revive"], list(jobs), list(holders))
+            return [row[0] for row in revived]
 
         revived = set(await self._connections.transaction(revive))
         self._low_water.clear()
@@ -400,7 +456,7 @@ class PostgresStore:
             QueueState(
                 name=row[0],
                 paused=row[1],
-                limits=Limits(concurrency=row[2], rate_per_s=row[3], burst=row[4]),
+                limits=stored_limits(row[0], row[2], row[3], row[4]),
                 ready=row[5],
                 scheduled=row[6],
                 waiting=row[7],
@@ -415,7 +471,13 @@ class PostgresStore:
             await connection.execute(self._sql["set_paused"], queue, paused)
 
     async def set_limits(self, queue: str, limits: Limits) -> None:
-        async with self._connections.connection() as connection:
+        """When it returns, every claim that comes keeps the limits.
+
+        A claim that began before may not have seen them and be counted by nobody. So claims under
+        limits wait at a gate until those that were under way have ended.
+        """
+
+        async def put(connection: Connection) -> None:
             await connection.execute(
                 self._sql["set_limits"],
                 queue,
@@ -423,7 +485,18 @@ class PostgresStore:
                 limits.rate_per_s,
                 limits.burst,
             )
-        self._claiming.limited.add(queue)
+
+        async def put_and_wait(connection: Connection) -> None:
+            await connection.execute(self._sql["shut_gate"])
+            await self._connections.statement(put)
+            await self._claiming.wait_for_claims(connection, self._lock_timeout_ns // 2)
+
+        # The gate is held on a connection of the other pool: this one may have a single one.
+        if limits.concurrency is None and limits.rate_per_s is None:
+            await self._connections.statement(put)
+        else:
+            await self._relaxed.transaction(put_and_wait)
+            self._claiming.limited.add(queue)
 
     async def prune(self, older_than_ns: int, *, exact: bool = True) -> int:
         return await self._history.prune(older_than_ns, exact=exact)

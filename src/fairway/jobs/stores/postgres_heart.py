@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from fairway.errors import Unavailable
+from fairway.errors import FairwayError
 from fairway.jobs.job import Beat
+from fairway.jobs.stores.postgres_connections import answering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,10 +29,11 @@ class PostgresHeart:
 
     def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
         try:
-            return self._beat(worker, held, ttl_ns, grace_ns)
-        except (psycopg.Error, OSError) as error:
+            with answering(sent=False):
+                return self._beat(worker, held, ttl_ns, grace_ns)
+        except FairwayError:
             self.close()
-            raise Unavailable(f"PostgreSQL did not take the heartbeat: {error}") from error
+            raise
 
     def _beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
         if self._connection is None:
@@ -74,4 +77,5 @@ class PostgresHeart:
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            with suppress(Exception):  # it may be gone already
+                connection.close()

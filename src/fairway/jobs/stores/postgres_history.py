@@ -11,7 +11,7 @@ import asyncpg
 from fairway.jobs.stores.postgres_connections import in_schema, us
 
 if TYPE_CHECKING:
-    from fairway.jobs.stores.postgres_connections import Connections
+    from fairway.jobs.stores.postgres_connections import Connection, Connections
 
 PRUNE_ROWS = 5_000
 DAYS_AHEAD = 3
@@ -33,9 +33,20 @@ class History:
             count += (some := int(said.split()[-1]))
             if some < PRUNE_ROWS:
                 break
-        async with self._connections.connection() as connection:
-            await connection.execute(self._sql["forget_keys"])
+        while await self._connections.transaction(self._forget_keys) == PRUNE_ROWS:
+            pass
         return count
+
+    async def _forget_keys(self, connection: Connection) -> int:
+        """Forget some unique keys that stand for nothing; how many.
+
+        Held first, looked at again then: somebody may have taken one while we waited to hold it.
+        """
+        keys = [row[0] for row in await connection.fetch(self._sql["old_keys"], PRUNE_ROWS)]
+        if not keys:
+            return 0
+        said = await connection.execute(self._sql["forget_keys"], keys)
+        return int(said.split()[-1])
 
     async def turn_days(self, older_than_ns: int | None = None) -> int:
         """Make the parts of history for the next days, and drop those that are old enough."""

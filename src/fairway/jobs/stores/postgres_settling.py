@@ -161,7 +161,7 @@ class Settling:
         found = {row[0]: row for row in rows}
         keyed: dict[int, str] = {}
         cancelled: list[int] = []
-        seen: list[int] = []
+        consumed: list[int] = []
         for one in settlements:
             claim = one.claim
             row = found.get(claim.id)
@@ -177,10 +177,9 @@ class Settling:
                 woken.add(row[1])
             if one.fate is Fate.RELEASE and one.skill:
                 aside.setdefault((self._lane(one), _like(one.claim)), one)
-            if one.fate is Fate.NEXT:
-                seen += [signal.id for signal in claim.signals]
-        if seen:
-            await connection.execute(self._sql["consume"], seen)
+            consumed += one.consumed
+        if consumed:
+            await connection.execute(self._sql["consume"], consumed)
         await self.free_keys(connection, keyed, woken)
         if cancelled:
             out.ended += await self.end(connection, cancelled, Status.CANCELLED, woken)
@@ -208,14 +207,12 @@ class Settling:
         if held[0][0]:
             out.ended += await self.end(connection, [claim.id], Status.CANCELLED, woken)
             return
-        seen = [signal.id for signal in claim.signals]
         if one.children:
             children = [structs.replace(child, parent=claim.id) for child in one.children]
             await self._intake.add(connection, children)
             woken |= {self._lanes[lane_of(child)] for child in children}
-        if one.fate is not Fate.WAIT and seen:
-            await connection.execute(self._sql["consume"], seen)
-            seen = []
+        if consumed := one.consumed:
+            await connection.execute(self._sql["consume"], consumed)
         left = await connection.fetchval(
             self._sql["park"],
             claim.id,
@@ -228,7 +225,7 @@ class Settling:
             self._lane(one),
         )
         if one.names:
-            wakes = await connection.fetchval(self._sql["unseen"], claim.id, list(one.names), seen)
+            wakes = await connection.fetchval(self._sql["heard"], claim.id, list(one.names))
         else:
             wakes = one.fate is not Fate.SPAWN or not left
         if wakes:

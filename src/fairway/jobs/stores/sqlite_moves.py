@@ -76,7 +76,7 @@ AND (unique_key.until_ns > ? OR job.{UNFINISHED})
 
 def numbers(ids: Collection[int]) -> Any:
     """Ids as one parameter, for `carray(?)`: SQLite reads them without the interpreter's lock."""
-    return apsw.carray(array("q", ids))
+    return apsw.carray(array("q", ids or (0,)))  # an empty one has no address; no job is 0
 
 
 def names_column(names: Sequence[str]) -> str | None:

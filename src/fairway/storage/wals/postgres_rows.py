@@ -52,8 +52,8 @@ class Change:
     """The net effect of a run of operations on one partition.
 
     Written in this order it equals the run: end the former life if `deleted`, truncate what is
-    stored, append `entries` (those a later truncation of the run left), compact, remove, set the
-    rest.
+    stored, append `entries` (those a later truncation of the run left), compact, remove, and set
+    the rest.
     """
 
     partition: int

@@ -146,9 +146,11 @@ class RocksdbWal:
             # First without the right to write: RocksDB, once it may, deletes files it does not
             # know, and a person who has to look at a refused store should find all of them.
             reader = self._connect(create=False, read_only=True)
+            view = View(reader.iter(), str(self._home))
             try:
-                self._load(View(reader.iter(), str(self._home)), synced)
+                self._load(view, synced)
             finally:
+                view.close()
                 reader.close()
         self._db = self._connect(create=not synced)
         sync_directory(self._directory)
@@ -225,8 +227,10 @@ class RocksdbWal:
     def close(self) -> None:
         with self._writing:
             with self._state:
-                self._view = None
+                view, self._view = self._view, None
                 self._state.wait_for(lambda: not self._readers)
+                if view is not None:
+                    view.close()
             db, self._db = self._db, None
             if db is not None:
                 if self._failed is None:
@@ -314,7 +318,9 @@ class RocksdbWal:
                     self._parts[partition] = part
                 else:
                     self._parts.pop(partition, None)
-            self._view = view
+            former, self._view = self._view, view
+            if former is not None and not former.readers:
+                former.close()
 
     def sweep(self, *, limit: int = 1000) -> bool:
         def fill(batch: Any) -> Change:
@@ -429,15 +435,18 @@ class RocksdbWal:
             view = self._view
             assert view is not None
             self._readers += 1
+            view.readers += 1
         try:
             with view.lock:
                 yield view
         except Corrupt as error:
             raise Corrupt(error.reason, place=error.place, partition=partition) from error
         finally:
-            del view
             with self._state:
                 self._readers -= 1
+                view.readers -= 1
+                if not view.readers and view is not self._view:
+                    view.close()
                 self._state.notify_all()
 
     def _check_open(self) -> None:

@@ -92,12 +92,20 @@ class View:
     not before its sync. (A snapshot would say so more plainly, but rocksdict's iterators of
     snapshots ignore the snapshot.) Reads of one view take turns by `lock`; the interpreter lock,
     which rocksdict holds, would not let them overlap anyway.
+
+    RocksDB gives its lock back when its last iterator is gone. A traceback keeps whatever its
+    frames know, so they know the view, and the view lets go of the iterator by `close`.
     """
 
     def __init__(self, rows: Any, place: str) -> None:
         self.lock = threading.Lock()
+        self.readers = 0
         self.place = place
         self._rows = rows
+
+    def close(self) -> None:
+        """Let go of the store. Nobody reads any more."""
+        self._rows = None
 
     def seek(self, key: bytes) -> bytes:
         """Go to `key` or the next one above, and return what is there; empty at the end."""

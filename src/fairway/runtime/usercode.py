@@ -1,0 +1,299 @@
+"""Where user code ends and ours begins: whatever it raises is its own failure, and nothing else's.
+
+Three rules, kept by everybody who calls a function of the user's:
+
+* Any `BaseException` out of it is a failure like any other, `GeneratorExit`, `SystemExit` and
+  `KeyboardInterrupt` included. One is not its own: the `KeyboardInterrupt` that a real SIGINT
+  brought. `interrupts` marks it, and `reraise_interrupt` lets it through to the process.
+* It is never in a task of ours, which it could cancel. A coroutine gets a task (`UserTasks`,
+  `alone`) that nobody but we cancel, so a cancel that we did not ask for is the user's own; a plain
+  function sees no task (`without_task`).
+* A stop does not wait for it for ever. What goes on although it was cancelled is let go of after a
+  moment, and what it says then counts for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
+
+from fairway.runtime.blocking import abandoned_calls
+from fairway.runtime.words import named
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from types import FrameType
+
+logger = logging.getLogger("fairway")
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+GRACE_S: Final = 1.0
+"""How long user code that was cancelled may take to end. More would hold up every stop."""
+_MARK: Final = "__fairway_interrupt__"
+
+
+class CancelledItself(Exception):
+    """A coroutine of the user's was cancelled, and not by us. The cause is what it raised."""
+
+
+# What it raises
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a real SIGINT raised this, not code."""
+    # By its type, and not with `isinstance`: an error may lie about its class, or raise.
+    return issubclass(type(error), KeyboardInterrupt) and getattr(error, _MARK, False)
+
+
+def reraise_interrupt(error: BaseException) -> None:
+    """Raise it again if it is meant for the process and not a word of the user's code."""
+    if is_interrupt(error):
+        raise error
+
+
+def as_exception(error: BaseException) -> Exception:
+    """What user code raised, as something that may leave a task without ending the loop."""
+    reraise_interrupt(error)
+    if isinstance(error, Exception):
+        return error
+    wrapped = RuntimeError(f"it raised {named(error)}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[None]:
+    """Let a real SIGINT stop what is done inside, wherever the process is when it comes.
+
+    Embedded in a loop of the user's, we do not own the signal: whatever was set up for it goes on
+    to decide. But if that raises `KeyboardInterrupt`, it does so in the middle of anything, also
+    of user code, where one raised by hand is that code's failure; so it is marked. Where nothing
+    was set up the first SIGINT cancels the task that is inside, as `asyncio.run` does, and is
+    raised when that has left; the second is raised at once.
+    """
+    previous = signal.getsignal(signal.SIGINT)
+    task = asyncio.current_task()
+    if (
+        not callable(previous)
+        or task is None
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if previous is signal.default_int_handler and not asked and not task.done():
+            asked = True
+            task.cancel()
+            loop.call_soon_threadsafe(lambda: None)  # it may be asleep, with nothing to wake it
+            return
+        try:
+            previous(number, frame)
+        except KeyboardInterrupt as error:
+            setattr(error, _MARK, True)
+            raise
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if asked and task.uncancel() == 0:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, previous)
+
+
+# Where it runs
+
+
+def without_task(function: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call a plain function that must not see the task it is called in: it could cancel it."""
+    task = asyncio.current_task()
+    if task is None:
+        return function(*args)
+    loop = asyncio.get_running_loop()
+    asyncio._leave_task(loop, task)
+    try:
+        return function(*args)
+    finally:
+        asyncio._enter_task(loop, task)
+
+
+async def alone(function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T:
+    """Await a coroutine of the user's in a task of its own; cancelling us cancels it.
+
+    Raises what it raises; or `CancelledItself` if it was cancelled, and not by us.
+    """
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[tuple[T, BaseException | None]] = loop.create_future()
+    task = loop.create_task(tell(over, function, args))
+    try:
+        result, error = await over
+    except BaseException:
+        task.cancel()
+        await _let_go({task})
+        raise
+    if isinstance(error, asyncio.CancelledError):
+        raise CancelledItself("it was cancelled from within") from error
+    if error is not None:
+        raise error
+    return result
+
+
+async def tell(
+    over: asyncio.Future[tuple[Any, BaseException | None]],
+    function: Callable[..., Coroutine[Any, Any, Any]],
+    args: tuple[Any, ...],
+) -> None:
+    """What the task of `alone` does. It catches all there is: two kinds would end the loop."""
+    result, error = None, None
+    try:
+        result = await function(*args)
+    except BaseException as raised:
+        reraise_interrupt(raised)
+        error = raised
+    if not over.done():
+        over.set_result((result, error))
+
+
+def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of the user's on a loop of its own; where there is none, in a process.
+
+    As `asyncio.run`, whose task does not hold what was raised: to end, it asks that for its `repr`,
+    and if that raises the next coroutine cannot be run.
+    """
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    async def main() -> None:
+        try:
+            outcome.append((await coroutine, None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    with contextlib.suppress(asyncio.CancelledError):  # it cancelled its task, and returned
+        asyncio.run(main())
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+class UserTasks:
+    """Tasks that run code of the user's. Nobody but us cancels them, and none holds up a stop.
+
+    What is started is ours, with user code inside: it catches what that raises. If it fails all the
+    same it is a fault of ours, and `watch` raises it.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
+
+    def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def watch(self) -> None:
+        """Raise what one of them failed of, and should not have."""
+        raise await self._faults.get()
+
+    async def end(self) -> None:
+        """Cancel all of them. Who has not ended a moment later is let go of."""
+        tasks = set(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await _let_go(tasks)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._faults.put_nowait(error)
+
+
+async def _let_go(tasks: set[asyncio.Task[None]]) -> None:
+    if not tasks:
+        return
+    _, pending = await asyncio.wait(tasks, timeout=GRACE_S)
+    if pending:
+        logger.warning("%d tasks of user code go on although they were cancelled", len(pending))
+    _LEFT.update(pending)
+    for task in pending:
+        task.add_done_callback(_LEFT.discard)
+
+
+_LEFT: set[asyncio.Task[None]] = set()  # the loop itself would not keep them alive
+
+
+# A process of our own
+
+
+def run_process(main: Coroutine[Any, Any, None]) -> None:
+    """Run `main` as all that this process does, on the fastest loop: it alone decides the end.
+
+    A task or callback of user code that raises `SystemExit` or `KeyboardInterrupt` breaks the loop,
+    as asyncio has it: that is told, and the loop goes on. When `main` has ended, what is left of
+    user code is not waited for: neither tasks that outlive their cancellation nor calls in threads.
+    """
+    make_loop: Callable[[], asyncio.AbstractEventLoop] | None
+    try:
+        import uvloop
+
+        make_loop = uvloop.new_event_loop
+    except ImportError:
+        make_loop = None
+    with asyncio.Runner(loop_factory=make_loop) as runner, _marking():
+        loop = runner.get_loop()
+        task = loop.create_task(main)
+        while not task.done():
+            try:
+                loop.run_until_complete(task)
+            except (KeyboardInterrupt, SystemExit) as error:
+                if task.done() or is_interrupt(error):
+                    raise
+                logger.error("a task or callback of user code raised %s", named(error))
+        left = asyncio.all_tasks(loop)
+        for each in left:
+            each.cancel()
+        if left:
+            _, left = loop.run_until_complete(asyncio.wait(left, timeout=GRACE_S))
+        if left or abandoned_calls():
+            # To leave as usual is to wait for them, for as long as they like.
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+
+
+@contextlib.contextmanager
+def _marking() -> Iterator[None]:
+    """Mark what a SIGINT raises, until `main` sees to signals itself and after that."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        error = KeyboardInterrupt()
+        setattr(error, _MARK, True)
+        raise error
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if usual:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,0 +1,65 @@
+"""What is told of errors and values that are not ours: short, and so that it can be written. Pure.
+
+An error may say what no encoding has, more than a journal takes, or fail when it is asked; a value
+as well. None of that may be the end of whoever tells of it.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any, Final
+
+SAID_MAX: Final = 10_000
+"""Characters that are told of an error."""
+TRACED_MAX: Final = 4_000
+"""Characters of a traceback."""
+FRAMES_MAX: Final = 20
+_UNTELLABLE: Final = "(what it says cannot be told)"
+
+
+def said(error: BaseException) -> str:
+    """What an error says."""
+    try:
+        return writable(str(error))
+    except BaseException:  # it is asked in its own code, which may raise anything once more
+        return _UNTELLABLE
+
+
+def named(error: BaseException) -> str:
+    """An error in a line: its kind, and what it says."""
+    text = said(error)
+    kind = type(error).__name__
+    return f"{kind}: {text}" if text else kind
+
+
+def traced(error: BaseException) -> str:
+    """An error with the lines that led to it; of one that says too much, both ends."""
+    try:
+        text = "".join(traceback.format_exception(error, limit=-FRAMES_MAX)).strip()
+    except BaseException:
+        text = named(error)
+    if len(text) > TRACED_MAX:
+        left_out = f"\n... ({len(text) - TRACED_MAX:,} characters more) ...\n"
+        half = (TRACED_MAX - len(left_out)) // 2
+        text = text[:half] + left_out + text[-half:]
+    return text.encode(errors="backslashreplace").decode()
+
+
+def writable(text: str) -> str:
+    """A text, as far as it can be kept."""
+    if len(text) > SAID_MAX:
+        text = f"{text[:SAID_MAX]}... ({len(text):,} characters)"
+    return text.encode(errors="backslashreplace").decode()
+
+
+def told(value: object) -> str:
+    """What Python shows of a value, as far as it can be kept."""
+    return writable(described(value).decode())
+
+
+def described(value: Any) -> bytes:
+    """What can be told of a value that has no stored form."""
+    try:
+        return repr(value).encode(errors="backslashreplace")
+    except BaseException:
+        return f"a {type(value).__name__}".encode()

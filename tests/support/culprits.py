@@ -1,0 +1,107 @@
+"""What user code may raise, each by a name: for tests of the places where it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import concurrent.futures
+import threading
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SAID: Final = "said the culprit"
+LONG: Final = 10_000_000
+
+
+class Panic(BaseException):
+    """As pyo3 raises it when Rust panics: a `BaseException` that is no `Exception`."""
+
+
+class Unpicklable(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+    def __reduce__(self) -> NoReturn:
+        raise SystemExit("it does not pickle")
+
+
+class Unspeakable(Exception):
+    """It fails, in the worst way, whenever anybody asks what it says."""
+
+    def __str__(self) -> str:
+        raise KeyboardInterrupt("in __str__")
+
+    def __repr__(self) -> str:
+        raise SystemExit("in __repr__")
+
+    @property
+    def __notes__(self) -> Any:
+        raise GeneratorExit("in __notes__")
+
+
+def _raises(make: Callable[[], BaseException]) -> Callable[[], NoReturn]:
+    def culprit() -> NoReturn:
+        raise make()
+
+    return culprit
+
+
+def _made(cls: type[BaseException]) -> BaseException:
+    if cls is UnicodeDecodeError:
+        return UnicodeDecodeError("utf-8", b"\xff", 0, 1, SAID)
+    if cls is UnicodeEncodeError:
+        return UnicodeEncodeError("ascii", "\xff", 0, 1, SAID)
+    if cls is UnicodeTranslateError:
+        return UnicodeTranslateError("\xff", 0, 1, SAID)
+    if issubclass(cls, ExceptionGroup):
+        return cls(SAID, [ValueError(SAID), OSError(SAID)])
+    if issubclass(cls, BaseExceptionGroup):
+        return cls(SAID, [KeyboardInterrupt(SAID), SystemExit(SAID), ValueError(SAID)])
+    return cls(SAID)
+
+
+def _recurses() -> NoReturn:
+    _recurses()
+
+
+def _cancels_its_task() -> None:
+    task = asyncio.current_task()
+    task.cancel()  # type: ignore[union-attr]  # a plain function has none: it fails here
+
+
+def _in_circles() -> NoReturn:
+    first, second = ValueError(SAID), KeyError(SAID)
+    first.__cause__, second.__cause__ = second, first
+    raise first
+
+
+def _builtin() -> dict[str, Callable[[], None]]:
+    classes = {
+        id(each): each
+        for each in vars(builtins).values()
+        if isinstance(each, type) and issubclass(each, BaseException)
+    }
+    return {
+        cls.__name__: _raises(lambda cls=cls: _made(cls))  # type: ignore[misc]
+        for cls in classes.values()
+    }
+
+
+CULPRITS: Final[dict[str, Callable[[], None]]] = {
+    **_builtin(),
+    "CancelledError": _raises(lambda: asyncio.CancelledError(SAID)),
+    "CancelledFuture": _raises(lambda: concurrent.futures.CancelledError(SAID)),
+    "SystemExit0": _raises(lambda: SystemExit(0)),
+    "Panic": _raises(lambda: Panic(SAID)),
+    "Unpicklable": _raises(lambda: Unpicklable(SAID)),
+    "Unspeakable": _raises(Unspeakable),
+    "LongMessage": _raises(lambda: ValueError("x" * LONG)),
+    "Unencodable": _raises(lambda: ValueError("\x00 \udc80")),
+    "recurses": _recurses,
+    "circles": _in_circles,
+    "cancels_its_task": _cancels_its_task,
+}
+"""Calling one raises; but for `cancels_its_task`, after which the caller waits for something."""
