@@ -216,6 +216,19 @@ def test_tail_from_the_start_shows_what_is_lost(url: str, client: Client) -> Non
     assert one[0]["$seq"] == 5
 
 
+def test_tail_can_leave_the_priority_alone(url: str, client: Client) -> None:
+    topic = client.topic("looked-at")
+    topic.append(1)
+    good(url, "topic", "tail", "looked-at", "--from-start", "--count", "1", "--no-touch")
+    assert topic.state().last_read_ts is None
+    for several in (client.watch(["looked-at"], touch=False), topic.watch(touch=False)):
+        with several:
+            next(iter(several))
+    assert topic.state().last_read_ts is None
+    good(url, "topic", "tail", "looked-at", "--from-start", "--count", "1")
+    assert topic.state().last_read_ts is not None
+
+
 def test_records_are_deleted_by_seq_and_by_tag(url: str, client: Client) -> None:
     client.topic("some").append(*(NewRecord(at, tag=f"t{at % 2}") for at in range(6)))
     assert good(url, "topic", "delete", "some", "--before-seq", "3", "--yes") == (
@@ -225,6 +238,10 @@ def test_records_are_deleted_by_seq_and_by_tag(url: str, client: Client) -> None
         "deleted 2 records of some\n"
     )
     assert [one.seq for one in client.topic("some").read()] == [4, 6]
+    assert good(url, "topic", "delete", "some", "--seq", "4", "--yes") == (
+        "deleted 1 records of some\n"
+    )
+    assert [one.seq for one in client.topic("some").read()] == [6]
     unasked = fairway(url, "topic", "delete", "some")
     assert unasked.exit_code == 2
     assert "--yes" in unasked.stderr

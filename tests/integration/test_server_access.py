@@ -875,3 +875,124 @@ def test_the_command_serves_https_with_its_tls_options(tmp_path: Path) -> None:
                 assert any(line == "event: record" for line in lines)
         with pytest.raises(httpx.HTTPError):
             httpx.get(f"http://localhost:{process.port}/healthz", trust_env=False)
+
+
+# --- what is stored, and what routers make of it
+
+
+def test_a_quota_of_stored_bytes_is_not_passed_by_many_small_records(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path, quota("small", stored_bytes=20_000)) as served:
+            api = served.api.using("small-secret")
+            statuses: list[int] = []
+
+            async def write(topic: str) -> None:
+                for _ in range(30):
+                    body = {"records": [{"data": 1}] * 5}
+                    statuses.append((await api.post(f"/v0/topics/{topic}", body)).status)
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(12):
+                    group.create_task(write(f"small.{number % 4}"))
+            assert {429} < set(statuses) <= {200, 201, 429}
+            states = [await api.state(f"small.{number}") for number in range(4)]
+            assert 19_000 < sum(state["bytes"] for state in states) <= 20_000
+
+    run(scenario())
+
+
+def test_deleted_records_count_until_their_rows_are_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path, quota("k", stored_bytes=10_000)) as served:
+            api = served.api.using("k-secret")
+
+            def records(*tags: str) -> dict[str, Any]:
+                return {"records": [{"data": "x" * 4_000, "tag": tag} for tag in tags]}
+
+            assert (await api.post("/v0/topics/t", records("a", "b"))).status == 201
+            await api.post("/v0/topics/t/delete", {"match": "a"})
+            assert (await api.post("/v0/topics/t", records("c"))).code == "throttled"
+            assert (await api.state("t"))["bytes"] < 5_000, "what lives is told as before"
+            gone = (await api.post("/v0/topics/t/delete", {"match": "b"})).json
+            assert (gone["deleted"], gone["count"], gone["earliest_seq"]) == (1, 0, 3)
+
+            async with asyncio.timeout(30):
+                while (await api.post("/v0/topics/t", records("c"))).status != 200:
+                    pass
+
+    run(scenario())
+
+
+RING = [(f"ring.{a}", f"ring.{b}") for a in range(5) for b in range(5) if a != b]
+
+
+def test_routers_of_a_key_stop_at_its_stored_bytes_and_go_on_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path, quota("k", stored_bytes=20_000)) as served:
+            api = served.api.using("k-secret")
+            await api.put("/v0/topics/a")
+            for name in "bcd":
+                await api.put(f"/v0/routers/{name}", {"source": "a", "dest": name})
+            await api.append("a", *("x" * 1_000 for _ in range(7)))
+            topics = served.app.topics
+
+            def stored() -> int:
+                return sum(topic.stored for topic in topics)
+
+            def copies() -> int:
+                return sum(topics.get(name).head for name in "bcd")
+
+            # As many as there is room for, though there is none for all that a router has read.
+            await until(lambda: copies() == 12)
+            await until(lambda: any(router.error for router in topics.routers().values()))
+            assert stored() <= 20_000
+            listed = (await api.get("/v0/routers")).json["routers"]
+            assert any("20,000 stored bytes" in (one["error"] or "") for one in listed)
+            assert sum(one["lag"] for one in listed) == 9
+            for name in "bcd":
+                await api.delete(f"/v0/topics/{name}?if_empty=true")
+                await api.post(f"/v0/topics/{name}/delete", {"before_seq": 100})
+            await until(lambda: copies() == 21)
+            await until(lambda: not any(router.error for router in topics.routers().values()))
+            assert stored() <= 20_000
+
+    run(scenario())
+
+
+def test_one_record_does_not_fill_a_store_through_a_ring_of_routers(tmp_path: Path) -> None:
+    """Five topics joined with one another: what each router makes is copied by four others."""
+
+    async def scenario() -> None:
+        async with keyed(tmp_path, quota("ring", stored_bytes=100_000)) as served:
+            api = served.api.using("ring-secret")
+            topics = served.app.topics
+            for number in range(5):
+                await api.put(f"/v0/topics/ring.{number}")
+            for number, (source, dest) in enumerate(RING):
+                rule = {"source": source, "dest": dest, "allow_cycle": True}
+                assert (await api.put(f"/v0/routers/{number}", rule)).status == 201
+            await api.append("ring.0", "x" * 1_000)
+            await until(lambda: any(router.error for router in topics.routers().values()))
+            for _ in range(20):
+                assert sum(topic.stored for topic in topics) <= 100_000
+                await api.get("/v0/routers")
+
+    run(scenario())
+
+
+def test_routers_of_a_key_keep_to_its_rates(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path, quota("slow", records_per_second=20)) as served:
+            api = served.api.using("slow-secret")
+            await api.put("/v0/topics/a")
+            await api.put("/v0/routers/r", {"source": "a", "dest": "b"})
+            await api.append("a", *range(20))
+            router = served.app.topics.router("r")
+            await until(lambda: router.error)
+            assert "20 records per second" in (await api.get("/v0/routers/r")).json["error"]
+            await until(lambda: served.app.topics.get("b").head == 20)
+            await until(lambda: router.state().error is None)
+
+    run(scenario())

@@ -193,8 +193,12 @@ def test_delete_records_by_seq_by_tag_and_both(site: Site) -> None:
         assert gone == {"topic": "cut", "deleted": 3, "earliest_seq": 4, "head_seq": 10, "count": 7}
         assert (await delete({"before_seq": 4}))["deleted"] == 0
         assert (await delete({"before_seq": 7, "match": "odd"}))["deleted"] == 1
+        for body in ({"seq": 5}, {"seq": 11}, {"seq": 6, "match": "odd"}):
+            assert (await delete(body))["deleted"] == 0, "it is not there"
+        assert (await delete({"seq": 4}))["earliest_seq"] == 6
+        assert (await delete({"seq": 4}))["deleted"] == 0
         left = await delete({"match": ["tag", "Glob", "eve*"]})
-        assert (left["deleted"], left["count"]) == (4, 2)
+        assert (left["deleted"], left["count"]) == (3, 2)
         assert left["bytes"] < size
         page = await api.diff("cut")
         assert [record["$seq"] for record in page["records"]] == [7, 9]
@@ -383,7 +387,7 @@ def test_routers_are_made_shown_and_removed(site: Site) -> None:
         page = await api.diff("r.b", 0, wait_ms=10_000, include_tags=True)
         assert [(one["data"], one["$tag"]) for one in page["records"]] == [(1, "x1")]
         state = (await api.get("/v0/routers/r.a->r.b")).json
-        counters = {"cursor": 2, "lag": 0, "forwarded_total": 1, "error": None}
+        counters = {"cursor": 2, "lag": 0, "forwarded_total": 1, "stopped_total": 0, "error": None}
         assert state == {**shown, **counters}
         only = (await api.get("/v0/routers?source=r.a&dest=r.b")).json
         assert [one["router"] for one in only["routers"]] == ["r.a->r.b"]

@@ -200,7 +200,12 @@ def test_a_match_that_ends_in_a_star_is_a_prefix(
         assert await data(tagged, match=match) == meant
         assert await first(len(meant), tagged.watch(match=match)) == meant
         assert await tagged.delete(match=match) == len(meant)
-        assert await data(tagged) == [one for one in (1, 2, 3, 4) if one not in meant]
+        left = [one for one in (1, 2, 3, 4) if one not in meant]
+        assert await data(tagged) == left
+        if left:
+            assert await tagged.delete(seq=left[0]) == 1
+            assert await tagged.delete(seq=left[0]) == 0
+            assert await data(tagged) == left[1:]
 
     in_each_way(body)
 

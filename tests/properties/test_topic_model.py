@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fairway.topics.batch import VERSION, Batch, size_of
-from fairway.topics.match import TagMatch
+from fairway.topics.match import SeqMatch, TagMatch
 from fairway.topics.topic import Topic, decode_snapshot, encode_snapshot
 from fairway.wire.records import decode_records, parse_records
 from fairway.wire.topics import TopicConfig
@@ -35,15 +35,28 @@ class Twin:
     def bytes(self) -> int:
         return sum(self.facts[seq][1] for seq in self.live)
 
-    def evict(self, config: TopicConfig, now_ms: int) -> None:
-        """Lose the oldest until nothing is too old and the caps hold."""
-        for seq in self.live:
-            old = bool(config.ttl_ms) and self.facts[seq][0] + config.ttl_ms <= now_ms
-            many = bool(config.cap_records) and len(self.live) > config.cap_records
-            large = bool(config.cap_bytes) and self.bytes > config.cap_bytes
-            if not (old or many or large):
-                return
-            self.states[seq] = "lost"
+    def evict(self, config: TopicConfig, now_ms: int, batches: list[Batch], floor: int) -> None:
+        """Lose the oldest until nothing is too old and the caps hold: of live records, and of the
+        bytes that are stored, live or not."""
+        for batch in batches:
+            seqs = range(max(batch.first_seq, floor), batch.last_seq + 1)
+            if not any(self.states[seq] == "live" for seq in seqs):
+                floor = max(floor, batch.last_seq + 1)
+                continue
+            for seq in seqs:
+                old = bool(config.ttl_ms) and self.facts[seq][0] + config.ttl_ms <= now_ms
+                many = bool(config.cap_records) and len(self.live) > config.cap_records
+                stored = sum(
+                    self.facts[one][1]
+                    for each in batches
+                    for one in range(max(each.first_seq, floor), each.last_seq + 1)
+                )
+                large = bool(config.cap_bytes) and stored > config.cap_bytes
+                if not (old or many or large):
+                    return
+                if self.states[seq] == "live":
+                    self.states[seq] = "lost"
+                floor = seq + 1
 
 
 class TopicMachine(RuleBasedStateMachine):
@@ -80,11 +93,21 @@ class TopicMachine(RuleBasedStateMachine):
         self.evict()
 
     def evict(self) -> None:
-        topic = self.topic
+        topic, floor = self.topic, self.topic.floor
         for batch in self.batches:
             if batch.last_seq >= topic.floor and not topic.evict(batch, self.now_ms):
                 break
-        self.twin.evict(topic.config, self.now_ms)
+        self.twin.evict(topic.config, self.now_ms, self.batches, floor)
+        self.settle()
+
+    def settle(self) -> None:
+        """What the shell does after whatever may leave a deleted record in front."""
+        topic = self.topic
+        if topic.rules and not topic.count:
+            topic.skip_all()
+        for batch in self.batches if topic.rules else ():
+            if batch.last_seq >= topic.floor and not topic.skip_deleted(batch):
+                return
 
     @rule(before=st.integers(0, 60))
     def delete_before(self, before: int) -> None:
@@ -93,9 +116,11 @@ class TopicMachine(RuleBasedStateMachine):
             return
         gone = [seq for seq in self.twin.live if seq <= upto]
         size = sum(self.twin.facts[seq][1] for seq in gone)
-        self.topic.delete_before(upto + 1, len(gone), size)
+        hidden = sum(self.topic.held_in(batch, upto)[2] for batch in self.batches)
+        self.topic.delete_before(upto + 1, len(gone), size, hidden)
         for seq in gone:
             self.twin.states[seq] = "deleted"
+        self.settle()
 
     @rule(text=st.sampled_from(["a", "b"]), prefix=st.booleans())
     def delete_tagged(self, text: str, prefix: bool) -> None:
@@ -104,9 +129,28 @@ class TopicMachine(RuleBasedStateMachine):
         if not gone:
             return
         size = sum(self.twin.facts[seq][1] for seq in gone)
-        self.topic.delete_tagged(match, gone[-1], len(gone), size)
+        self.topic.delete_matching(match, gone[-1], len(gone), size)
         for seq in gone:
             self.twin.states[seq] = "deleted"
+        self.settle()
+
+    @rule(data=st.data())
+    def delete_one(self, data: Any) -> None:
+        if not self.twin.live:
+            return
+        seq = data.draw(st.sampled_from(self.twin.live))
+        self.topic.delete_matching(SeqMatch(seq), seq, 1, self.twin.facts[seq][1])
+        self.twin.states[seq] = "deleted"
+        self.settle()
+
+    @rule()
+    def reclaim(self) -> None:
+        """Batches in which nothing lives go, wherever they are."""
+        topic = self.topic
+        gone = [batch for batch in self.batches if topic.first_live_in(batch) is None]
+        for batch in gone:
+            topic.reclaim(batch.last_seq, topic.held_in(batch)[2])
+            self.batches.remove(batch)
 
     @rule(count=st.integers(1, 5))
     def crash(self, count: int) -> None:
@@ -135,10 +179,11 @@ class TopicMachine(RuleBasedStateMachine):
         ):
             return
         topic = self.topic
-        topic.lose_range(batch.first_seq, batch.last_seq, *topic.live_in(batch))
+        topic.lose_range(batch.first_seq, batch.last_seq, *topic.held_in(batch))
         self.batches.remove(batch)
         for seq in range(batch.first_seq, batch.last_seq + 1):
             self.twin.states[seq] = "lost"
+        self.settle()
 
     @rule()
     def restart(self) -> None:
@@ -172,9 +217,8 @@ class TopicMachine(RuleBasedStateMachine):
         assert topic.head == max(twin.states, default=0)
         assert (topic.count, topic.bytes) == (len(twin.live), twin.bytes)
         live = twin.live
-        if live:
-            assert topic.earliest <= live[0]
-            assert topic.earliest == live[0] or topic.rules
+        assert topic.earliest == (live[0] if live else topic.head + 1)
+        assert topic.hidden == sum(topic.held_in(batch)[2] for batch in self.batches)
         assert self.read() == live
         lost = {seq for seq, state in twin.states.items() if state == "lost"}
         told = self.told()

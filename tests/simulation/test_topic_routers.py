@@ -29,7 +29,7 @@ from fairway.topics.batch import Record
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.match import TagMatch
 from fairway.topics.reserving import SEQS_MIN
-from fairway.topics.routing import HOPS_MAX, Router, find_cycle
+from fairway.topics.routing import COPIES_MAX, HOPS_MAX, Router, find_cycle, share_of
 from fairway.topics.writing import Position, Writing
 from fairway.wire.records import parse_records
 from fairway.wire.topics import RouterConfig, TopicPatch
@@ -768,3 +768,79 @@ def test_deletes_of_what_was_not_forwarded_are_silent() -> None:
             assert (values(found), found.gaps) == ([0, 2, 4], [])
 
     on_virtual_time(main)
+
+
+# --- how many copies
+
+
+def test_one_record_has_no_more_copies_than_are_stated() -> None:
+    """Five topics that are joined with one another would make 87,380 of it within eight hops."""
+
+    async def main() -> None:
+        async with topics_on() as topics:
+            names = [f"ring.{number}" for number in range(5)]
+            for name in names:
+                await topics.put(name)
+            for source in names:
+                for dest in names:
+                    if source != dest:
+                        rule = RouterConfig(source=source, dest=dest, allow_cycle=True)
+                        await topics.put_router(f"{source}>{dest}", rule)
+            await topics.append("ring.0", new("x"))
+            while any(router.state().lag for router in topics.routers().values()):  # noqa: ASYNC110
+                await asyncio.sleep(1)
+            copies = sum(topics.get(name).head for name in names) - 1
+            assert copies == sum(4**hops for hops in range(1, 7)) <= COPIES_MAX
+            states = [router.state() for router in topics.routers().values()]
+            assert sum(state.stopped_total for state in states) == 4 * 4**6, "and it is told"
+            assert all(state.error is None for state in states)
+
+    on_virtual_time(main)
+
+
+def test_many_routers_of_one_topic_and_a_long_way_leave_nothing_out() -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+            await topics.put("source")
+            for number in range(300):
+                rule = RouterConfig(source="source", dest=f"leaf.{number}")
+                await topics.put_router(f"r{number}", rule)
+            before = "source"
+            for number in range(HOPS_MAX):
+                rule = RouterConfig(source=before, dest=f"way.{number}")
+                await topics.put_router(f"w{number}", rule)
+                before = f"way.{number}"
+            for number in range(3):
+                await topics.append("source", new(number))
+            while any(router.state().lag for router in topics.routers().values()):  # noqa: ASYNC110
+                await asyncio.sleep(1)
+            assert {topic.head for topic in topics} == {3}
+            assert not any(router.stopped for router in topics.routers().values())
+
+    on_virtual_time(main)
+
+
+def test_copies_are_bounded_whatever_the_routers(campaign: Campaign) -> None:
+    """Every way from one record through random routers, counted."""
+    for number in range(campaign.rounds(share=30, full=1000)):
+        rng = campaign.random(number)
+        names = range(rng.randint(2, 12))
+        routers = [
+            (rng.choice(names), rng.choice(names)) for _ in range(rng.choice([3, 20, 60, 150]))
+        ]
+        read = {source for source, _ in routers}
+        of = {name: [dest for source, dest in routers if source == name] for name in names}
+        waiting: Counter[tuple[int, int, int]] = Counter({(0, 0, -1): 1})
+        copies = 0
+        while waiting:
+            (name, hops, left), many = waiting.popitem()
+            leading = sum(dest in read for dest in of[name])
+            share = share_of(hops, left, len(of[name]), leading)
+            if share is None:
+                campaign.tally["stopped"] += 1
+                continue
+            for dest in of[name]:
+                copies += many
+                waiting[dest, hops + 1, share] += many
+        assert copies <= max(COPIES_MAX, len(of[0]))
+    assert campaign.tally["stopped"]

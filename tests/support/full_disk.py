@@ -34,13 +34,13 @@ LARGE = {"records": [{"data": "x" * (MIB - 1000)}]}
 SMALL = {"records": [{"data": "new"}]}
 
 
-async def fill(api: Api, topic: str) -> int:
+async def fill(api: Api, topic: str, what: dict[str, list[dict[str, str]]] = LARGE) -> int:
     """Append a megabyte at a time until the server says no for good; how many were taken."""
     taken, last_s = 0, time.monotonic()
     # For longer than the server takes to find out whether the store works again, though it did so
     # once before.
     while time.monotonic() < last_s + 2:
-        answer = await api.post(f"/v0/topics/{topic}", LARGE)
+        answer = await api.post(f"/v0/topics/{topic}", what)
         if answer.status in (200, 201):
             taken, last_s = taken + 1, time.monotonic()
         else:
@@ -101,6 +101,21 @@ async def many_times(directory: Path) -> None:
             expected += 1
             assert (await api.append("kept", "more"))["first_seq"] == expected
         assert (directory / "reserve").stat().st_size >= RESERVE_BYTES // 2
+
+
+async def deleted_by_tag(directory: Path) -> None:
+    """Records between others that stay are deleted by their tag: that makes room too."""
+    large = {"records": [{"data": "x" * (MIB - 1000), "tag": "large"}]}
+    async with serving(directory) as served:
+        api = served.api
+        await api.append("kept", 1, 2, 3)
+        assert await fill(api, "kept", large) >= 10
+        await check_full(api)
+        gone = await patiently(lambda: api.post("/v0/topics/kept/delete", {"match": "large"}))
+        assert gone.json["deleted"] >= 10
+        await wait_ready(api, status=200)
+        more = (await api.append("kept", "more"))["first_seq"]
+        assert await api.read_all("kept") == [1, 2, 3, more]
 
 
 async def filled_by_another(directory: Path) -> None:
@@ -235,7 +250,8 @@ def pretended(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 
 SCENARIOS: dict[str, Callable[[Path], Coroutine[None, None, None]]] = {
-    made.__name__: made for made in (many_times, filled_by_another, room_again, several_files)
+    made.__name__: made
+    for made in (many_times, deleted_by_tag, filled_by_another, room_again, several_files)
 }
 IN_A_PROCESS = {**SCENARIOS, rocksdb.__name__: rocksdb}
 """Those that need a real file system: nobody pretends to RocksDB that a disk is full."""

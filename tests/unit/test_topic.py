@@ -44,7 +44,7 @@ def test_a_small_cap_and_a_large_batch_take_one_pass() -> None:
     """One record after the other, each with a look at all, took half a minute."""
     topic, (batch,) = topic_with(10_000, cap_records=100)
     tagged, (other,) = topic_with(10_000, cap_records=100, cap_bytes=2000)
-    tagged.delete_tagged(TagMatch("none"), 5, 0, 0)
+    tagged.delete_matching(TagMatch("none"), 5, 0, 0)
     started = time.process_time()
     assert not topic.evict(batch, 0)
     assert not tagged.evict(other, 0)

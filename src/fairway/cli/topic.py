@@ -361,6 +361,7 @@ def stats(remote: Remote, /, name: str, watch: bool, interval: int, as_json: boo
 @topic.command("delete")
 @click.argument("name")
 @click.option("--before-seq", type=click.IntRange(0), help="Only records below this seq.")
+@click.option("--seq", type=click.IntRange(1), help="Only the record of this seq.")
 @click.option("--match", help="Only records of this tag, or of tags with this prefix: 'eu.*'.")
 @click.option("--if-empty", is_flag=True, help="Only if it holds no records.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -371,6 +372,7 @@ def delete(
     /,
     name: str,
     before_seq: int | None,
+    seq: int | None,
     match: str | None,
     if_empty: bool,
     yes: bool,
@@ -381,9 +383,10 @@ def delete(
     \b
     fairway topic delete orders
     fairway topic delete orders --before-seq 1000
+    fairway topic delete orders --seq 1234
     fairway topic delete orders --match 'user-7.*' --yes
     """
-    some = before_seq is not None or match is not None
+    some = before_seq is not None or match is not None or seq is not None
     if some and if_empty:
         raise click.UsageError("--if-empty is for the whole topic")
     if not yes:
@@ -392,7 +395,7 @@ def delete(
     with remote.client() as client:
         handle: TopicHandle[Any] = client.topic(name)
         if some:
-            records = handle.delete_records(before_seq=before_seq, match=match)
+            records = handle.delete_records(before_seq=before_seq, match=match, seq=seq)
             output.done(f"deleted {records.deleted:,} records of {name}", records)
             return
         gone = handle.delete(if_empty=if_empty)

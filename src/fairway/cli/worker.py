@@ -268,7 +268,8 @@ class ServerTopics:
 
     async def delete(self, name: str, asked: DeleteRequest) -> int:
         delete = self._client.topic(name).delete_records
-        return (await delete(before_seq=asked.before_seq, match=asked.match)).deleted
+        reply = await delete(before_seq=asked.before_seq, match=asked.match, seq=asked.seq)
+        return reply.deleted
 
     async def _make(self, name: str, config: TopicPatch, missing: NotFound) -> None:
         try:

@@ -491,11 +491,16 @@ class AsyncTopicHandle(Generic[T]):
         return await self._client.call(protocol.put_topic(self.name, config))
 
     async def delete_records(
-        self, *, before_seq: int | None = None, match: Match | None = None
+        self,
+        *,
+        before_seq: int | None = None,
+        match: Match | None = None,
+        seq: int | None = None,
     ) -> DeleteReply:
-        """Delete records that are there now, by seq, by tag, or where both hold."""
+        """Delete records that are there now: below a seq, of a tag, of one seq, or where all that
+        is asked holds."""
         return await self._client.call(
-            protocol.delete_records(self.name, before_seq=before_seq, match=match)
+            protocol.delete_records(self.name, before_seq=before_seq, match=match, seq=seq)
         )
 
     async def delete(self, *, if_empty: bool = False) -> DeleteTopicReply:

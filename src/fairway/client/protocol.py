@@ -208,16 +208,20 @@ def diff(
 
 
 def delete_records(
-    topic: str, *, before_seq: int | None = None, match: Match | None = None
+    topic: str,
+    *,
+    before_seq: int | None = None,
+    match: Match | None = None,
+    seq: int | None = None,
 ) -> Call[wire.DeleteReply]:
     """By tag alone it is not repeatable: what came meanwhile was not meant."""
     return Call(
         method="POST",
         path=f"{topic_path(topic)}/delete",
-        body=_encode(wire.DeleteRequest(before_seq=before_seq, match=match_of(match))),
+        body=_encode(wire.DeleteRequest(before_seq=before_seq, match=match_of(match), seq=seq)),
         decode=_delete_records,
         mutates=True,
-        repeatable=before_seq is not None,
+        repeatable=before_seq is not None or seq is not None,
     )
 
 

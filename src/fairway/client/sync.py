@@ -483,11 +483,16 @@ class TopicHandle(Generic[T]):
         return self._client.call(protocol.put_topic(self.name, config))
 
     def delete_records(
-        self, *, before_seq: int | None = None, match: Match | None = None
+        self,
+        *,
+        before_seq: int | None = None,
+        match: Match | None = None,
+        seq: int | None = None,
     ) -> DeleteReply:
-        """Delete records that are there now, by seq, by tag, or where both hold."""
+        """Delete records that are there now: below a seq, of a tag, of one seq, or where all that
+        is asked holds."""
         return self._client.call(
-            protocol.delete_records(self.name, before_seq=before_seq, match=match)
+            protocol.delete_records(self.name, before_seq=before_seq, match=match, seq=seq)
         )
 
     def delete(self, *, if_empty: bool = False) -> DeleteTopicReply:

@@ -24,7 +24,7 @@ from fairway.runtime.clock import sleep_ns
 from fairway.settings import SCOPES, SECOND_NS, UNLIMITED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from fairway.runtime.blocking import BlockingPool
     from fairway.settings import KeyEntry, KeySource, Quota, Scope
@@ -36,6 +36,7 @@ Headers = tuple[tuple[str, str], ...]
 CHALLENGE: Final = 'Bearer realm="fairway"'
 """The `WWW-Authenticate` that goes with `Unauthorized`."""
 HOSTS_REMEMBERED: Final = 64
+NO_QUOTAS: Final[Mapping[str, Quota]] = {}
 SECRET_PARAMETERS: Final = frozenset({"ticket", "access_token", "api_key", "key", "token"})
 
 
@@ -121,6 +122,10 @@ class Access(Protocol):
         """The same identity as it is now: for what outlives a request, and for tickets."""
         ...
 
+    def quotas(self) -> Mapping[str, Quota]:
+        """What each key may use, by its name: for what goes on without a request."""
+        ...
+
 
 # --- access by key
 
@@ -134,13 +139,14 @@ class _Held(NamedTuple):
 class Keyring:
     """The keys of one moment."""
 
-    __slots__ = ("_by_id", "_held")
+    __slots__ = ("_by_id", "_held", "quotas")
 
     def __init__(self, entries: Iterable[KeyEntry]) -> None:
         self._held = tuple(
             _Held(entry.digest, entry.expires_wall_ns, _identity(entry)) for entry in entries
         )
         self._by_id = {held.identity.id: held for held in self._held}
+        self.quotas = {held.identity.name: held.identity.quota for held in self._held}
 
     def identify(self, secret: str, wall_ns: int) -> Identity:
         """Whose key this is; `Unauthorized` if nobody's, or if it has expired."""
@@ -219,6 +225,9 @@ class KeyedAccess:
 
     def confirm(self, identity: Identity, wall_ns: int) -> Identity:
         return self.keyring.confirm(identity, wall_ns)
+
+    def quotas(self) -> Mapping[str, Quota]:
+        return self.keyring.quotas
 
     def replace(self, keyring: Keyring) -> None:
         """Use these keys from now on."""
@@ -328,6 +337,9 @@ class OpenAccess:
 
     def confirm(self, identity: Identity, wall_ns: int) -> Identity:
         return identity
+
+    def quotas(self) -> Mapping[str, Quota]:
+        return NO_QUOTAS
 
     def _is_ours(self, origin: str, host: str) -> bool:
         if self._cors.allows(origin):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.core.priority import Band
@@ -18,10 +19,11 @@ from fairway.errors import (
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.server.audit import Audit
 from fairway.server.gate import Gate
-from fairway.server.quotas import Quotas
+from fairway.server.quotas import RETRY_SPACE_NS, Quotas
 from fairway.server.sessions import KIND, Sessions
 from fairway.server.tickets import Tickets
 from fairway.settings import UNLIMITED
+from fairway.wire.records import RECORD_OVERHEAD
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
 OWNED_FRESH_NS: Final = 1_000_000_000
 """How long a sum over a key's topics is good before it is taken again."""
+OWNED_AGAIN_NS: Final = 50_000_000
+"""The same if it is too much: room may have been made since."""
 
 TOPICS_PATH: Final = "/v0/topics/"
 JOBS_PATH: Final = "/v0/jobs/"
@@ -160,6 +164,9 @@ class Host:
         self._owned: dict[str, tuple[int, int, int]] = {}
         topics.created.append(self._count_owned)
         topics.may_make = self._check_topics
+        topics.may_copy = self._check_copies
+        topics.writing.may_store = self._store
+        self._bound_stores()
         self._guests: dict[int, Guest] = {}
         self._guests_so_far = 0
         telemetry = topics.telemetry
@@ -262,14 +269,56 @@ class Host:
         if topic not in self.topics.making and self.topics.find(topic) is None:
             # It is asked again when it is made; this once so that a refusal uses nothing up.
             self._check_topics(identity.name)
-        if identity.quota.stored_bytes:
-            count, stored = self._owned_by(identity.name)
-            allowance.check_stored(stored, wanted=size)
-            allowance.charge(now_ns, records=records, size=size)
-            _, _, at_ns = self._owned[identity.name]
-            self._owned[identity.name] = (count, stored + size, at_ns)
-        else:
-            allowance.charge(now_ns, records=records, size=size)
+        # Before anything is used up. It is asked again in the step in which they are appended.
+        found = self.topics.find(topic)
+        owner = identity.name if found is None else found.owner
+        self._check_room(owner, size + RECORD_OVERHEAD * records)
+        allowance.charge(now_ns, records=records, size=size)
+
+    def _bound_stores(self) -> None:
+        """Whose topics are bounded in bytes, by the keys of now."""
+        self._quotas_known = known = self.access.quotas()
+        self._bounds = {name: q.stored_bytes for name, q in known.items() if q.stored_bytes}
+        self.topics.writing.bounded = self._bounds
+
+    def _check_room(self, owner: str, size: int) -> None:
+        """Whether the topics of a key have room for so much. Raises `Throttled`."""
+        most = self._bounds.get(owner)
+        if most is None or self._owned_by(owner)[1] + size <= most:
+            return
+        if self._owned_by(owner, fresh_ns=OWNED_AGAIN_NS)[1] + size > most:
+            raise Throttled(
+                f"the key that made it is at its quota of {most:,} stored bytes",
+                retry_after_ns=RETRY_SPACE_NS,
+                limit="stored_bytes",
+                maximum=most,
+            )
+
+    def _store(self, topic: Topic, size: int) -> None:
+        """So much is about to be appended to a topic whose owner is bounded. Raises `Throttled`."""
+        self._check_room(topic.owner, size)
+        count, stored, at_ns = self._owned[topic.owner]
+        self._owned[topic.owner] = (count, stored + size, at_ns)
+
+    def _check_copies(self, owner: str, records: int, size: int) -> Callable[[], None] | None:
+        """Whether a router of a key may copy so much. Raises `Throttled`; see `Topics.may_copy`."""
+        quota = self.access.quotas().get(owner)
+        if quota is None:
+            return None
+        now_ns = self.clock.now_ns()
+        allowance = self.quotas.named(owner, quota, now_ns)
+        self._check_room(owner, size)
+        try:
+            allowance.check_rates(now_ns, records=records, size=size)
+        except Throttled as refusal:  # shown to whoever may see the router, without the key's name
+            raise Throttled(
+                f"the key that made it is at its quota of {refusal.maximum:,}"
+                f" {(refusal.limit or '').replace('_', ' ')}",
+                retry_after_ns=refusal.retry_after_ns,
+                limit=refusal.limit,
+                maximum=refusal.maximum,
+            ) from None
+        return partial(allowance.take, records=records, size=size)
 
     def charge_jobs(self, identity: Identity, jobs: Sequence[NewJob]) -> None:
         """Count jobs as records against their key's quota. Raises `Throttled`."""
@@ -299,12 +348,14 @@ class Host:
             count, size, at_ns = self._owned[topic.owner]
             self._owned[topic.owner] = (count + 1, size, at_ns)
 
-    def _owned_by(self, owner: str) -> tuple[int, int]:
+    def _owned_by(self, owner: str, *, fresh_ns: int = OWNED_FRESH_NS) -> tuple[int, int]:
+        """How many topics count for a key, and the bytes in them, those under way too."""
         count, size, at_ns = self._owned.get(owner, (0, 0, 0))
         now_ns = self.clock.now_ns()
-        if not at_ns or now_ns - at_ns > OWNED_FRESH_NS:
+        if owner not in self._owned or now_ns - at_ns > fresh_ns:
             owned = [topic for topic in self.topics if topic.owner == owner]
-            count, size = len(owned), sum(topic.bytes for topic in owned)
+            count, size = len(owned), sum(topic.stored for topic in owned)
+            size += sum(topic.live.pending_bytes for topic in owned if topic.live is not None)
             self._owned[owner] = (count, size, now_ns)
         return count, size
 
@@ -327,6 +378,8 @@ class Host:
 
     def review(self) -> None:
         """End what is open under keys that are gone, have expired, or may do something else now."""
+        if self.access.quotas() is not self._quotas_known:
+            self._bound_stores()
         wall_ns = self.clock.wall_ns()
         for guest in list(self._guests.values()):
             then = guest.identity

@@ -129,6 +129,16 @@ class Allowance:
 
     def charge(self, now_ns: int, *, records: int = 0, size: int = 0) -> None:
         """Count what a request wants to append: both or neither. Raises `Throttled`."""
+        self.check_rates(now_ns, records=records, size=size)
+        self.take(records=records, size=size)
+
+    def take(self, *, records: int, size: int) -> None:
+        """Count what `check_rates` has just let through."""
+        self._records.take(records)
+        self._bytes.take(size)
+
+    def check_rates(self, now_ns: int, *, records: int = 0, size: int = 0) -> None:
+        """Raises `Throttled` if so much may not be appended now."""
         records_wait_ns = self._records.wait_ns(records, now_ns)
         size_wait_ns = self._bytes.wait_ns(size, now_ns)
         if records_wait_ns or size_wait_ns:
@@ -138,8 +148,6 @@ class Allowance:
             else:
                 limit, most = "bytes_per_second", self.quota.bytes_per_s
             raise self._refusal(limit, most, max(records_wait_ns, size_wait_ns))
-        self._records.take(records)
-        self._bytes.take(size)
 
     def connect(self) -> None:
         """A long-lived connection opens; `disconnect` must follow. Raises `Throttled`."""
@@ -193,12 +201,15 @@ class Quotas:
 
         Keep it for as long as the request or connection lasts: what began on it ends on it.
         """
-        allowance = self._allowances.get(identity.name)
+        return self.named(identity.name, identity.quota, now_ns)
+
+    def named(self, name: str, quota: Quota, now_ns: int) -> Allowance:
+        """The allowance of the key of that name, which has this quota now."""
+        allowance = self._allowances.get(name)
         if allowance is None:
-            allowance = Allowance(identity.name, identity.quota, now_ns)
-            self._allowances[identity.name] = allowance
-        elif allowance.quota is not identity.quota:
-            allowance.retune(identity.quota, now_ns)
+            allowance = self._allowances[name] = Allowance(name, quota, now_ns)
+        elif allowance.quota is not quota:
+            allowance.retune(quota, now_ns)
         return allowance
 
     def find(self, name: str) -> Allowance | None:

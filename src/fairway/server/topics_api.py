@@ -229,7 +229,7 @@ async def delete_records(host: Host, request: Request, topic: str) -> Reply:
     request.identity.require("delete", topic)
     match = TagMatch.of(message.match) if message.match is not None else None
     found, deleted = await host.topics.delete_records(
-        topic, before_seq=message.before_seq, match=match
+        topic, before_seq=message.before_seq, match=match, seq=message.seq
     )
     return json_reply(
         DeleteReply(

@@ -37,10 +37,20 @@ class Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The `traceparent` of the request that wrote it."""
     hops: int = 0
     """How many routers it came through."""
+    accepted: int = 0
+    """When it was accepted, if the clock was behind `ts` then, which never falls in a topic."""
+    copies: int = -1
+    """How many copies routers may make of each of its records, all that follow counted; -1 of what
+    no router made."""
 
     @property
     def last_seq(self) -> int:
         return self.first_seq + self.count - 1
+
+    @property
+    def accepted_ms(self) -> int:
+        """What the clock showed when it was accepted."""
+        return self.accepted or self.ts
 
     def parse(self) -> list[NewRecord]:
         return decode_records(self.records)
@@ -85,6 +95,7 @@ class Record(NamedTuple):
     meta: bytes | None = None
     trace: str | None = None
     hops: int = 0
+    copies: int = -1
 
 
 class Projection(NamedTuple):
@@ -100,7 +111,7 @@ _string: Callable[[str], bytes] = msgspec.json.encode
 
 def encode_record(record: Record, projection: Projection) -> bytes:
     """`{"$seq":…,"$ts":…,"$node":…,"$tag":…,"data":…,"meta":…}`; what is absent is left out."""
-    seq, ts, data, tag, node, meta, trace, _ = record
+    seq, ts, data, tag, node, meta, trace, _, _ = record
     parts = [b'{"$seq":%d,"$ts":%d' % (seq, ts)]
     if node is not None:
         parts += (b',"$node":', _string(node))

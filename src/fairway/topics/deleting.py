@@ -14,15 +14,16 @@ from fairway.storage.wal import INT_MAX, Operation
 from fairway.topics import names
 from fairway.topics.batch import size_of
 from fairway.topics.live import Doubt, Write
+from fairway.topics.match import SeqMatch
 from fairway.topics.old_batches import Tally
 from fairway.topics.topic import Removal, encode_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from fairway.storage.log import Log
     from fairway.topics.live import LivePart
-    from fairway.topics.match import TagMatch
+    from fairway.topics.match import Rule, TagMatch
     from fairway.topics.old_batches import OldBatches, Pace
     from fairway.topics.topic import Topic
 
@@ -38,58 +39,75 @@ class Deletions:
         batches: OldBatches,
         pace: Pace,
         doubt: Callable[[Topic], None],
-        deleted: Callable[[Topic], None],
+        settle: Callable[[Topic], Awaitable[None]],
+        deleted: Callable[[Topic, int], None],
     ) -> None:
-        """`doubt` is told of a topic that the store must be asked about; `deleted` of one that has
-        become smaller."""
+        """`doubt` is told of a topic that the store must be asked about. `settle` has it begin with
+        a live record; `deleted` is told of one that has become smaller, from a seq on."""
         self._log = log
         self._live = live
         self._batches = batches
         self._pace = pace
         self._doubt = doubt
+        self._settle = settle
         self._deleted = deleted
 
-    async def delete(self, topic: Topic, before_seq: int | None, match: TagMatch | None) -> int:
+    async def delete(
+        self,
+        topic: Topic,
+        before_seq: int | None,
+        match: TagMatch | None,
+        only_seq: int | None = None,
+    ) -> int:
         """Delete what is there now, for good; returns how many records that were."""
+        rule: Rule | None = match if only_seq is None else SeqMatch(only_seq)
         live = self._live(topic)
         async with live.lock:
             if live.in_doubt:  # what is counted now might be deleted already
                 raise Unavailable(f"it is not known yet what topic {topic.name!r} holds")
             while True:
                 failures = live.failures
-                removal, last = await self._find(topic, before_seq, match)
+                removal, first, last = await self._find(topic, before_seq, match, only_seq)
                 if live.failures == failures:
                     break  # else some of what was counted may be lost
             if not removal.records and removal.delete_floor == topic.delete_floor:
                 return 0
-            await self._remove(topic, live, removal, match, last)
-        self._deleted(topic)
+            earliest = topic.earliest
+            await self._remove(topic, live, removal, rule, last)
+            if rule is None or first <= earliest:
+                await self._settle(topic)
+        self._deleted(topic, first)
         return removal.records
 
     async def _find(
-        self, topic: Topic, before_seq: int | None, match: TagMatch | None
-    ) -> tuple[Removal, int]:
-        """What a deletion would change, and the last seq that a tag took with it."""
+        self, topic: Topic, before_seq: int | None, match: TagMatch | None, only_seq: int | None
+    ) -> tuple[Removal, int, int]:
+        """What a deletion would change, and the first and the last seq that a rule would hide."""
         upto = topic.head if before_seq is None else min(before_seq - 1, topic.head)
-        last = 0
+        start = topic.floor
+        if only_seq is not None:
+            start, upto = max(start, only_seq), min(upto, only_seq)
+        ruled = match is not None or only_seq is not None
+        begin = last = hidden = 0
         first_live: int | None = None
         tally = Tally(lossy=topic.config.durability == "ephemeral")
         tags = topic.live.tags if topic.live is not None else None
         if match is not None and tags is not None:
             first = max(topic.floor, 1)
             if tags.skip(first - 1, upto, match) >= upto:
-                return Removal(topic.delete_floor, topic.earliest, 0, 0, True), 0
-        parsed = match is not None or bool(topic.rules)
-        async for batch in self._batches.between(
-            topic, topic.floor, upto, self._pace, parsed=parsed
-        ):
+                return Removal(topic.delete_floor, topic.earliest, 0, 0, True), 0, 0
+        parsed = ruled or bool(topic.rules)
+        async for batch in self._batches.between(topic, start, upto, self._pace, parsed=parsed):
             tally.lose_below(topic.evict_floor)
-            if match is None:
-                tally.add(batch.last_seq, *topic.live_in(batch, upto))
+            if not ruled:
+                count, size, beside = topic.held_in(batch, upto)
+                tally.add(batch.last_seq, count, size)
+                hidden += beside
                 continue
             records = size = 0
             for seq, record in enumerate(batch.parse(), batch.first_seq):
-                matches = match(record.tag)
+                matches = match is None or match(record.tag)
+                matches = matches and only_seq in (None, seq)
                 if not matches and first_live is not None:
                     continue  # most of them: nothing else is asked of those that stay
                 if seq > upto or not topic.is_live(seq, record.tag):
@@ -97,21 +115,24 @@ class Deletions:
                 if matches:
                     records += 1
                     size += size_of(record, batch.node)
-                    last = seq
+                    begin, last = begin or seq, seq
                 else:
                     first_live = seq
             tally.add(batch.last_seq, records, size)
         tally.lose_below(topic.evict_floor)
         floor, earliest = topic.delete_floor, max(topic.earliest, upto + 1)
-        if match is None:
+        if not ruled:
             floor = max(floor, upto + 1) if upto >= topic.floor else floor
         elif first_live is not None:
             earliest = max(topic.earliest, first_live)
-        removal = Removal(floor, earliest, tally.records, tally.size, match is not None)
-        return removal, last
+        if only_seq is not None:
+            earliest = topic.earliest  # `settle` finds out
+        change = tally.size if ruled else -hidden
+        removal = Removal(floor, earliest, tally.records, tally.size, ruled, change)
+        return removal, begin, last
 
     async def _remove(
-        self, topic: Topic, live: LivePart, removal: Removal, match: TagMatch | None, last: int
+        self, topic: Topic, live: LivePart, removal: Removal, match: Rule | None, last: int
     ) -> None:
         """Write a deletion, then apply it: readers are not spared what may still be there."""
         if topic.epoch < 0:
@@ -148,9 +169,9 @@ class Deletions:
         await asyncio.shield(write.decided())
 
 
-def _apply(topic: Topic, removal: Removal, match: TagMatch | None, last: int) -> None:
+def _apply(topic: Topic, removal: Removal, match: Rule | None, last: int) -> None:
     if match is None:
-        topic.delete_before(removal.delete_floor, removal.records, removal.size)
+        topic.delete_before(removal.delete_floor, removal.records, removal.size, -removal.hidden)
     else:
-        topic.delete_tagged(match, last, removal.records, removal.size)
-    topic.start_at(removal.earliest)
+        topic.delete_matching(match, last, removal.records, removal.size)
+    topic.start_at(min(removal.earliest, topic.head + 1))

@@ -121,6 +121,10 @@ class Topics:
         """Told of every topic that comes into being."""
         self.may_make: Callable[[str], None] = lambda owner: None
         """Asked before a topic is made, whichever way; raises if its owner has enough."""
+        self.may_copy: Callable[[str, int, int], Callable[[], None] | None]
+        self.may_copy = lambda owner, records, size: None
+        """Asked before a router copies so many records and bytes, with whom they count for. Raises
+        if that has to wait; what it returns is called once they are queued."""
 
     # Life
 
@@ -379,15 +383,21 @@ class Topics:
         return self.writing.append_now(reply, topic, new)
 
     async def delete_records(
-        self, name: str, *, before_seq: int | None = None, match: TagMatch | None = None
+        self,
+        name: str,
+        *,
+        before_seq: int | None = None,
+        match: TagMatch | None = None,
+        seq: int | None = None,
     ) -> tuple[Topic, int]:
-        """Delete records that are there now, below a seq, of a tag, or both; and how many."""
+        """Delete records that are there now: below a seq, of a tag, of a seq, or where all that is
+        asked holds; and how many."""
         self._check_open()
-        if before_seq is None and match is None:
-            raise InvalidRequest("a delete names before_seq, match, or both")
+        if before_seq is None and match is None and seq is None:
+            raise InvalidRequest("a delete names before_seq, match or seq")
         topic = self.get(name)
         deleted = await self._changes.to_its_end(
-            self.retention.deletions.delete(topic, before_seq, match)
+            self.retention.deletions.delete(topic, before_seq, match, seq)
         )
         return topic, deleted
 
@@ -465,9 +475,9 @@ class Topics:
     ) -> tuple[Router, bool]:
         """Create a router, or replace one; True if it is new. It forwards from now on.
 
-        `owner` is whoever its destination counts for, if that is made; `declared` is as for
-        `create`. `permit` is asked about the rule that would be replaced, if there is one, and
-        raises if it may not be.
+        `owner` is whoever its copies count for, and its destination if that is made; `declared` is
+        as for `create`. `permit` is asked about the rule that would be replaced, if there is one,
+        and raises if it may not be.
         """
         self._check_open()
 
@@ -504,13 +514,17 @@ class Topics:
             permit(existing.config)
         return existing
 
-    async def topic_for_router(self, config: RouterConfig) -> Topic:
-        """The destination of a router."""
+    def fan_out(self, topic: str) -> tuple[int, int]:
+        """How many routers read a topic, and how many of these lead to one that others read."""
+        return self._routers.fan_out(topic)
+
+    async def topic_for_router(self, config: RouterConfig, owner: str = "") -> Topic:
+        """The destination of a router, which counts for its owner if it has to be made."""
         topic = self.find(config.dest)
         if topic is None:
             if not config.create_dest:
                 raise NotFound("topic", config.dest)
-            topic, _ = await self.create(config.dest)
+            topic, _ = await self.create(config.dest, owner=owner)
         return topic
 
     def start(self, chore: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

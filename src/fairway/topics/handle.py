@@ -276,17 +276,24 @@ class TopicHandle(Generic[T]):
             engine.unwatch(watcher)
             engine.when_lost.remove(inbox.fail)
 
-    async def delete(self, *, before_seq: int | None = None, match: Match | None = None) -> int:
+    async def delete(
+        self,
+        *,
+        before_seq: int | None = None,
+        match: Match | None = None,
+        seq: int | None = None,
+    ) -> int:
         """Delete records that are there now, for good; returns how many.
 
-        Below a seq, of a tag (or of tags with a prefix such as "eu.*"), or where both hold.
-        Raises `NotFound` if there is no such topic: there is nothing to make it for.
+        Below a seq, of a tag (or of tags with a prefix such as "eu.*"), the one of a seq, or where
+        all that is asked holds. Raises `NotFound` if there is no such topic: there is nothing to
+        make it for.
         """
-        asked = _checked(DeleteRequest, before_seq=before_seq, match=match_of(match))
+        asked = _checked(DeleteRequest, before_seq=before_seq, match=match_of(match), seq=seq)
         if (remote := self._app.remote_topics) is not None:
             return await remote.delete(self.name, asked)
         _, count = await self._app.topics.delete_records(
-            self.name, before_seq=before_seq, match=_tags(asked.match)
+            self.name, before_seq=before_seq, match=_tags(asked.match), seq=seq
         )
         return count
 

@@ -144,7 +144,7 @@ class OldBatches:
         """Batches that hold seqs in [first, last] and above the floor, a step at a time."""
         # What falls below the floor meanwhile may be nowhere: it is not looked for.
         while (first := max(first, topic.floor)) <= last:
-            batches = await self._page(topic, first)
+            batches = await self.page(topic, first)
             if not batches:
                 return
             for batch in batches:
@@ -154,7 +154,8 @@ class OldBatches:
                 await pace.turn(work_of(batch, parsed=parsed))
             first = batches[-1].last_seq + 1
 
-    async def _page(self, topic: Topic, first: int) -> list[Batch]:
+    async def page(self, topic: Topic, first: int) -> list[Batch]:
+        """Some batches that hold seqs from `first` on, in order; none if there are none."""
         live = topic.live
         if live is not None and live.tail.first_seq > first:
             await live.wait_written()

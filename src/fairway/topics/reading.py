@@ -98,16 +98,21 @@ async def cold_page(
             if skipped >= end:
                 return Page([], gap, skipped)
             start = skipped
+        rules = topic.rules
         entries = await log.read(topic.epoch, first=start + 1, limit=limit, max_bytes=max_bytes)
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
         end = min(upto, topic.end_of_run(begin))
         if topic.gap_after(after) != gap or max(start, topic.delete_floor - 1) >= end:
             continue  # what was asked for went while the store was read
+        if topic.rules is not rules:
+            continue  # a rule went that hid some of what was read
         batches = [decode_batch(entry.payload, topic=topic.name) for entry in entries]
-        if not batches or batches[0].first_seq > max(start + 1, topic.floor):
+        missing = min(batches[0].first_seq - 1, end) if batches else end
+        if missing > max(start, topic.floor - 1, topic.reclaimed):
             raise Corrupt(f"records after {start} are missing", place=f"topic {topic.name}")
-        end = min(end, batches[-1].last_seq)
+        if batches:
+            end = min(end, batches[-1].last_seq)
         records, next_seq = select(topic, batches, start, end, limit, max_bytes, selection)
         return Page(records, gap, next_seq)
 
@@ -156,6 +161,7 @@ def select(
                             bytes(meta) if meta and meta != NULL else None,
                             batch.trace,
                             batch.hops,
+                            batch.copies,
                         )
                     )
             seq += 1

@@ -14,7 +14,7 @@ import msgspec
 
 from fairway.topics import names
 from fairway.topics.batch import decode_batch
-from fairway.topics.match import TagMatch, TagRules
+from fairway.topics.match import TagRules, rule_named
 from fairway.topics.topic import Topic, decode_snapshot
 from fairway.wire.topics import TopicConfig  # noqa: TC001 - msgspec looks the type up
 
@@ -121,8 +121,8 @@ class Recovery:
         after = ""
         while page := await self._log.meta_scan(topic.epoch, prefix=names.RULE, after=after):
             for name, value in page:
-                match = TagMatch.named(name.removeprefix(names.RULE))
-                topic.rules.add(match, names.decode_number(value))
+                rule = rule_named(name.removeprefix(names.RULE))
+                topic.rules.add(rule, names.decode_number(value))
             after = page[-1][0]
 
 

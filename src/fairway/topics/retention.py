@@ -33,8 +33,10 @@ from fairway.topics.old_batches import (
     evict_front,
     eviction_work,
     hot_front,
+    work_of,
 )
 from fairway.topics.old_keys import OldKeys
+from fairway.topics.reclaiming import Reclaiming
 from fairway.topics.topic import encode_snapshot
 
 if TYPE_CHECKING:
@@ -101,8 +103,10 @@ class Retention:
             batches=self._batches,
             pace=self._pace,
             doubt=self.doubt,
+            settle=self._settle_front,
             deleted=self._deleted,
         )
+        self._reclaiming = Reclaiming(log, live=live, batches=self._batches, pace=self._pace)
 
     # On the way in
 
@@ -116,6 +120,8 @@ class Retention:
         expired = False
         if topic.config.ttl_ms:
             due_ms = self._expiries.due_ms(topic)
+            if topic.set_back[0] > topic.floor:  # its oldest may go earlier than they say
+                self._expiries.note(topic, topic.set_back[1] + topic.config.ttl_ms)
             if due_ms is None:
                 self._note_oldest(topic)
             else:
@@ -136,6 +142,10 @@ class Retention:
             if topic not in self._expiries:  # else its oldest record was looked at just now
                 self._look_for_expired(topic)
             self._look_at_rows(topic)
+            if topic.rules:
+                self._trim[topic] = None
+            if topic.to_reclaim:
+                self._reclaiming.begin(topic, 0)
 
     def reconsider(self, topic: Topic) -> None:
         """Its state or its configuration is another: what follows from that is done by and by."""
@@ -153,13 +163,29 @@ class Retention:
     def _note_oldest(self, topic: Topic) -> None:
         """Its first record is there, or the first one again: remember when it will expire."""
         front = hot_front(topic, self._live(topic))
-        expires_ms = topic.expires_ms(front) if front is not None else None
+        expires_ms = topic.expires_ms(front, self._now_ms()) if front is not None else None
         if topic.count:
             self._expiries.note(topic, expires_ms or 0)
 
-    def _deleted(self, topic: Topic) -> None:
+    def _deleted(self, topic: Topic, first: int) -> None:
         self._trim[topic] = None
+        self._reclaiming.begin(topic, first)
+        self._wake.set()
         self.evict_hot(topic)
+
+    async def _settle_front(self, topic: Topic) -> None:
+        """Begin at a live record, past what was deleted. Called with the topic's lock held."""
+        live = self._live(topic)
+        while topic.rules:
+            if not topic.count:
+                topic.skip_all()
+                return
+            front = None if live.in_doubt else await self._batches.front(topic, live)
+            if front is None or topic.epoch < 0 or not topic.skip_deleted(front):
+                return
+            if live.tail.oldest is front:
+                live.tail.pop_oldest()
+            await self._pace.turn(work_of(front, parsed=True))
 
     # Evicting
 
@@ -171,6 +197,7 @@ class Retention:
             return
         now_ms = self._now_ms()
         pace = Pace(work)
+        floor = topic.floor
         while topic.over_cap or self._front_expired(topic, now_ms):
             if pace.spent:
                 self._evict_on(topic)
@@ -182,12 +209,31 @@ class Retention:
             pace.spend(eviction_work(topic, front))
             if not evict_front(topic, live, front, now_ms):
                 break
+        if topic.rules and topic.floor > floor:
+            self._settle_hot(topic, live)
         if topic.floor > self._log.floor(topic.epoch) + self.config.chunk:
+            self._trim[topic] = None
+
+    def _settle_hot(self, topic: Topic, live: LivePart) -> None:
+        """As `_settle_front`, as far as memory and a step reach."""
+        pace = Pace()
+        while topic.count and not pace.spent:
+            front = hot_front(topic, live)
+            if front is None:
+                break
+            pace.spend(work_of(front, parsed=True))
+            if not topic.skip_deleted(front):
+                return
+            if live.tail.oldest is front:
+                live.tail.pop_oldest()
+        if not topic.count:
+            topic.skip_all()
+        else:
             self._trim[topic] = None
 
     def _front_expired(self, topic: Topic, now_ms: int) -> bool:
         front = hot_front(topic, self._live(topic)) if topic.config.ttl_ms else None
-        expires_ms = topic.expires_ms(front) if front is not None else None
+        expires_ms = topic.expires_ms(front, now_ms) if front is not None else None
         return expires_ms is not None and expires_ms <= now_ms
 
     def _evict_on(self, topic: Topic) -> None:
@@ -217,6 +263,7 @@ class Retention:
 
     async def _evict_step(self, topic: Topic, live: LivePart, now_ms: int) -> bool:
         """Evict until a rest is due; False if nothing more has to go, or can."""
+        floor = topic.floor
         while topic.count and (topic.over_cap or topic.config.ttl_ms):
             front = None if live.in_doubt else await self._batches.front(topic, live)
             if front is None:
@@ -224,12 +271,14 @@ class Retention:
                 return False
             self._pace.spend(eviction_work(topic, front))
             if not evict_front(topic, live, front, now_ms):
-                expires_ms = topic.expires_ms(front)
+                expires_ms = topic.expires_ms(front, now_ms)
                 if expires_ms is not None:
                     self._expiries.note(topic, expires_ms)
-                return False
+                break
             if self._pace.spent:
                 return True
+        if topic.floor > floor:
+            await self._settle_front(topic)
         return False
 
     # Upkeep
@@ -246,6 +295,7 @@ class Retention:
                 self._settle_doubts,
                 self._expire_all,
                 self._trim_all,
+                self._reclaim_all,
                 self._old_keys.forget,
             ):
                 try:
@@ -352,9 +402,21 @@ class Retention:
     async def _trim_one(self, topic: Topic) -> None:
         if topic.over_cap:
             await self._evict(topic, self.config.eviction_steps)
+        if topic.rules:
+            async with self._live(topic).lock:
+                await self._settle_front(topic)
         if await self.save(topic):
             self._trim[topic] = None  # the others first, then the next chunk, without a pause
             self._wake.set()
+
+    async def _reclaim_all(self) -> None:
+        await self._each(self._reclaiming.topics, self._reclaim_one)
+
+    async def _reclaim_one(self, topic: Topic) -> None:
+        for _ in range(self.config.eviction_steps):
+            if not await self._reclaiming.step(topic):
+                return
+        self._wake.set()  # the others first, then the next part, without a pause
 
     def snapshot_meta(self, topic: Topic) -> dict[str, bytes | None]:
         """A snapshot as metadata, to be written in an operation of the topic."""

@@ -27,6 +27,7 @@ class _Stored(msgspec.Struct, array_like=True):
     config: RouterConfig
     source_epoch: int
     start_seq: int
+    owner: str = ""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -39,6 +40,7 @@ class Routers:
     def __init__(self, engine: Topics) -> None:
         self.all: dict[str, Router] = {}
         self._engine = engine
+        self._fan_out: dict[str, tuple[int, int]] | None = None
 
     def get(self, name: str) -> Router:
         router = self.all.get(name)
@@ -54,12 +56,24 @@ class Routers:
             if topic in (router.config.source, router.config.dest)
         ]
 
+    def fan_out(self, topic: str) -> tuple[int, int]:
+        """How many read a topic, and how many of these lead to one that others read."""
+        if self._fan_out is None:
+            read = {router.config.source for router in self.all.values()}
+            found: dict[str, tuple[int, int]] = {}
+            for router in self.all.values():
+                every, leading = found.get(router.config.source, (0, 0))
+                leads = router.config.dest in read
+                found[router.config.source] = every + 1, leading + leads
+            self._fan_out = found
+        return self._fan_out.get(topic, (0, 0))
+
     async def put(self, name: str, config: RouterConfig, owner: str) -> tuple[Router, bool]:
         """Create a router, or replace one; True if it is new."""
         self._check(name, config)
         existing = self.all.get(name)
         if existing is not None and existing.config == config:
-            return existing, False
+            return existing, False  # and goes on to count for whoever made it
         engine = self._engine
         source = engine.get(config.source)
         if not config.create_dest:
@@ -71,11 +85,12 @@ class Routers:
         start_seq = source.head
         if existing is not None and existing.config.source == config.source:
             start_seq = existing.state().cursor
-        saved = _Stored(config, source.epoch, start_seq)
+        saved = _Stored(config, source.epoch, start_seq, owner)
         await engine.catalog.put(ROUTER, name, _encode(saved))
         if existing is not None:
             self.forget(name)
-        router = self.all[name] = Router(name, config, start_seq)
+        router = self.all[name] = Router(name, config, start_seq, owner)
+        self._fan_out = None
         await self._start(router)
         return router, existing is None
 
@@ -89,6 +104,7 @@ class Routers:
     def forget(self, name: str) -> None:
         """Stop a router whose rule is gone."""
         router = self.all.pop(name)
+        self._fan_out = None
         if router.watcher is not None:
             self._engine.delivery.detach(router.watcher)
 
@@ -98,7 +114,7 @@ class Routers:
             saved = _decode(named.value)
             source = self._engine.find(saved.config.source)
             if source is not None and source.epoch == saved.source_epoch:
-                self.all[name] = Router(name, saved.config, saved.start_seq)
+                self.all[name] = Router(name, saved.config, saved.start_seq, saved.owner)
             else:
                 with suppress(FairwayError):  # it is left over; the next start removes it
                     await self._engine.catalog.remove((ROUTER, name))

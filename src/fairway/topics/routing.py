@@ -4,7 +4,12 @@ A router is a reader of its source whose frames become appends to its destinatio
 router's position (the source's epoch and the last seq looked at), which the destination keeps in
 the same operation as the records: that is the router's durable cursor, so a replay after a crash
 finds out what was forwarded and forwards nothing twice. Routers form no cycle unless told that they
-may; then a record stops after `HOPS_MAX` of them, and a tombstone at the first that may close one.
+may; a record stops after `HOPS_MAX` of them, and a tombstone at the first that may close one.
+
+Where routers meet again and again, a few hops make very many copies. So a record has `COPIES_MAX`
+of them, which the routers of each topic that it comes to share: each takes one for its own copy,
+and what is left is divided among those that lead on. What has none left is not copied, which is
+counted and shown; of a record that no router made, each router of its topic makes its copy always.
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from fairway.core.backoff import BackoffConfig
-from fairway.errors import FairwayError
+from fairway.errors import FairwayError, Throttled
 from fairway.topics.batch import Record, encode_new
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import Selection
@@ -39,11 +44,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairway.topics")
 
 HOPS_MAX: Final = 8
+COPIES_MAX: Final = 10_000
+"""Copies of one record, those of its copies counted."""
 PASSED_ON: Final = ("source_trim", "mixed")
 """Reasons of a gap that may have come through a router."""
 IN_FLIGHT_MAX: Final = 64
 RETRY: Final = BackoffConfig(base_ns=10_000_000, cap_ns=1_000_000_000, jitter=0.0)
-_way = attrgetter("hops", "trace")
+AT_ONCE: Final = 1000
+"""Records that are copied in one append."""
+RETRY_MAX_NS: Final = 1_000_000_000
+"""A quota may have room again before anybody can say so."""
+_way = attrgetter("hops", "trace", "copies")
 
 
 class Destinations(Protocol):
@@ -52,19 +63,25 @@ class Destinations(Protocol):
     writing: Writing
     writability: Writability
 
-    async def topic_for_router(self, config: RouterConfig) -> Topic: ...
+    may_copy: Callable[[str, int, int], Callable[[], None] | None]
+
+    async def topic_for_router(self, config: RouterConfig, owner: str = "") -> Topic: ...
+    def fan_out(self, topic: str) -> tuple[int, int]: ...
     def start(self, chore: Coroutine[Any, Any, None]) -> object: ...
 
 
 class Router:
     """One rule: an encoder and a sink at once, since its frames are its own affair."""
 
-    def __init__(self, name: str, config: RouterConfig, start_seq: int) -> None:
+    def __init__(self, name: str, config: RouterConfig, start_seq: int, owner: str = "") -> None:
+        """`owner` is whoever its copies count for."""
         self.name = name
+        self.owner = owner
         self.config = config
         self.start_seq = start_seq
         self.watcher: Watcher | None = None
         self.forwarded = 0
+        self.stopped = 0
         self.error: str | None = None
         self._engine: Destinations
         self._dest: Topic | None = None
@@ -72,6 +89,7 @@ class Router:
         self._confirmed = start_seq
         self._failures = 0
         self._preparing = False
+        self._most = AT_ONCE
 
     @property
     def producer(self) -> str:
@@ -80,7 +98,7 @@ class Router:
 
     def view(self) -> View:
         match = TagMatch.of(self.config.filter) if self.config.filter is not None else None
-        return View(self, Selection(match=match), limit=1000, max_bytes=256 * 1024)
+        return View(self, Selection(match=match), limit=AT_ONCE, max_bytes=256 * 1024)
 
     def follow(self, engine: Destinations, source: Topic, cursor: int) -> Watcher:
         """Start reading `source` after `cursor`."""
@@ -113,6 +131,7 @@ class Router:
             cursor=cursor,
             lag=watcher.topic.head - cursor if watcher is not None else 0,
             forwarded_total=self.forwarded,
+            stopped_total=self.stopped,
             error=self.error,
         )
 
@@ -154,24 +173,46 @@ class Router:
                 partial(writing.enqueue_gap, dest, count, "source_trim", position), to_seq, 0
             )
         # What a batch holds has one trace, and has come equally far.
-        for (hops, _), group in groupby(frame, _way):
-            if hops >= HOPS_MAX:
-                continue
+        fan_out = self._engine.fan_out(self.config.source)
+        for (hops, _, copies), group in groupby(frame, _way):
             records = list(group)
+            left = share_of(hops, copies, *fan_out)
+            if left is None:
+                self._stop(records)
+                continue
             while records:
-                some = records[: _room(dest, records)]
+                some = records[: min(_room(dest, records), self._most)]
                 del records[: len(some)]
-                if not self._copy(watcher, dest, some):
+                if not self._copy(watcher, dest, some, left):
                     return False
         return True
 
-    def _copy(self, watcher: Watcher, dest: Topic, records: Sequence[Record]) -> bool:
+    def _stop(self, records: Sequence[Record]) -> None:
+        """They came through too many routers, or have too many copies, and go no further."""
+        if not self.stopped:
+            logger.warning(
+                "router %s leaves out what came through %d routers or has %d copies, from seq %d"
+                " of %s on",
+                *(self.name, HOPS_MAX, COPIES_MAX, records[0].seq, self.config.source),
+            )
+        self.stopped += len(records)
+
+    def _copy(self, watcher: Watcher, dest: Topic, records: Sequence[Record], left: int) -> bool:
         if dest.weak and dest.assigned + len(records) > dest.reserved:
             self._prepare(len(records))
             return False
         last = records[-1].seq
-        batch = self._batch(records, Position(self.producer, watcher.topic.epoch, last))
-        enqueue = partial(self._engine.writing.enqueue, dest, batch)
+        batch = self._batch(records, Position(self.producer, watcher.topic.epoch, last), left)
+
+        def enqueue() -> asyncio.Future[Appended]:
+            copied = None
+            if self.owner:
+                copied = self._engine.may_copy(self.owner, len(records), len(batch.records.raw))
+            waiting = self._engine.writing.enqueue(dest, batch)
+            if copied is not None:
+                copied()
+            return waiting
+
         if not self._queue(enqueue, last, len(records)):
             return False
         watcher.cursor = last  # should the next ones be refused, it begins there
@@ -194,7 +235,7 @@ class Router:
         waiting.add_done_callback(settle)
         return True
 
-    def _batch(self, records: Sequence[Record], position: Position) -> NewBatch:
+    def _batch(self, records: Sequence[Record], position: Position, left: int) -> NewBatch:
         config = self.config
         raw = b"[%b]" % b",".join(
             encode_new(record, keep_tag=config.preserve_tag, keep_node=config.preserve_node)
@@ -205,6 +246,7 @@ class Router:
             position=position,
             trace=records[-1].trace,
             hops=records[-1].hops + 1,
+            copies=left,
         )
 
     def _settled(self, done: asyncio.Future[Appended], to_seq: int, copied: int) -> None:
@@ -217,6 +259,7 @@ class Router:
                 self.forwarded += copied
             self._confirmed = max(self._confirmed, to_seq)
             self._failures = 0
+            self._most = AT_ONCE
             self.error = None
             watcher.resume()
             return
@@ -238,6 +281,11 @@ class Router:
         watcher = self.watcher
         assert watcher is not None
         delay_ns = getattr(error, "retry_after_ns", 0) or RETRY.ceiling_ns(min(self._failures, 20))
+        delay_ns = min(delay_ns, RETRY_MAX_NS)
+        if isinstance(error, Throttled) and error.limit == "stored_bytes" and self._most > 1:
+            # There may be room for some of them, and would never be for all.
+            self._most //= 2
+            delay_ns = RETRY.base_ns
         asyncio.get_running_loop().call_later(delay_ns / 1e9, watcher.resume)
 
     def _prepare(self, count: int) -> None:
@@ -250,7 +298,7 @@ class Router:
         watcher = self.watcher
         assert watcher is not None
         try:
-            dest = await self._engine.topic_for_router(self.config)
+            dest = await self._engine.topic_for_router(self.config, self.owner)
             known = await self._engine.writing.written_position_of(dest, self.producer)
             await self._engine.writing.reserving.reserve(dest, count)
         except FairwayError as error:
@@ -263,6 +311,20 @@ class Router:
             watcher.cursor = max(watcher.cursor, self._confirmed)
         self._dest = dest
         watcher.resume()
+
+
+def share_of(hops: int, copies: int, routers: int, leading: int) -> int | None:
+    """How many copies may follow a copy of a record; None if it is not copied at all.
+
+    `copies` may be made of it, by so many routers of its topic, some of them leading on.
+    """
+    if hops >= HOPS_MAX:
+        return None
+    if hops == 0 or copies < 0:
+        copies = COPIES_MAX
+    elif copies < routers:
+        return None
+    return max(0, copies - routers) // max(leading, 1)
 
 
 def _room(dest: Topic, records: Sequence[Record]) -> int:

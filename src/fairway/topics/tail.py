@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from fairway.topics.batch import Batch
     from fairway.topics.topic import Topic
@@ -24,7 +24,7 @@ BATCH_OVERHEAD = 256
 
 
 class Tail:
-    """Batches in order of their seqs. Everything from `first_seq` up to the head is in it."""
+    """Batches in order of their seqs. All that is live from `first_seq` up to the head is in it."""
 
     __slots__ = ("_batches", "_start", "first_seq")
 
@@ -51,6 +51,11 @@ class Tail:
             del self._batches[: self._start]
             self._start = 0
         return batch
+
+    def discard(self, last_seqs: Container[int]) -> None:
+        """Forget the batches that end with these seqs: nothing of them is live."""
+        kept = [one for one in self._batches[self._start :] if one.last_seq not in last_seqs]
+        self._batches, self._start = kept, 0
 
     def after(self, seq: int) -> Iterator[Batch]:
         """Batches that hold anything above `seq`, in order. They must be in here."""

@@ -18,11 +18,14 @@ import msgspec
 
 from fairway.errors import Unavailable
 from fairway.topics.batch import size_of
-from fairway.topics.match import TagMatch, TagRules
+from fairway.topics.match import TagRules
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from fairway.topics.batch import Batch
     from fairway.topics.live import LivePart
+    from fairway.topics.match import Rule
     from fairway.wire.topics import LossReason, TopicConfig
 
 
@@ -54,6 +57,14 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):
     rules: bool = False
     """Whether there are deletions by tag to be read as well."""
     pin: int = 0
+    hidden: int = -1
+    """Bytes of deleted records that are stored beside others; -1 if nobody counted them."""
+    reclaimed: int = 0
+    """Up to this seq entries may be missing: every record of theirs was deleted."""
+    to_reclaim: int = 0
+    """Up to this seq there may be more of them."""
+    set_back: tuple[int, int] = (0, 0)
+    """(seq, time): what lies below that seq was accepted before that time, whatever it says."""
 
 
 _SNAPSHOT = msgspec.msgpack.Decoder(Snapshot)
@@ -77,9 +88,22 @@ class Removal(NamedTuple):
     records: int
     size: int
     tagged: bool
+    hidden: int = 0
+    """How many bytes more, or less, are stored without being live."""
 
 
 NO_HOLES: Final[tuple[Hole, ...]] = ()
+
+
+def joined(holes: Iterable[Hole]) -> tuple[Hole, ...]:
+    """In order, and those that lie side by side as one: they are one loss to a reader."""
+    found: list[Hole] = []
+    for hole in sorted(holes):
+        if found and found[-1].last == hole.first - 1 and found[-1].reason == hole.reason:
+            found[-1] = Hole(found[-1].first, hole.last, hole.reason)
+        else:
+            found.append(hole)
+    return tuple(found)
 
 
 class Topic:
@@ -97,6 +121,7 @@ class Topic:
         "evict_floor",
         "floor_reason",
         "head",
+        "hidden",
         "holes",
         "last_read_ns",
         "last_ts",
@@ -104,9 +129,12 @@ class Topic:
         "name",
         "owner",
         "pin",
+        "reclaimed",
         "reserved",
         "rules",
+        "set_back",
         "snapshot_head",
+        "to_reclaim",
     )
 
     def __init__(self, name: str, epoch: int, config: TopicConfig, owner: str = "") -> None:
@@ -124,7 +152,11 @@ class Topic:
         self.holes = NO_HOLES
         self.count = 0
         self.bytes = 0
+        self.hidden = 0
+        self.reclaimed = 0
+        self.to_reclaim = 0
         self.last_ts = 0
+        self.set_back = (0, 0)
         self.reserved = 0
         self.pin = 0  # rows from this seq on stay stored whatever the floors say; 0: none need to
         self.rules: TagRules | None = None
@@ -138,9 +170,16 @@ class Topic:
         """The first seq and the time of an append that is about to be written."""
         first = self.assigned + 1
         self.assigned += count
-        # Time never runs backwards inside a topic, so what has expired is always a prefix.
+        # Time never runs backwards inside a topic, whatever the clock does.
+        self._note_clock(first, now_ms)
         self.last_ts = max(self.last_ts, now_ms)
         return first, self.last_ts
+
+    def _note_clock(self, first: int, now_ms: int) -> None:
+        """A record is accepted: those below were accepted before it, whatever their times say."""
+        seq, ms = self.set_back
+        if now_ms < self.last_ts and (now_ms <= ms or seq <= self.floor):
+            self.set_back = (first, now_ms)
 
     def publish(self, batch: Batch) -> None:
         """An append met its class: readers may see it."""
@@ -158,10 +197,8 @@ class Topic:
         self.head = last
         if not self.count:
             self.raise_evict_floor(last + 1, reason)
-        elif self.holes and self.holes[-1][1:] == (first - 1, reason):
-            self.holes = (*self.holes[:-1], Hole(self.holes[-1].first, last, reason))
         else:
-            self.holes = (*self.holes, Hole(first, last, reason))
+            self.holes = joined((*self.holes, Hole(first, last, reason)))
 
     def unassign(self) -> None:
         """Everything under way failed: their seqs were never seen and are given out again."""
@@ -216,20 +253,27 @@ class Topic:
         """Nothing below it is live."""
         return max(self.evict_floor, self.delete_floor)
 
-    def live_in(self, batch: Batch, upto: int | None = None) -> tuple[int, int]:
-        """(records, bytes) of a batch that are live, of those up to seq `upto`."""
+    def held_in(self, batch: Batch, upto: int | None = None) -> tuple[int, int, int]:
+        """(live records, their bytes, bytes that are hidden) of a batch, up to seq `upto`."""
         floor = self.floor
         last = batch.last_seq if upto is None else min(upto, batch.last_seq)
         if last < floor or last < batch.first_seq:
-            return 0, 0
+            return 0, 0, 0
         if floor <= batch.first_seq and last == batch.last_seq and not self.rules:
-            return batch.count, batch.size
-        count = size = 0
+            return batch.count, batch.size, 0
+        count = size = hidden = 0
         for seq, record in enumerate(batch.parse(), batch.first_seq):
-            if seq <= last and self.is_live(seq, record.tag):
-                count += 1
-                size += size_of(record, batch.node)
-        return count, size
+            if floor <= seq <= last:
+                if self.is_live(seq, record.tag):
+                    count += 1
+                    size += size_of(record, batch.node)
+                else:
+                    hidden += size_of(record, batch.node)
+        return count, size, hidden
+
+    def live_in(self, batch: Batch, upto: int | None = None) -> tuple[int, int]:
+        """(records, bytes) of a batch that are live, of those up to seq `upto`."""
+        return self.held_in(batch, upto)[:2]
 
     def first_live_in(self, batch: Batch) -> int | None:
         """The first live seq of a batch."""
@@ -248,8 +292,13 @@ class Topic:
         config = self.config
         return bool(
             (config.cap_records and self.count > config.cap_records)
-            or (config.cap_bytes and self.bytes > config.cap_bytes)
+            or (config.cap_bytes and self.stored > config.cap_bytes)
         )
+
+    @property
+    def stored(self) -> int:
+        """Bytes that count against a cap or a quota: live, or hidden by a deletion and stored."""
+        return self.bytes + self.hidden
 
     def would_overflow(self, count: int, size: int) -> bool:
         """Whether an append of so much would pass a cap, counting what is under way."""
@@ -257,16 +306,28 @@ class Topic:
         pending, pending_bytes = self.live.pending if self.live is not None else (0, 0)
         return bool(
             (config.cap_records and self.count + pending + count > config.cap_records)
-            or (config.cap_bytes and self.bytes + pending_bytes + size > config.cap_bytes)
+            or (config.cap_bytes and self.stored + pending_bytes + size > config.cap_bytes)
         )
 
-    def expires_ms(self, batch: Batch) -> int | None:
-        """When a batch is too old, or None if never."""
-        return batch.ts + self.config.ttl_ms if self.config.ttl_ms else None
+    def expires_ms(self, batch: Batch, now_ms: int) -> int | None:
+        """When a batch is too old by a clock that shows `now_ms`, or None if never.
+
+        That is its TTL after it was accepted. If the clock has not come to that yet, it was ahead
+        then: the batch goes with those that were accepted after it was set back, or these would
+        have to stay for as long as it was ahead.
+        """
+        ttl_ms = self.config.ttl_ms
+        if not ttl_ms:
+            return None
+        accepted_ms = batch.accepted_ms
+        seq, ms = self.set_back
+        if batch.last_seq < seq and now_ms < accepted_ms:
+            return min(ms, accepted_ms) + ttl_ms
+        return accepted_ms + ttl_ms
 
     def evict(self, front: Batch, now_ms: int) -> bool:
         """Lose what must go of the oldest batch with live records; True if all of it went."""
-        expires_ms = self.expires_ms(front)
+        expires_ms = self.expires_ms(front, now_ms)
         if expires_ms is not None and expires_ms <= now_ms:
             self._lose(front, front.last_seq, "ttl")
             return True
@@ -278,27 +339,52 @@ class Topic:
         """The seq up to which the oldest batch must go for the caps to hold, or its last."""
         config = self.config
         records = self.count - config.cap_records if config.cap_records else 0
-        size = self.bytes - config.cap_bytes if config.cap_bytes else 0
+        size = self.stored - config.cap_bytes if config.cap_bytes else 0
         seq = max(self.floor, front.first_seq)
         if size <= 0 and not self.rules:
             return min(seq + records - 1, front.last_seq)
         # One pass, whatever must go: a cap may take thousands of records out of one batch.
         for seq, record in enumerate(front.parse(), front.first_seq):
-            if self.is_live(seq, record.tag):
-                records -= 1
+            if seq >= self.floor:
+                records -= self.is_live(seq, record.tag)
                 size -= size_of(record, front.node)
                 if records <= 0 and size <= 0:
                     return seq
         return front.last_seq
 
     def _lose(self, front: Batch, upto: int, reason: LossReason) -> None:
-        count, size = self.live_in(front, upto)
+        count, size, hidden = self.held_in(front, upto)
         self.count -= count
         self.bytes -= size
+        self._uncover(hidden)
         self.raise_evict_floor(upto + 1, reason)
         if self.rules:
-            first = self.first_live_in(front)
-            self.start_at(front.last_seq + 1 if first is None else first)
+            self.skip_deleted(front)
+
+    def _uncover(self, hidden: int) -> None:
+        # Never below nothing: a store of an older release does not say how much there is.
+        self.hidden = max(0, self.hidden - hidden)
+
+    def skip_deleted(self, front: Batch) -> bool:
+        """Begin at the first live record of the oldest batch; behind it, and True, if it has none.
+
+        Nobody is told: what it holds was deleted on request, or told to be lost before.
+        """
+        first = self.first_live_in(front)
+        if first is not None:
+            self.start_at(first)
+            return False
+        if front.last_seq >= self.floor:
+            self._uncover(self.held_in(front)[2])
+            self.delete_floor = front.last_seq + 1
+            self.start_at(min(self.delete_floor, self.head + 1))
+        return True
+
+    def skip_all(self) -> None:
+        """No record is live: begin behind the last one."""
+        self.delete_floor = max(self.delete_floor, self.head + 1)
+        self.hidden = 0
+        self.start_at(self.head + 1)
 
     def lose_batch(self, batch: Batch, reason: LossReason) -> None:
         """The oldest batch is lost as a whole."""
@@ -335,7 +421,7 @@ class Topic:
             self.floor_reason = "crash" if self.floor_reason in (None, "crash") else "mixed"
             self.holes = NO_HOLES
         else:
-            self.holes = (*self.holes, Hole(last_known + 1, upto, "crash"))
+            self.holes = joined((*self.holes, Hole(last_known + 1, upto, "crash")))
         if self.earliest > last_known or not self.count:
             self.earliest = upto + 1
 
@@ -353,19 +439,20 @@ class Topic:
             self.earliest = upto + 1
         self.start_at(self.earliest)
 
-    def lose_range(self, first: int, last: int, count: int, size: int) -> None:
+    def lose_range(self, first: int, last: int, count: int, size: int, hidden: int = 0) -> None:
         """Published seqs of a class that promises nothing could not be written after all."""
         self.count -= count
         self.bytes -= size
+        self._uncover(hidden)
         if first <= self.evict_floor:
             self.raise_evict_floor(last + 1, "crash")
             return
-        self.holes = tuple(sorted((*self.holes, Hole(first, last, "crash"))))
+        self.holes = joined((*self.holes, Hole(first, last, "crash")))
         self.start_at(self.earliest)
 
     def lose_all(self, reason: LossReason) -> None:
         """Nothing of what could be read is left."""
-        self.count = self.bytes = 0
+        self.count = self.bytes = self.hidden = 0
         self.rules = None
         self.raise_evict_floor(self.head + 1, reason)
 
@@ -378,20 +465,29 @@ class Topic:
 
     # Deleting on request
 
-    def delete_before(self, seq: int, count: int, size: int) -> None:
-        """Records below `seq` are deleted; `count` of them, of `size` bytes, were live."""
+    def delete_before(self, seq: int, count: int, size: int, hidden: int = 0) -> None:
+        """Records below `seq` are deleted; `count` of them, of `size` bytes, were live, and
+        `hidden` bytes were not."""
         self.delete_floor = max(self.delete_floor, seq)
+        self._uncover(hidden)
         self.start_at(min(seq, self.head + 1))
         self.count -= count
         self.bytes -= size
 
-    def delete_tagged(self, match: TagMatch, upto: int, count: int, size: int) -> None:
-        """Records up to `upto` whose tag matches are deleted."""
+    def delete_matching(self, match: Rule, upto: int, count: int, size: int) -> None:
+        """Records up to `upto` that match are deleted: hidden, until no other is stored beside."""
         if self.rules is None:
             self.rules = TagRules()
         self.rules.add(match, upto)
         self.count -= count
         self.bytes -= size
+        self.hidden += size
+        self.to_reclaim = max(self.to_reclaim, upto)
+
+    def reclaim(self, upto: int, hidden: int) -> None:
+        """Batches up to `upto` that have no live record are gone, with so many hidden bytes."""
+        self.reclaimed = max(self.reclaimed, upto)
+        self._uncover(hidden)
 
     # Snapshots
 
@@ -405,7 +501,7 @@ class Topic:
                 raise Unavailable(f"it is not known yet what topic {self.name!r} holds")
             removal = live.removal
         if removal is None:
-            removal = Removal(self.delete_floor, self.earliest, 0, 0, False)
+            removal = Removal(self.delete_floor, self.earliest, 0, 0, False, 0)
         pending, pending_bytes = live.pending if live is not None else (0, 0)
         return Snapshot(
             1,
@@ -420,6 +516,10 @@ class Topic:
             [*self.holes, *(live.gaps if live is not None else ())],
             bool(self.rules) or removal.tagged,
             self.pin,
+            max(0, self.hidden + removal.hidden),
+            self.reclaimed,
+            max(self.to_reclaim, self.head if removal.tagged else 0),
+            self.set_back,
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -432,15 +532,22 @@ class Topic:
         self.floor_reason = snapshot.floor_reason or None  # type: ignore[assignment]
         self.delete_floor = snapshot.delete_floor
         self.earliest = snapshot.earliest
-        self.holes = tuple(Hole(*hole) for hole in snapshot.holes)  # type: ignore[arg-type]
+        self.holes = joined(Hole(*hole) for hole in snapshot.holes)  # type: ignore[arg-type]
         self.start_at(self.earliest)
         self.pin = snapshot.pin
+        self.hidden = max(snapshot.hidden, 0)
+        self.reclaimed = snapshot.reclaimed
+        self.to_reclaim = snapshot.to_reclaim
+        self.set_back = snapshot.set_back
+        if snapshot.hidden < 0 and snapshot.rules:
+            self.to_reclaim = snapshot.head  # of a release that left all of it where it was
 
     def replay(self, batch: Batch) -> None:
         """An entry that was written after the snapshot."""
         # Seqs are given out one after the other: what is missing was acknowledged and then lost.
         self.note_crash(self.head, batch.first_seq - 1)
         self.assigned = batch.last_seq
+        self._note_clock(batch.first_seq, batch.accepted_ms)
         self.last_ts = max(self.last_ts, batch.ts)
         self.publish(batch)
         self.drained = self.head
@@ -451,6 +558,7 @@ class Topic:
         assert 1 <= self.evict_floor <= self.earliest <= self.head + 1 or self.head == 0
         assert self.count >= 0
         assert self.bytes >= 0
+        assert self.hidden >= 0
         assert (self.count == 0) == (self.bytes == 0)
         previous = self.evict_floor
         for hole in self.holes:

@@ -37,7 +37,7 @@ from fairway.topics.reserving import Reserving
 from fairway.topics.topic import Gap, encode_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Container, Mapping
 
     from fairway.runtime.clock import Clock
     from fairway.storage.log import Log
@@ -85,6 +85,7 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     position: Position | None = None
     trace: str | None = None
     hops: int = 0
+    copies: int = -1
     patient: bool = False
     """Wait for room instead of being refused, up to a deadline."""
     extra: Mapping[str, bytes | None] = NO_META
@@ -118,6 +119,11 @@ class Writing:
         self.reserving = Reserving(log, live, writability)
         self._once = Once(self, log, clock, keys=keys, live=live)
         self._patient_bytes = 0
+        self.bounded: Container[str] = ()
+        """Owners who may not store as much as they like."""
+        self.may_store: Callable[[Topic, int], None] = lambda topic, size: None
+        """Asked before so many bytes are appended to a topic of one of these, in the step in which
+        they are; raises if there is no room for them."""
         self._create_future: Callable[[], asyncio.Future[Appended]]
         self._create_future = asyncio.get_running_loop().create_future
 
@@ -210,10 +216,26 @@ class Writing:
             raise TopicFull(
                 f"topic {topic.name!r} is full: {topic.count:,} records, {topic.bytes:,} bytes"
             )
+        if topic.owner in self.bounded:
+            self.may_store(topic, size)
         assert not topic.weak or topic.assigned + count <= topic.reserved, "seqs are not reserved"
         before = topic.assigned
-        first, ts = topic.place(count, self._clock.wall_ns() // 1_000_000)
-        batch = Batch(VERSION, first, count, ts, size, records.raw, new.node, new.trace, new.hops)
+        now_ms = self._clock.wall_ns() // 1_000_000
+        first, ts = topic.place(count, now_ms)
+        accepted = now_ms if now_ms < ts else 0
+        batch = Batch(
+            VERSION,
+            first,
+            count,
+            ts,
+            size,
+            records.raw,
+            new.node,
+            new.trace,
+            new.hops,
+            accepted,
+            new.copies,
+        )
         last = first + count - 1
         answer = Appended(first, last)
         if config.durability != "fsync":
@@ -408,7 +430,7 @@ class Writing:
         if topic.epoch < 0 or (isinstance(error, OutcomeUnknown) and self._holds(topic, batch)):
             return
         # Readers may have seen it: it is lost as by a crash, and told the same way.
-        topic.lose_range(batch.first_seq, batch.last_seq, *topic.live_in(batch))
+        topic.lose_range(batch.first_seq, batch.last_seq, *topic.held_in(batch))
         live.tail = type(live.tail)(topic.head + 1)
         logger.warning("topic %s lost %d records: %s", topic.name, batch.count, error)
 

@@ -189,10 +189,12 @@ class DiffReply(Struct, frozen=True, kw_only=True):
 
 
 class DeleteRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of `POST /v0/topics/{t}/delete`: at least one of the two, both are ANDed."""
+    """The body of `POST /v0/topics/{t}/delete`: at least one of these; several are ANDed."""
 
     before_seq: Count | None = None
     match: Match | None = None
+    seq: Count | None = None
+    """Only the record of this seq."""
 
 
 class DeleteReply(Struct, frozen=True, kw_only=True):
@@ -285,6 +287,8 @@ class RouterState(Struct, frozen=True, kw_only=True):
     lag: int
     forwarded_total: int
     """Records forwarded since this process started."""
+    stopped_total: int = 0
+    """Records left out since then: they came through too many routers, or have too many copies."""
     error: str | None
     """Why it stands still, if it does."""
 

@@ -1,0 +1,223 @@
+"""Room from deletions: rows in which nothing lives go, and what is hidden but stored is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from fairway.storage.log import Log
+from fairway.storage.wal import Operation
+from fairway.storage.wals.memory import MemoryWal
+from fairway.testing import run
+from fairway.topics import names
+from fairway.topics.batch import decode_batch, size_of
+from fairway.topics.engine import TopicsConfig
+from fairway.topics.match import TagMatch
+from fairway.topics.reclaiming import RULES_FEW
+from fairway.topics.topic import decode_snapshot, encode_snapshot
+from fairway.wire.topics import TopicPatch
+from tests.support.topics import new, read_all, topics_on
+
+if TYPE_CHECKING:
+    import random
+
+    from fairway.topics.engine import Topics
+    from fairway.topics.topic import Topic
+    from tests.conftest import Campaign
+
+COLD = TopicsConfig(hot_bytes=2_000)
+
+
+def virtually(main: Any) -> Any:
+    return run(main, seed=1, quiet=True, limit_ns=10**13)
+
+
+def stored(wal: MemoryWal, topic: Topic) -> list[tuple[int, int]]:
+    """The batches that the store holds, by their first and last seqs."""
+    batches = [decode_batch(entry.payload, topic="t") for entry in wal.read(topic.epoch)]
+    return [(batch.first_seq, batch.last_seq) for batch in batches]
+
+
+async def upkeep() -> None:
+    """Longer than it needs, by the clock of the test."""
+    await asyncio.sleep(30)
+
+
+def test_rows_in_which_nothing_lives_go_wherever_they_are() -> None:
+    async def main() -> None:
+        for config in (COLD, None):
+            wal = MemoryWal()
+            async with topics_on(wal, config) as topics:
+                for number in range(60):
+                    tag = "keep" if number % 20 == 0 else "drop"
+                    await topics.append("t", new("x" * 90, "y" * 90, tag=tag))
+                topic = topics.get("t")
+                before = topic.stored
+                _, deleted = await topics.delete_records("t", match=TagMatch("drop"))
+                assert deleted == 114
+                assert topic.stored == before, "it is stored, and counts"
+                await upkeep()
+                assert stored(wal, topic) == [(1, 2), (41, 42), (81, 82)]
+                assert (topic.stored, topic.hidden) == (topic.bytes, 0)
+                found = await read_all(topics, "t")
+                assert found.seqs == [1, 2, 41, 42, 81, 82]
+                assert not found.gaps
+                await topics.append("t", new(1, tag="drop"))
+            async with topics_on(wal.reopened(), config) as topics:
+                assert (await read_all(topics, "t")).seqs == [1, 2, 41, 42, 81, 82, 121]
+
+    virtually(main)
+
+
+def test_rules_that_hide_nothing_any_more_go() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.append("t", new("first", ("beside", "once")))
+            await topics.delete_records("t", match=TagMatch("once"))
+            for number in range(400):
+                await topics.append("t", new(number, tag=f"order-{number}"))
+                if number % 2:
+                    await topics.delete_records("t", match=TagMatch(f"order-{number}"))
+                else:
+                    await topics.delete_records("t", seq=number + 3)
+            await upkeep()
+            topic = topics.get("t")
+            assert topic.rules is not None
+            assert len(topic.rules) <= 1 + 2 * RULES_FEW + 1
+            assert len(wal.meta_scan(topic.epoch, prefix=names.RULE)) == len(topic.rules)
+            assert TagMatch("once") in topic.rules.all(), "it still hides something"
+            assert stored(wal, topic) == [(1, 2)]
+            assert (await read_all(topics, "t")).seqs == [1]
+        async with topics_on(wal.reopened()) as topics:
+            assert (await read_all(topics, "t")).seqs == [1]
+
+    virtually(main)
+
+
+def test_what_is_hidden_beside_a_live_record_counts_against_the_cap() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            cap = TopicPatch(cap_bytes=10_000, discard="reject")
+            await topics.append("t", new(("x" * 8_000, "drop"), ("y", "keep")), config=cap)
+            await topics.delete_records("t", match=TagMatch("drop"))
+            await upkeep()
+            topic = topics.get("t")
+            assert topic.hidden > 8_000 > topic.bytes
+            assert topic.would_overflow(1, 3_000)
+            await topics.put("t", TopicPatch(discard="old"))
+            await topics.append("t", new("z" * 3_000))
+            assert (await read_all(topics, "t")).seqs == [2, 3], "the hidden one went first"
+            assert (topic.hidden, topic.earliest) == (0, 2)
+            await topics.append("t", new("z" * 7_000))
+            assert (await read_all(topics, "t")).seqs == [4]
+
+    virtually(main)
+
+
+def test_a_store_of_an_older_release_is_reclaimed_too() -> None:
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            for number in range(30):
+                await topics.append("t", new((number, f"{number % 3}"), tag="x"))
+            await topics.append("t", new((1, "0"), (2, "live")))
+            epoch = topics.get("t").epoch
+        # As an older release would have left it: the rule, the snapshot of its fields, all rows.
+        wal = wal.reopened()
+        async with Log(wal) as log:
+            old = decode_snapshot(await log.meta(epoch, names.SNAPSHOT) or b"")
+            fields = list(msgspec.to_builtins(old))[: len(old.__struct_fields__) - 4]
+            at = {name: place for place, name in enumerate(old.__struct_fields__)}
+            fields[at["rules"]], fields[at["count"]] = True, old.count - 11
+            sizes = [
+                size_of(record, batch.node)
+                for entry in wal.read(epoch)
+                for batch in [decode_batch(entry.payload, topic="t")]
+                for record in batch.parse()
+                if record.tag == "0"
+            ]
+            fields[at["bytes"]] = old.bytes - sum(sizes)
+            meta = {names.RULE + "=0": names.encode_number(31)}
+            await log.submit(
+                epoch, Operation(meta={**meta, names.SNAPSHOT: encode_snapshot(fields)})
+            )
+        wal = wal.reopened()
+        async with topics_on(wal) as topics:
+            topic = topics.get("t")
+            await upkeep()
+            kept = [(seq, seq) for seq in range(1, 31) if (seq - 1) % 3]
+            assert stored(wal, topic) == [*kept, (31, 32)]
+            assert topic.hidden == sizes[-1]
+            assert topic.earliest == 2
+            seqs = [seq for seq, _ in kept]
+            assert (await read_all(topics, "t")).seqs == [*seqs, 32]
+
+    virtually(main)
+
+
+def test_any_mix_of_deletes_leaves_the_first_live_record_first(campaign: Campaign) -> None:
+    """Against a twin that keeps every record; and in the end no row is left in which none lives."""
+    for number in range(campaign.rounds(share=3, full=200)):
+        rng = campaign.random(number)
+        virtually(lambda rng=rng: _mix(rng, campaign))
+
+
+async def _mix(rng: random.Random, campaign: Campaign) -> None:
+    wal = MemoryWal()
+    config = rng.choice([COLD, None])
+    patch = rng.choice([TopicPatch(), TopicPatch(cap_records=40), TopicPatch(ttl_ms=60_000)])
+    tags: dict[int, str] = {}
+    deleted: set[int] = set()
+    for _ in range(2):
+        async with topics_on(wal, config) as topics:
+            topic, _ = await topics.put("t", patch)
+            for _ in range(40):
+                kind = rng.choice(["append"] * 4 + ["tag", "seq", "seq", "before", "wait", "both"])
+                campaign.tally[kind] += 1
+                before = {record.seq for record in (await read_all(topics, "t")).records}
+                gone: set[int] = set()
+                if kind == "append":
+                    some = [rng.choice("abcd") for _ in range(rng.choice([1, 1, 3, 8]))]
+                    answer = (await topics.append("t", new(*((1, tag) for tag in some))))[1]
+                    tags.update(
+                        zip(range(answer.first_seq, answer.last_seq + 1), some, strict=True)
+                    )
+                elif kind == "wait":
+                    await asyncio.sleep(rng.choice([0.3, 5, 30]))
+                else:
+                    tag = rng.choice("abcd") if kind in ("tag", "both") else None
+                    below = rng.randint(0, topic.head + 1) if kind in ("before", "both") else None
+                    seq = rng.randint(1, topic.head + 1) if kind == "seq" else None
+                    gone = {
+                        one
+                        for one in before
+                        if (tag is None or tags[one] == tag)
+                        and (below is None or one < below)
+                        and seq in (None, one)
+                    }
+                    match = TagMatch(tag) if tag is not None else None
+                    _, count = await topics.delete_records(
+                        "t", match=match, before_seq=below, seq=seq
+                    )
+                    assert count == len(gone), kind
+                    deleted |= gone
+                await _check(topics, topic, gone, deleted)
+            await upkeep()
+            reading = await _check(topics, topic, set(), deleted)
+            alive = set(reading)
+            for first, last in stored(wal, topic):
+                assert alive & set(range(first, last + 1)), f"{first} to {last} are worthless"
+        wal = wal.reopened() if rng.random() < 0.5 else wal.kill()
+
+
+async def _check(topics: Topics, topic: Topic, gone: set[int], deleted: set[int]) -> list[int]:
+    reading = await read_all(topics, "t")
+    assert not set(reading.seqs) & deleted
+    assert topic.count == len(reading.seqs)
+    assert topic.earliest == (reading.seqs[0] if reading.seqs else topic.head + 1)
+    topic.check()
+    return reading.seqs
