@@ -168,18 +168,6 @@ def test_a_port_that_is_taken_is_told_in_a_line(
     assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
 
 
-def test_a_store_that_cannot_be_reached_is_told_in_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    nowhere = "postgresql://nobody@127.0.0.1:1/none"
-    Path("unreached.py").write_text(APP.replace('"data"', f'"data", jobs="{nowhere}"'))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    done = CliRunner().invoke(main, ["worker", "unreached:app", "--metrics", "0"])
-    assert done.exit_code == 1
-    assert done.stderr.startswith("Error: PostgreSQL cannot be reached")
-
-
 def test_beyond_loopback_only_who_says_so() -> None:
     with pytest.raises(InvalidConfig, match="--allow-insecure"):
         WorkerEndpoint(Telemetry(), "0.0.0.0", 0)
