@@ -27,6 +27,7 @@ from benchmarks.load.jobs_drain import CONCURRENCY, PREFETCH
 from benchmarks.load.jobs_postgres import database, postgres_server
 from benchmarks.load.peers import drains
 from benchmarks.load.peers.ceiling import ceiling
+from fairway.jobs.stores.postgres import PostgresStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,12 +40,19 @@ JOBS = {
     "pgqueuer": 40_000,
     "awa-pg": 12_000,
     "procrastinate": 1_500,
+    **dict.fromkeys(("relaxed", "durable", "keyed", "limited"), 40_000),
     "sqlite": 150_000,
     "huey": 6_000,
     "dbos": 1_200,
 }
 """How many each drains in a sample: two to four seconds on two cores."""
 TUNED = f"our worker with concurrency={CONCURRENCY}, prefetch={PREFETCH}, uvloop"
+CLAIMS = {
+    "relaxed": "claims that are not waited for",
+    "durable": 'claims="durable"',
+    "keyed": "each job has a partition key of its own",
+    "limited": "the queue has a concurrency limit",
+}
 ENQUEUED = 60_000
 ENQUEUE_BATCH = 1_000
 STARTS = 250
@@ -62,6 +70,7 @@ def run(report: Report, quick: bool) -> None:
                 "postgres_version", version, "", "synchronous_commit=on, 256MB of buffers"
             )
             _drain_postgres(report, server)
+            _drain_by_claims(report, server)
             _enqueue(report, server)
             _deep_backlog(report, server)
             _start(report, server, Path(directory))
@@ -108,10 +117,10 @@ class Drains:
             report.ratio(name, ours, theirs, to)
 
 
-def _ours(place: str, jobs: int) -> dict[str, Any]:
+def _ours(place: str, jobs: int, claims: str = "relaxed") -> dict[str, Any]:
     """What our own driver said."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.load.jobs_drain", place, str(jobs)],
+        [sys.executable, "-m", "benchmarks.load.jobs_drain", place, str(jobs), claims],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -174,6 +183,24 @@ def _drain_postgres(report: Report, server: str) -> None:
         report, "vs_procrastinate", mine, "procrastinate", samples["procrastinate"], ">= 20"
     )
     report.ratio("vs_ceiling", mine, samples["ceiling"], ">= 0.5")
+
+
+def _drain_by_claims(report: Report, server: str) -> None:
+    """What it costs that a claim is on disk before its job runs."""
+
+    def drained(claims: str) -> Callable[[], float]:
+        def sample() -> float:
+            with database(server, claims) as url:
+                return float(_ours(url, JOBS[claims], claims)["jobs_per_s"])
+
+        return sample
+
+    samples = report.alternate(
+        report.rounds(full=5), **{claims: drained(claims) for claims in CLAIMS}
+    )
+    for claims, note in CLAIMS.items():
+        report.figure(f"drained_{claims}_claims", samples[claims], "jobs/s", f"{note}; {TUNED}")
+    report.ratio("durable_claims_vs_relaxed", samples["durable"], samples["relaxed"])
 
 
 def _drain_sqlite(report: Report, directory: str) -> None:
@@ -246,10 +273,10 @@ def _deep_backlog(report: Report, server: str) -> None:
 
 
 def _start(report: Report, server: str, directory: Path) -> None:
-    p99: dict[str, list[float]] = {"postgres": [], "sqlite": []}
+    p99: dict[str, list[float]] = {"postgres": [], "durable": [], "sqlite": []}
     numbers = count()
 
-    def measure(store: str, jobs: str | Path) -> float:
+    def measure(store: str, jobs: str | Path | PostgresStore) -> float:
         fresh = directory / f"start{next(numbers)}"
         place = fresh if store == "sqlite" else jobs
         times = sorted(uvloop.run(jobs_latency.start_ms(fresh, place, STARTS)))
@@ -260,12 +287,20 @@ def _start(report: Report, server: str, directory: Path) -> None:
         with database(server, "start") as url:
             return measure("postgres", url)
 
+    def durable() -> float:
+        with database(server, "start") as url:
+            return measure("durable", PostgresStore(url, claims="durable"))
+
     samples = report.alternate(
-        report.rounds(full=5), postgres=postgres, sqlite=lambda: measure("sqlite", directory)
+        report.rounds(full=5),
+        postgres=postgres,
+        durable=durable,
+        sqlite=lambda: measure("sqlite", directory),
     )
     note = "from enqueue to the first line, its commit included"
     report.figure("start_p50_ms", samples["postgres"], "ms", f"{note}; PostgreSQL", target="<= 4")
     report.figure("start_p99_ms", p99["postgres"], "ms", "the same")
+    report.figure("start_durable_p50_ms", samples["durable"], "ms", 'claims="durable"')
     report.figure("start_sqlite_p50_ms", samples["sqlite"], "ms", f"{note}; SQLite")
     report.figure("start_sqlite_p99_ms", p99["sqlite"], "ms", "the same")
 

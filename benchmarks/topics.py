@@ -18,6 +18,7 @@ import uvloop
 from benchmarks.harness import ROOT
 from benchmarks.load import neighbours, redis
 from benchmarks.load.child import Child, child, wait_until
+from benchmarks.load.crowds import CONNECTIONS, Crowds, crowds, group, open_files
 from benchmarks.load.http import (
     Poster,
     closed_loop,
@@ -39,6 +40,7 @@ PATH = "/v0/topics/bench"
 
 
 def run(report: Report, quick: bool) -> None:
+    open_files()  # before the servers start, which inherit it
     with tempfile.TemporaryDirectory() as directory:
         topics = {"bench": {}, "urgent": {"priority": 1000}, "calm": {}}
         with (
@@ -52,6 +54,7 @@ def run(report: Report, quick: bool) -> None:
             _batches(report, server, quick)
             _redis(report, server, quick)
             _overload(report, server, quick)
+            _rude_clients(report, server, quick)
             _neighbours(report, server, quick)
     _recovery(report, quick)
     _idle_topics(report)
@@ -334,6 +337,118 @@ def _readable(port: int, after: int) -> int:
             after = answer["next_from_seq"]
             if answer["caught_up"]:
                 return count
+
+
+# Clients that do not wait, and clients without a key
+
+
+APPEND = b'{"records":[{"data":{"text":"%064d"}}]}' % 0
+KEY = "key-of-the-benchmark"
+IMPATIENT = (64, 1_000, 2_000, 5_000, CONNECTIONS)
+STRANGERS = 6_000
+
+
+def _rude_clients(report: Report, server: Child, quick: bool) -> None:
+    names = ("goodput_impatient", "retry_after_admitted_ratio", "keyed_goodput_under_strangers")
+    if not open_files():
+        for name in names:
+            report.ratio(name, None, None, note="this process may not open 17,000 files")
+        return
+    with crowds() as clients:
+        _impatient(report, server, clients, quick)
+        _patient(report, server, clients, quick)
+        _strangers(report, clients, quick)
+
+
+def _impatient(report: Report, server: Child, clients: Crowds, quick: bool) -> None:
+    seconds, request = 2 if quick else 4, post(PATH, APPEND)
+    worst: list[float] = []
+    peak: list[float] = []
+    slowest: list[float] = []
+    for number in range(report.rounds(full=3)):
+        report.progress(f"impatient {number + 1}")
+        rates: dict[int, float] = {}
+        for count in IMPATIENT:
+            impatient = group("impatient", count, request)
+            _settle(server.port)
+            # Until all of them are connected and were answered once.
+            (met,) = clients.run(server.port, impatient, warm=1 + count / 2000, seconds=seconds)
+            rates[count] = met.rate()
+            if count == CONNECTIONS:
+                slowest.append(met.slowest_ms)
+            assert set(met.statuses) <= {200, 429}, met
+        peak.append(max(rates[64], rates[1_000]))
+        worst.append(min(rates[count] for count in IMPATIENT[2:]))
+    report.figure(
+        "impatient_peak_rate", peak, "requests/s", "the better of 64 and 1,000 connections"
+    )
+    report.figure("impatient_rate", worst, "requests/s", "the worst of 2,000, 5,000 and 8,000")
+    report.figure("impatient_slowest_ms", slowest, "ms", "8,000 connections that repeat at once")
+    report.ratio("goodput_impatient", worst, peak, ">= 0.7")
+
+
+def _patient(report: Report, server: Child, clients: Crowds, quick: bool) -> None:
+    seconds, request = 2 if quick else 4, post(PATH, APPEND)
+    admitted: list[float] = []
+    returned: list[float] = []
+    for number in range(report.rounds(full=3)):
+        report.progress(f"patient {number + 1}")
+        patient = group("patient", CONNECTIONS, request)
+        _settle(server.port)
+        (met,) = clients.run(server.port, patient, warm=5, seconds=seconds)
+        admitted.append(met.returned.get(200, 0))
+        returned.append(max(sum(met.returned.values()), 1))
+    report.figure("returned", returned, "requests", "8,000 clients, after the time they were told")
+    report.ratio("retry_after_admitted_ratio", admitted, returned, ">= 0.8")
+
+
+def _strangers(report: Report, clients: Crowds, quick: bool) -> None:
+    """64 connections with a key, alone and among those that have none; and how the server is."""
+    seconds = 3 if quick else 5
+    keyed = group("impatient", 64, post(PATH, APPEND, key=KEY))
+    strangers = group("impatient", STRANGERS, post(PATH, APPEND))
+    alone: list[float] = []
+    among: list[float] = []
+    health: list[float] = []
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        child(FLOORS, "fairway", directory, '{"bench": {}}', KEY) as server,
+    ):
+        for number in range(report.rounds(full=3)):
+            report.progress(f"strangers {number + 1}")
+            _settle(server.port)
+            alone.append(clients.run(server.port, keyed, warm=1, seconds=seconds)[0].rate())
+            clients.begin(server.port, keyed, strangers, warm=3, seconds=seconds)
+            health.append(_slowest_health(server.port, 3 + seconds) * 1000)
+            known, unknown = clients.wait()
+            assert set(known.statuses) == {200}, known
+            assert set(unknown.statuses) <= {401}, unknown
+            among.append(known.rate())
+    report.figure("keyed_rate", alone, "requests/s", "64 connections with a key")
+    report.figure("keyed_rate_under_strangers", among, "requests/s", "and 6,000 without one")
+    report.figure(
+        "health_slowest_ms", health, "ms", "a new connection each, among them", target="<= 1000"
+    )
+    report.ratio("keyed_goodput_under_strangers", among, alone, ">= 0.5")
+
+
+def _settle(port: int) -> None:
+    """Wait until the server has seen that the clients of the last measurement left."""
+    httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=120).raise_for_status()
+
+
+def _slowest_health(port: int, seconds: float) -> float:
+    """The slowest answer to who asks how the server is, each on a connection of its own."""
+    slowest = 0.0
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for path in ("/healthz", "/readyz", "/metrics"):
+            begin = time.monotonic()
+            headers = {"authorization": f"Bearer {KEY}"}
+            httpx.get(f"http://127.0.0.1:{port}{path}", headers=headers, timeout=30)
+            slowest = max(slowest, time.monotonic() - begin)
+        time.sleep(0.05)
+    return slowest
 
 
 # Neighbours

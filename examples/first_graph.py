@@ -94,10 +94,8 @@ async def again() -> None:
         firing = await cooling.ask(readings, Reading("kitchen", 9.5))
         assert firing is not None
         print(f"firing {firing.number} after the restart: {firing.output}")
-        async for record in alarms.watch():
+        for record in (await alarms.read()).records:
             print("alarm", record.seq, record.data)
-            if record.seq == alarms.state.head:
-                break
 
 
 # --8<-- [end:again]

@@ -35,7 +35,7 @@ async def add_up() -> None:
 # --8<-- [start:refused]
 async def ask_wrongly() -> None:
     try:
-        await total.enqueue(prices=["three"])
+        await total.enqueue(prices=["three"])  # type: ignore[list-item]
     except InvalidRequest as refusal:
         print(refusal)
 

@@ -23,7 +23,6 @@ async def pack(order: int, item: str) -> str:
     return f"{item} of order {order} is packed"
 
 
-@app.machine(queue="orders", unique="order-{id}")
 class Order(msgspec.Struct):
     id: int
     items: list[str]
@@ -44,16 +43,19 @@ class Order(msgspec.Struct):
         return ctx.done({"paid": self.paid_cents, "packed": packed})
 
 
+orders = app.machine(Order, queue="orders", unique="order-{id}")
+
+
 # --8<-- [end:declare]
 
 
 # --8<-- [start:wait]
 async def take_orders() -> None:
     async with app:
-        await Order.start(Order(id=7, items=["chair", "lamp"]))
-        again = await Order.start(Order(id=7, items=["chair", "lamp"]))
+        await orders.start(Order(id=7, items=["chair", "lamp"]))
+        again = await orders.start(Order(id=7, items=["chair", "lamp"]))
         print("a second order 7 was made:", again.fresh)
-        hasty = await Order.start(Order(id=8, items=["table"], patience_s=0.2))
+        hasty = await orders.start(Order(id=8, items=["table"], patience_s=0.2))
         try:
             await hasty.result(timeout_s=30)
         except JobFailed as failure:

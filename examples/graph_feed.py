@@ -57,7 +57,7 @@ class OpenLines:
     async def aclose(self) -> None: ...
 
     def read(self) -> list[Event]:
-        found = []
+        found: list[Event] = []
         with self.path.open("rb") as file:
             file.seek(self.offset)
             for line in file:

@@ -2,13 +2,15 @@
 
 import asyncio
 import tempfile
-from typing import Any
+from typing import Any, Literal
 
 from fairway import Backpressure, Fairway, Graph, all_, any_, where
 
 
 # --8<-- [start:declare]
-def slow_sum(app: Fairway, name: str, **options: Any) -> tuple[Graph, list[int]]:
+def slow_sum(
+    app: Fairway, name: Literal["latest", "sequential"], **options: Any
+) -> tuple[Graph, list[int]]:
     numbers = app.source("numbers", int, **options)
     graph = app.graph(name, when=any_(numbers), inputs=name)
     seen: list[int] = []
@@ -44,7 +46,7 @@ async def pairs(directory: str) -> None:
     app = Fairway(directory)
     left, right = app.source("left", str), app.source("right", str)
     graph = app.graph("pairs", when=all_(left, right), inputs="sequential")
-    paired = []
+    paired: list[str] = []
 
     @graph.node
     def pair(left: str, right: str) -> str:

@@ -19,7 +19,6 @@ async def charge(ctx: Context[Any], order: int) -> str:
     return f"order {order} is charged"
 
 
-@app.machine
 class Order(msgspec.Struct):
     id: int
 
@@ -33,6 +32,9 @@ class Order(msgspec.Struct):
 
     async def charged(self, ctx: Context[Any]) -> Outcome:
         return ctx.done(ctx.children[0].result)
+
+
+orders = app.machine(Order)
 
 
 # --8<-- [start:drain]
@@ -54,8 +56,8 @@ def test_a_bank_that_is_away_for_a_moment() -> None:
 # --8<-- [start:signals]
 def test_an_order_is_paid_and_another_forgotten() -> None:
     async def play(jobs: JobsUnderTest) -> None:
-        paid = await Order.start(Order(id=7))
-        forgotten = await Order.start(Order(id=8))
+        paid = await orders.start(Order(id=7))
+        forgotten = await orders.start(Order(id=8))
         await jobs.drain()
         await jobs.assert_waiting(paid, "payment")
         await paid.signal("payment")

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 from fairway import Entry, HardState, Log, Operation
@@ -145,7 +146,7 @@ class JournalWal:
     # --8<-- [end:write]
 
     # --8<-- [start:read]
-    def read(self, partition: int, **bounds: int) -> list[Entry]:
+    def read(self, partition: int, **bounds: Any) -> list[Entry]:
         return self._memory.read(partition, **bounds)
 
     def tail(self, partition: int) -> Tail:
@@ -157,7 +158,7 @@ class JournalWal:
     def meta(self, partition: int, name: str) -> bytes | None:
         return self._memory.meta(partition, name)
 
-    def meta_scan(self, partition: int, **bounds: str | int) -> list[tuple[str, bytes]]:
+    def meta_scan(self, partition: int, **bounds: Any) -> list[tuple[str, bytes]]:
         return self._memory.meta_scan(partition, **bounds)
 
     def hard_state(self, partition: int) -> HardState | None:
@@ -170,6 +171,7 @@ class JournalWal:
         # Written down, since a number that is free again must stay so after a restart.
         with self._writing:
             if self._memory.deleting() and self._failed is None:
+                assert self._fd is not None
                 end = os.fstat(self._fd).st_size
                 try:
                     self._append_line(json.dumps({"sweep": limit}))
@@ -215,8 +217,8 @@ def json_from(group: Group) -> dict[str, list[dict[str, object]]]:
     return {str(partition): [plain(each) for each in run] for partition, run in group.items()}
 
 
-def group_from(plain: dict[str, list[dict]]) -> Group:
-    def operation(made: dict) -> Operation:
+def group_from(plain: dict[str, list[dict[str, Any]]]) -> Group:
+    def operation(made: dict[str, Any]) -> Operation:
         hard_state = made.pop("hard_state")
         return Operation(
             entries=tuple(Entry(k, bytes.fromhex(p), t) for k, p, t in made.pop("entries")),

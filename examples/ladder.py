@@ -6,6 +6,7 @@ from fairway.core.pressure import Governor
 # --8<-- [start:ladder]
 def ladder_at(pressure: float) -> str:
     governor = Governor()
+    ladder = governor.sample({"load": pressure}, ingest_full=True)
     for _ in range(200):  # long enough for the smoothed pressure to get there
         ladder = governor.sample({"load": pressure}, ingest_full=True)
     return (

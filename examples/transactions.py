@@ -3,6 +3,8 @@
 Runs on SQLite; given the URL of a PostgreSQL database it runs there as well.
 """
 
+# pyright: basic
+# (asyncpg has no types)
 import asyncio
 import importlib.util
 import sqlite3

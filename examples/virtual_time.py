@@ -3,7 +3,10 @@
 Run it with `python examples/virtual_time.py`; it takes milliseconds, although an hour passes in it.
 """
 
+# pyright: basic
+# (apsw has types for a part of it)
 import asyncio
+from collections.abc import Callable
 
 import apsw
 
@@ -12,7 +15,7 @@ from fairway.testing import Deadlock, SimulatedDisk, SimulatedVFS, VirtualLoop, 
 
 
 # --8<-- [start:time]
-async def poll_until_ready(is_ready) -> int:
+async def poll_until_ready(is_ready: Callable[[], bool]) -> int:
     """The code under test: asks once a minute."""
     asked = 1
     while not is_ready():

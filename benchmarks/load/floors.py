@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -90,8 +91,13 @@ async def echo_app(scope: Any, receive: Any, send: Any) -> None:
 class _AtOnce:
     """A site where every request begins at once and is the app's."""
 
-    def admit(self, scope: Any, begin: Any) -> None:
+    door = None
+    ownership = None
+
+    def admit(self, peer: Any, answer: Any, begin: Any) -> None:
         begin()
+
+    def lost(self, peer: Any) -> None: ...
 
     def express(self, answer: Any) -> bool:
         return False
@@ -123,17 +129,23 @@ class _Announcing(uvicorn.Server):
         print("port", self.servers[0].sockets[0].getsockname()[1], flush=True)
 
 
-async def fairway(directory: str, topics: str = "{}") -> None:
-    """The server itself, with the topics given as JSON: name to configuration."""
+async def fairway(directory: str, topics: str = "{}", key: str = "") -> None:
+    """The server itself, with the topics given as JSON: name to configuration.
+
+    With a key it takes no request without it.
+    """
     from fairway.app import Fairway
     from fairway.runtime.service import StopSwitch
     from fairway.server.serving import Server
-    from fairway.settings import ServerSettings
+    from fairway.settings import KeyEntry, ServerSettings
 
     app = Fairway(Path(directory))
     for name, config in json.loads(topics).items():
         app.topic(name, **config)
-    server = Server(app, ServerSettings(port=0, data=Path(directory)))
+    digest = hashlib.sha256(key.encode()).digest()
+    entry = KeyEntry(name="bench", digest=digest, scopes=frozenset({"admin"}))
+    keys = (entry,) if key else ()
+    server = Server(app, ServerSettings(port=0, data=Path(directory), api_keys=keys))
     async with asyncio.TaskGroup() as group:
         group.create_task(server.run(StopSwitch()))
         await server.ready.wait()

@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 STAMP = re.compile(rb'"t":(\d+)')
 
 
-def post(path: str, body: bytes) -> bytes:
+def post(path: str, body: bytes, *, key: str | None = None) -> bytes:
     """A whole POST request."""
+    bearer = f"authorization: Bearer {key}\r\n" if key is not None else ""
     head = (
         f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n\r\n"
+        f"{bearer}content-length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
 

@@ -1,4 +1,7 @@
-"""Drain no-op jobs with our own worker: `python -m benchmarks.load.jobs_drain PLACE JOBS`.
+"""Drain no-op jobs with our own worker: `python -m benchmarks.load.jobs_drain PLACE JOBS [CLAIMS]`.
+
+`CLAIMS`, on PostgreSQL, is `relaxed` (the default), `durable`, `keyed` (each job has a partition
+key of its own) or `limited` (the queue has a limit that is never reached).
 
 The same shape as the peers' drivers: one process makes the schema and enqueues the backlog, and
 only then starts its worker and the clock, which stops when the last job is committed as done. It
@@ -21,6 +24,7 @@ import uvloop
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.handles import JobFunction
+from fairway.jobs.job import Limits
 from fairway.jobs.kinds import Options, function_kind
 from fairway.jobs.part import FILE, store_at
 from fairway.jobs.worker import Worker, WorkerConfig
@@ -52,6 +56,11 @@ async def noop() -> None:
     ran += 1
 
 
+async def keyed(n: int) -> None:
+    global ran
+    ran += 1
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What the driver prints."""
@@ -68,8 +77,12 @@ class Result:
 
 
 @asynccontextmanager
-async def opened(place: str) -> AsyncIterator[JobStore]:
+async def opened(place: str, claims: str = "relaxed") -> AsyncIterator[JobStore]:
     store = store_at(place)
+    if claims == "durable":
+        from fairway.jobs.stores.postgres import PostgresStore
+
+        store = PostgresStore(place, claims="durable")
     await store.open()
     try:
         yield store
@@ -77,28 +90,33 @@ async def opened(place: str) -> AsyncIterator[JobStore]:
         await store.aclose()
 
 
-def declared() -> tuple[Kinds, Any]:
+def declared(claims: str = "relaxed") -> tuple[Kinds, Any]:
     kinds = Kinds()
     kind = function_kind(noop, "noop", 1, Options())
+    if claims == "keyed":
+        kind = function_kind(keyed, "keyed", 1, Options(partition_key="{n}"))
     kinds.add(kind)
     return kinds, kind
 
 
-async def enqueue(place: str, jobs: int) -> float:
+async def enqueue(place: str, jobs: int, claims: str = "relaxed") -> float:
     """Add the backlog; how long that took."""
-    kinds, kind = declared()
+    kinds, kind = declared(claims)
     async with opened(place) as store:
         engine = Jobs(store, kinds)
+        if claims == "limited":
+            await engine.limit("default", Limits(concurrency=2 * (CONCURRENCY + PREFETCH)))
         function: JobFunction[[], None] = JobFunction(lambda: engine, kind)
         begin = time.perf_counter()
         for start in range(0, jobs, ENQUEUE_BATCH):
-            await function.enqueue_many([{}] * min(ENQUEUE_BATCH, jobs - start))
+            some = range(start, min(start + ENQUEUE_BATCH, jobs))
+            await function.enqueue_many([{"n": n} if claims == "keyed" else {} for n in some])
         return time.perf_counter() - begin
 
 
-async def drain(place: str, jobs: int) -> tuple[float, float]:
+async def drain(place: str, jobs: int, claims: str = "relaxed") -> tuple[float, float]:
     """Run the backlog; how long that took, and how much of the processor."""
-    kinds, _ = declared()
+    kinds, _ = declared(claims)
     all_done = asyncio.Event()
     left = jobs
 
@@ -109,7 +127,7 @@ async def drain(place: str, jobs: int) -> tuple[float, float]:
             all_done.set()
 
     feeder = FeederConfig(concurrency=CONCURRENCY, prefetch=PREFETCH)
-    async with opened(place) as store:
+    async with opened(place, claims) as store:
         worker = Worker(
             store, kinds.by_version, WorkerConfig(queues={"default": feeder}), told=told
         )
@@ -127,17 +145,17 @@ async def drain(place: str, jobs: int) -> tuple[float, float]:
     return seconds, cpu
 
 
-async def on_postgres(dsn: str, jobs: int) -> Result:
+async def on_postgres(dsn: str, jobs: int, claims: str) -> Result:
     import asyncpg
 
-    enqueue_s = await enqueue(dsn, jobs)
+    enqueue_s = await enqueue(dsn, jobs, claims)
     observer = await asyncpg.connect(dsn)
     durability = await observer.fetchval(DURABILITY)
     if durability != DURABLE:
         raise RuntimeError(f"not durable: {durability}")
     await observer.execute("ANALYZE")  # as autovacuum would have by then on a queue in use
     before = await _activity(observer)
-    seconds, cpu = await drain(dsn, jobs)
+    seconds, cpu = await drain(dsn, jobs, claims)
     after = await _activity(observer)
     done = await observer.fetchval(
         "SELECT count(DISTINCT id) FROM fairway_jobs.history WHERE status = 'd'"
@@ -174,7 +192,7 @@ async def _activity(observer: Any) -> tuple[int, int]:
     return int(row[0]), int(row[1])
 
 
-async def on_sqlite(directory: str, jobs: int) -> Result:
+async def on_sqlite(directory: str, jobs: int, claims: str) -> Result:
     import apsw
 
     enqueue_s = await enqueue(directory, jobs)
@@ -201,10 +219,10 @@ async def on_sqlite(directory: str, jobs: int) -> Result:
     )
 
 
-def main(place: str, jobs: int) -> None:
+def main(place: str, jobs: int, claims: str = "relaxed") -> None:
     measure = on_postgres if place.startswith("postgres") else on_sqlite
-    print(json.dumps(asdict(uvloop.run(measure(place, jobs)))))  # as `fairway worker` does
+    print(json.dumps(asdict(uvloop.run(measure(place, jobs, claims)))))  # as `fairway worker` does
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

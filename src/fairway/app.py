@@ -7,19 +7,18 @@ admitting, drains and closes.
 
 from __future__ import annotations
 
-import errno
 import logging
+import secrets
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, overload
 
 import msgspec
 
 from fairway.core.lanes import LaneLimits
 from fairway.errors import (
     AlreadyOwned,
-    BadPlace,
     Closing,
     GraphFailed,
     InvalidConfig,
@@ -35,12 +34,8 @@ from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.flows import Flow, triggering
 from fairway.jobs.forwarding import Forwarder
 from fairway.jobs.handles import JobDecorator, JobFunction, JobHandle, Machine
-from fairway.jobs.job import MAX_ATTEMPTS, MAX_CRASHES
 from fairway.jobs.kinds import (
-    BACKOFF,
-    Isolation,
     Order,
-    Unique,
     function_kind,
     machine_kind,
     options_of,
@@ -55,25 +50,31 @@ from fairway.runtime.telemetry import Telemetry
 from fairway.runtime.usercode import interrupts
 from fairway.storage.log import Log
 from fairway.storage.reserve import DiskReserve
-from fairway.storage.wals import directory_of, wal_at
+from fairway.storage.wals import directory_of, no_place, wal_at
 from fairway.storage.writer import WriterConfig
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.handle import Lost, Read, Record, TopicHandle
 from fairway.wire.topics import RouterConfig, TopicPatch, check_name, match_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
-    from fairway.core.backoff import BackoffConfig
+    from fairway.graphs.graph import GraphOptions
+    from fairway.graphs.source import SourceOptions
+    from fairway.jobs.context import Context
     from fairway.jobs.job import NewJob
+    from fairway.jobs.kinds import JobOptions, MachineOptions
     from fairway.jobs.schedule import CatchupConfig
     from fairway.jobs.store import JobStore
     from fairway.storage.wal import Wal
     from fairway.topics.handle import RemoteTopics
+    from fairway.wire.topics import RouterOptions, TopicOptions
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 __all__ = ["Fairway", "Lost", "Read", "Record", "TopicHandle"]
 
@@ -84,11 +85,8 @@ WORKER: Final = WorkerConfig()
 MIB: Final = 1024 * 1024
 WRITER: Final = WriterConfig(total=LaneLimits(items=65_536, size=256 * MIB))
 DATA: Final = "fairway-data"
-NO_PLACE: Final = {
-    *(errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
-    *(errno.EACCES, errno.EPERM, errno.EROFS),
-}
-"""What a system says of a path that can be no data directory, however healthy the disk."""
+EPOCH_BITS: Final = 32
+"""How far apart the epochs of two logs begin: a few thousand topics of each do not meet."""
 STANDBY_NS: Final = 500_000_000
 """How often a process that stands by looks whether it may take over."""
 START_BYTES: Final = MIB
@@ -128,6 +126,9 @@ class Fairway:
         """
         self.place = place
         self.standby = standby
+        self.patient = False
+        """Whether a database of the jobs that cannot be used yet is waited for, as the commands do,
+        or is an error."""
         self._jobs_place = jobs
         self._worker = worker
         self._kinds = Kinds()
@@ -151,9 +152,11 @@ class Fairway:
         self._stack: AsyncExitStack | None = None
 
     @overload
-    def topic(self, name: str, type: type[T], **config: Any) -> TopicHandle[T]: ...
+    def topic(self, name: str, type: type[T], **config: Unpack[TopicOptions]) -> TopicHandle[T]: ...
     @overload
-    def topic(self, name: str, **config: Any) -> TopicHandle[Any]: ...
+    def topic(
+        self, name: str, type: Any = Any, **config: Unpack[TopicOptions]
+    ) -> TopicHandle[Any]: ...
     def topic(self, name: str, type: Any = Any, **config: Any) -> TopicHandle[Any]:
         """Declare a topic: what its records are, and its configuration (see `TopicConfig`).
 
@@ -176,35 +179,39 @@ class Fairway:
         self._declared[name] = handle
         return handle
 
-    def route(self, source: str, dest: str, *, name: str | None = None, **config: Any) -> None:
+    def route(
+        self,
+        source: str,
+        dest: str,
+        *,
+        name: str | None = None,
+        **config: Unpack[RouterOptions],
+    ) -> None:
         """Declare a router from one topic to another (see `RouterConfig`).
 
         `filter` is a tag, or a prefix of tags such as "eu.*".
         """
-        config["filter"] = match_of(config.get("filter"))
-        router = msgspec.convert({"source": source, "dest": dest, **config}, RouterConfig)
+        given = {**config, "filter": match_of(config.get("filter"))}
+        try:
+            router = msgspec.convert({"source": source, "dest": dest, **given}, RouterConfig)
+        except msgspec.ValidationError as error:
+            raise InvalidConfig(f"router from {source!r} to {dest!r}: {error}") from None
         self._routers[name or f"{source}->{dest}"] = router
 
-    @overload
-    def job(self, function: Callable[..., Any], /) -> JobFunction[..., Any]: ...
+    # The order matters: a first parameter for the context is not an argument, and what a coroutine
+    # comes to is the result.
     @overload
     def job(
-        self,
-        *,
-        name: str | None = None,
-        version: int = 1,
-        queue: str = "default",
-        priority: int = 0,
-        max_attempts: int = MAX_ATTEMPTS,
-        max_crashes: int = MAX_CRASHES,
-        backoff: BackoffConfig = BACKOFF,
-        timeout: float | None = None,
-        partition_key: str | None = None,
-        strict: bool = False,
-        tenant: str = "",
-        unique: bool | str | Unique = False,
-        isolation: Isolation = "none",
-    ) -> JobDecorator: ...
+        self, function: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, R]], /
+    ) -> JobFunction[P, R]: ...
+    @overload
+    def job(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> JobFunction[P, R]: ...
+    @overload
+    def job(self, function: Callable[Concatenate[Context[Any], P], R], /) -> JobFunction[P, R]: ...
+    @overload
+    def job(self, function: Callable[P, R], /) -> JobFunction[P, R]: ...
+    @overload
+    def job(self, **options: Unpack[JobOptions]) -> JobDecorator: ...
     def job(self, *functions: Callable[..., Any], **given: Any) -> Any:
         """Declare a function, sync or async, as a job; its parameters are the job's arguments.
 
@@ -231,36 +238,27 @@ class Fairway:
         return declare(*functions) if functions else declare
 
     @overload
-    def machine(self, state: type[S], /) -> Machine[S]: ...
+    def machine(
+        self, state: type[S], /, *, initial: str | None = None, **options: Unpack[MachineOptions]
+    ) -> Machine[S]: ...
     @overload
     def machine(
-        self,
-        *,
-        name: str | None = None,
-        version: int = 1,
-        initial: str | None = None,
-        queue: str = "default",
-        priority: int = 0,
-        max_attempts: int = MAX_ATTEMPTS,
-        max_crashes: int = MAX_CRASHES,
-        backoff: BackoffConfig = BACKOFF,
-        timeout: float | None = None,
-        partition_key: str | None = None,
-        strict: bool = False,
-        tenant: str = "",
-        unique: bool | str | Unique = False,
+        self, *, initial: str | None = None, **options: Unpack[MachineOptions]
     ) -> Callable[[type[S]], Machine[S]]: ...
     def machine(self, *states: type[Any], **given: Any) -> Any:
         """Declare a durable state machine: a `msgspec.Struct` whose public methods are its steps.
 
-            @app.machine(queue="orders")
             class Order(msgspec.Struct):
                 id: int
 
-                async def start(self, ctx: Context) -> Outcome:
+                async def place(self, ctx: Context[Order]) -> Outcome:
                     return ctx.wait("payment", then="paid", timeout_s=3600)
 
-        A step returns how it goes on; the state is committed before anything else runs.
+            orders = app.machine(Order, queue="orders")
+            await orders.start(Order(id=7))
+
+        A step returns how it goes on; the state is committed before anything else runs. It is a
+        decorator, too; mypy then takes the name for the class still, and knows no `start`.
         """
 
         def declare(state: type[Any]) -> Machine[Any]:
@@ -297,7 +295,8 @@ class Fairway:
             def load(rows: int) -> None: ...
 
         Its tasks are jobs of `queue`; `timeout` is for a whole run, in seconds. With `cron` or
-        `every_s` runs start by themselves, with `context` and `scheduled_at_ms`.
+        `every_s` runs start by themselves, with `context` and `scheduled_at_ms`; so do those that
+        are started by hand, with what is given to them added.
         """
         if name in self.flows:
             raise InvalidConfig(f"workflow {name!r} is declared twice")
@@ -308,6 +307,7 @@ class Fairway:
             version=version,
             queue=queue,
             timeout_s=timeout,
+            context=context,
         )
         self.flows[name] = flow
         if cron is not None or every_s is not None:
@@ -337,6 +337,7 @@ class Fairway:
             raise InvalidConfig(f"schedule {name!r} is declared twice")
         if isinstance(target, Flow):
             flow = target
+            flow.schedule_with(dict(values or {}))
 
             def job(at_ns: int) -> NewJob:
                 return flow.order(scheduled_context(at_ns, values)).job
@@ -418,7 +419,7 @@ class Fairway:
             arguments,
         )
 
-    def source(self, name: str, type: type[T], **options: Any) -> Source[T]:
+    def source(self, name: str, type: type[T], **options: Unpack[SourceOptions]) -> Source[T]:
         """Declare a source of graphs: what its boundaries are, and where they come from.
 
         See `fairway.graphs.source.Source` for the options. A topic is a source already.
@@ -426,10 +427,16 @@ class Fairway:
         return Source(name, type, **options)
 
     @overload
-    def graph(self, declared: str, /, *, when: Any, **options: Any) -> Graph: ...
+    def graph(self, declared: str, /, *, when: Any, **options: Unpack[GraphOptions]) -> Graph: ...
     @overload
     def graph(
-        self, declared: None = None, /, *, when: Any, **options: Any
+        self,
+        declared: None = None,
+        /,
+        *,
+        when: Any,
+        name: str | None = None,
+        **options: Unpack[GraphOptions],
     ) -> Callable[[Callable[..., Any]], Graph]: ...
     def graph(self, declared: str | None = None, /, *, when: Any, **options: Any) -> Any:
         """Declare a graph: by its name, to add nodes to; or as the one function that it is.
@@ -481,8 +488,16 @@ class Fairway:
         return self._engine
 
     @property
+    def stands_by_again(self) -> bool:
+        """Whether it can be entered once more after another process took the log over: it was asked
+        to stand by, and its place can be opened anew (a `Wal` object is used up by then)."""
+        return self.standby and (isinstance(self.place, str | Path) or callable(self.place))
+
+    @property
     def progress(self) -> dict[str, object]:
         """How far recovery has come."""
+        if self._stands_by:
+            return {"standing_by": True}
         recovery = self._starting.recovery if self._starting is not None else None
         if recovery is None or not recovery.total:
             return {"replay_progress": 0.0}
@@ -490,6 +505,7 @@ class Fairway:
         return {"replay_progress": share, "topics": recovery.total}
 
     _starting: Topics | None = None
+    _stands_by: bool = False
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -502,6 +518,9 @@ class Fairway:
                 config=self._topics_config,
                 telemetry=self.telemetry,
                 reserve=self._reserve,
+                # By chance: a cursor of another log, which was here before or is restored from a
+                # copy, must not fit by accident.
+                first_epoch=1 + secrets.randbits(EPOCH_BITS),
             )
             engine = await stack.enter_async_context(self._starting)
             for handle in self._declared.values():
@@ -554,13 +573,13 @@ class Fairway:
         """The log, as soon as it is ours; on a full disk in the room of the reserve."""
         place = self.place
         told = False
-        self._reserve = _reserve_of(place)
         while True:
             if isinstance(place, str | Path):
                 wal = wal_at(place)
             else:
                 wal = place() if callable(place) else place
             try:
+                self._reserve = self._reserve or _reserve_of(place)
                 log = await stack.enter_async_context(
                     Log(wal, writer=self._writer, telemetry=self.telemetry)
                 )
@@ -576,12 +595,13 @@ class Fairway:
                 if not told:
                     logger.info("standing by: %s", error)
                 told = True
+                self._stands_by = True
             except OSError as error:
-                if error.errno not in NO_PLACE or error.filename is None:
+                if (refusal := no_place(error)) is None:
                     raise
-                reason = "it is not a directory" if error.errno == errno.EEXIST else error.strerror
-                raise BadPlace(str(error.filename), str(reason)) from None
+                raise refusal from None
             else:
+                self._stands_by = False
                 self._reserve = self._reserve or _reserve_of(place)  # in a directory just made
                 if self._reserve is not None:
                     self._reserve.make_way(START_BYTES)
@@ -622,7 +642,9 @@ class Fairway:
         worker = worker or (self._worker if self._kinds.newest else None)
         if worker is WORKER:
             worker = WorkerConfig(queues={queue: FeederConfig() for queue in self.queues})
-        return JobsPart(store, self._kinds, worker, self._schedules, self.telemetry)
+        return JobsPart(
+            store, self._kinds, worker, self._schedules, self.telemetry, patient=self.patient
+        )
 
     @property
     def queues(self) -> list[str]:

@@ -6,16 +6,19 @@
     │   ├── Throttled             the system is saturated, or a quota is used up
     │   ├── Unavailable           the store cannot be written now, or made us wait too long
     │   │   ├── FeedLost          the other side of a graph's feed is gone; it may come back
+    │   │   ├── LockTimeout       an open transaction of somebody else was in the way for too long
     │   │   ├── ReadOnly          the store failed; reading and deleting go on, writing waits for it
     │   │   └── Unreachable       nothing listens at the server's address; nothing was sent
+    │   ├── TransactionConflict   the caller's own transaction was undone: repeat the whole of it
     │   └── Closing               the component is shutting down or already closed
     ├── OutOfDate                 somebody else holds the claim now; start over from fresh state
-    │   └── Fenced                a newer owner or epoch exists; nothing of yours was committed
+    │   └── Fenced                a newer owner or epoch may exist; nothing of yours was committed
     ├── Invalid                   the request itself is wrong; nothing happened
     │   ├── InvalidOperation      a log operation breaks the rules of its partition
     │   ├── InvalidConfig         a setting, or a combination of settings, cannot work
     │   │   └── BadPlace          the path given for the data can hold none
     │   ├── InvalidRequest        a message is malformed or passes a limit (its `code` says which)
+    │   ├── BadRecord             a record does not fit the type it is read as (names topic and seq)
     │   ├── NotFound              there is no topic, router or stream of that name
     │   ├── Conflict              the request does not fit what is there (its `code` says how)
     │   ├── TopicFull             the topic is at its cap and refuses rather than discards
@@ -44,6 +47,8 @@ A refusal (`TryLater`, `Invalid`, `OutOfDate`, `WriteFailed`) promises that noth
 from __future__ import annotations
 
 from typing import Any, Self
+
+import msgspec
 
 
 class FairwayError(Exception):
@@ -103,12 +108,22 @@ class FeedLost(Unavailable):
     """The other side of a feed is gone, or was never reached; it may come back."""
 
 
+class LockTimeout(Unavailable):
+    """An open transaction of somebody else was in the way for too long, such as one that has
+    enqueued the same unique key. Nothing happened; try again when it has ended."""
+
+
 class ReadOnly(Unavailable):
     """The store failed or is full: reads and deletes go on, writes wait until it works again."""
 
 
 class Unreachable(Unavailable):
     """Nothing listens where a client looks for the server; nothing was sent."""
+
+
+class TransactionConflict(TryLater):
+    """The transaction that a call was to take part in met those of others and cannot be committed
+    any more: roll it back, and repeat the whole of it."""
 
 
 class Closing(TryLater):
@@ -120,7 +135,7 @@ class OutOfDate(FairwayError):
 
 
 class Fenced(OutOfDate):
-    """A newer owner or epoch exists. Nothing was committed under the old one."""
+    """A newer owner or epoch exists, or may by now. Nothing was committed under the old one."""
 
 
 class Invalid(FairwayError):
@@ -149,6 +164,20 @@ class InvalidRequest(Invalid):
     def __init__(self, message: str, *, code: str = "invalid_request") -> None:
         super().__init__(message)
         self.code = code
+
+
+class BadRecord(Invalid, msgspec.ValidationError):
+    """A record does not fit the type that it is read as. The reader can go on behind it.
+
+    It is there, and stays: a reader of another type gets it. `data` is its JSON.
+    """
+
+    def __init__(self, topic: str, seq: int, epoch: int, data: bytes, reason: str) -> None:
+        super().__init__(f"{topic} {seq}: {reason}")
+        self.topic = topic
+        self.seq = seq
+        self.epoch = epoch
+        self.data = data
 
 
 class NotFound(Invalid):

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from fairway.errors import InvalidConfig
+from fairway.masking import masked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +43,7 @@ _HEX_DIGEST = re.compile(r"[0-9A-Fa-f]{64}")
 _URL = re.compile(r"https?://[A-Za-z0-9._\[\]:%-]+(/[A-Za-z0-9._~/%-]*)?")
 _AMOUNT = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)")
 _DURATIONS: Final = {
-    **{"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000},
+    **{"ms": 1, "s": 1000, "m": 60_000, "min": 60_000},
     **{"h": 3_600_000, "d": 86_400_000, "w": 604_800_000},
 }
 _SIZES: Final = {
@@ -72,13 +73,15 @@ class Quota:
     """Watchers, event streams and WebSockets open at the same time."""
     in_flight: int = 1_000
     """Requests under way at the same time."""
+    watch_sessions: int = 1_000
+    """Watches of several topics that exist because of this key, read or not."""
 
     def __post_init__(self) -> None:
         if min(getattr(self, name) for name in self.__slots__) < 0 or self.burst_ns == 0:
             raise InvalidConfig("a quota is 0 (no limit) or more, and its burst is positive")
 
 
-UNLIMITED: Final = Quota(topics=0, connections=0, in_flight=0)
+UNLIMITED: Final = Quota(topics=0, connections=0, in_flight=0, watch_sessions=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -98,7 +101,7 @@ class KeyEntry:
         return f"KeyEntry({self.name!r})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServerSettings:
     """What `fairway serve` is told: by its options, else by `FAIRWAY_*`, else by the defaults."""
 
@@ -106,8 +109,8 @@ class ServerSettings:
     """The address to listen on. Beyond loopback it takes keys, or `allow_insecure`."""
     port: int = 4000
     """0 takes any free port."""
-    data: Path = Path("fairway-data")
-    """The data directory; it has one owner at a time."""
+    data: str | Path = Path("fairway-data")
+    """The data directory, or a `postgresql://…`; it has one owner at a time."""
     cors_origins: tuple[str, ...] = ()
     """Web origins whose pages may call this server; none turns CORS off."""
     keys_file: Path | None = None
@@ -132,6 +135,11 @@ class ServerSettings:
                 "--tls-cert and --tls-key (FAIRWAY_TLS_CERT, FAIRWAY_TLS_KEY)"
                 " are given together or not at all"
             )
+
+    def __repr__(self) -> str:
+        facts = {name: getattr(self, name) for name in self.__slots__}
+        facts["data"] = masked(self.data)
+        return f"ServerSettings({', '.join(f'{name}={value!r}' for name, value in facts.items())})"
 
     @property
     def keyed(self) -> bool:
@@ -222,7 +230,16 @@ def server_of(given: str | None, *, environ: Mapping[str, str] | None = None) ->
 
 
 def parse_duration_ms(text: str) -> int:
-    """Milliseconds of `500ms`, `30s`, `15m`, `1h`, `7d` or `2w`; a bare number is milliseconds."""
+    """Milliseconds of `500ms`, `30s`, `15m`, `1h`, `7d` or `2w`.
+
+    A number without a unit is refused, and so is 0: half of those who write `60` mean seconds.
+    """
+    found = _AMOUNT.fullmatch(text.strip())
+    if found is not None and not found[2]:
+        raise InvalidConfig(
+            f"a duration has a unit: write {found[1]}s for seconds, or one of"
+            f" {found[1]}ms, {found[1]}m, {found[1]}h, {found[1]}d, {found[1]}w"
+        )
     return _amount(text, _DURATIONS, "a duration is a number and a unit, such as 500ms, 30s or 7d")
 
 
@@ -331,6 +348,7 @@ class _QuotaTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     burst_seconds: Annotated[float, Meta(ge=0.001, le=86_400)] = Quota().burst_ns / SECOND_NS
     connections: _Amount = Quota().connections
     in_flight: _Amount = Quota().in_flight
+    watch_sessions: _Amount = Quota().watch_sessions
 
     def quota(self) -> Quota:
         return Quota(
@@ -342,6 +360,7 @@ class _QuotaTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             burst_ns=round(self.burst_seconds * SECOND_NS),
             connections=self.connections,
             in_flight=self.in_flight,
+            watch_sessions=self.watch_sessions,
         )
 
 
@@ -499,7 +518,7 @@ def _origins(text: str) -> tuple[str, ...]:
 _VARIABLES: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "host": ("FAIRWAY_HOST", _host),
     "port": ("FAIRWAY_PORT", _port),
-    "data": ("FAIRWAY_DATA", Path),
+    "data": ("FAIRWAY_DATA", str),  # a Path would make one slash of the two of an address
     "cors_origins": ("FAIRWAY_CORS_ORIGINS", _origins),
     "keys_file": ("FAIRWAY_KEYS_FILE", Path),
     "api_keys": ("FAIRWAY_API_KEYS", parse_api_keys),

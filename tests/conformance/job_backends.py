@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.testing.loop import WALL_START_NS
-from tests.support.postgres import Unavailable, postgres_url
+from tests.support.postgres import Unavailable, empty, postgres_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -169,16 +169,7 @@ class PostgresRig(ClockedRig):
         await super().aclose()
         if self._hand is not None:
             self._hand.close()
-        with self._psycopg.connect(self._url, autocommit=True) as connection:
-            tables = connection.execute(
-                "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
-                " where n.nspname = %s and c.relkind in ('r', 'p') and not c.relispartition"
-                " and c.relname <> 'migration'",
-                (self._schema,),
-            ).fetchall()
-            names = ", ".join(f'"{self._schema}"."{table}"' for (table,) in tables)
-            connection.execute(f"truncate {names} restart identity")
-            connection.execute(f'alter sequence "{self._schema}".job_id restart')
+        empty(self._url, self._schema)
         self._free.append(self._schema)
 
 

@@ -179,7 +179,7 @@ def test_a_new_store_is_empty(desk: Desk, hand: Hand) -> None:
     assert desk.find_by_key("nobody") is None
     assert desk.cursor("nobody") is None
     assert desk.promote(MANY) == (0, frozenset(), None)
-    assert desk.reap(MANY) == (0, 0, 0, frozenset())
+    assert desk.reap(MANY) == (0, 0, 0, frozenset(), ())
     assert desk.age(MANY) == 0
     assert desk.prune(0) == 0
     assert hand.take() == []
@@ -844,7 +844,7 @@ def test_a_lease_that_ran_out_is_not_renewed(desk: Desk) -> None:
 
 def test_a_worker_that_took_its_leave_has_no_heart(desk: Desk, hand: Hand) -> None:
     desk.unregister(hand.worker)
-    assert hand.beat() == (False, {}, 0)
+    assert hand.beat() == (False, {}, 0, {})
 
 
 def test_leases_the_worker_knows_nothing_of_are_released_after_a_grace(
@@ -877,7 +877,7 @@ def test_a_beat_leaves_the_leases_of_others(desk: Desk, hand: Hand) -> None:
     id = desk.one()
     other.one()
     desk.advance(HOUR)
-    assert hand.beat(grace_ns=MINUTE) == (True, {}, 0)
+    assert hand.beat(grace_ns=MINUTE) == (True, {}, 0, {})
     assert desk.status(id) is Status.RUNNING
 
 
@@ -892,6 +892,66 @@ def test_a_beat_tells_which_jobs_were_cancelled(desk: Desk, hand: Hand) -> None:
     assert hand.beat(first).cancel == {}
 
 
+def test_a_beat_names_what_the_worker_has_and_the_store_has_not(desk: Desk, hand: Hand) -> None:
+    desk.add(4)
+    first, second, third, fourth = (hand.one() for _ in range(4))
+    assert hand.beat(first, second, third, fourth).lost == {}
+    hand.settle(second, Fate.DONE)
+    hand.settle(third, Fate.RELEASE)
+    again = hand.one()  # another claim of the same job
+    assert again.id == third.id
+    said = hand.beat(first, second, third, fourth)
+    assert said.lost == {second.id: second.token, third.id: third.token}
+    assert hand.beat(first, again, fourth).lost == {}
+    assert desk.hand().beat(first).lost == {first.id: first.token}  # it is another's
+
+
+def test_what_is_claimed_while_the_heart_beats_is_not_named(desk: Desk, hand: Hand) -> None:
+    """The book is the worker's own, and grows while the store is asked."""
+    desk.one()
+
+    class Book(dict[int, int]):
+        def get(self, id: int, default: Any = None) -> Any:
+            self.setdefault(4711, 1)  # claimed and taken into the book in the middle of the beat
+            return super().get(id, default)
+
+    claim = hand.one()
+    desk.advance(HOUR)
+    heart = desk.rig.store.heart()
+    book = Book({claim.id: claim.token})
+    said = heart.beat(hand.worker, book, 30 * DAY, MINUTE)
+    heart.close()
+    assert (4711 in book, said.lost, said.released) == (True, {}, 0)
+
+
+def test_a_claim_that_was_lost_counts_as_a_crash_once(desk: Desk, hand: Hand) -> None:
+    first, second, third, fourth = desk.add(4, max_crashes=1)
+    claims = hand.take(3)
+    for claim in claims:
+        hand.settle(claim, Fate.RELEASE)  # as if it had never been claimed
+    desk.count_lost(hand.worker, claims[:1])
+    desk.count_lost(hand.worker, claims[:1])  # the reply was lost
+    (again,) = hand.take(1)
+    assert (again.id, again.attempt, again.crashes) == (first, 0, 1)
+    # Whoever came further, or has lost it since in another way, has counted it already.
+    other = hand.one()
+    hand.settle(other, Fate.RETRY)
+    desk.count_lost(hand.worker, [claims[1]])
+    assert (desk.job(second).attempt, desk.job(second).crashes) == (1, 0)
+    # It may run elsewhere by now, or have ended: nobody's lease changes.
+    rerun = hand.take(2)[-1]
+    assert rerun.id == third
+    desk.count_lost(hand.worker, [claims[2]])
+    assert desk.job(third).crashes == 1
+    hand.settle(rerun, Fate.DONE)
+    desk.count_lost(hand.worker, [rerun])
+    assert (desk.job(third).crashes, desk.status(third)) == (1, Status.DONE)
+    mine = hand.one()
+    desk.count_lost(hand.worker, [mine])  # it has the lease after all
+    assert (mine.id, desk.job(fourth).crashes) == (fourth, 0)
+    desk.count_lost(hand.worker, [])
+
+
 # --- reaping
 
 
@@ -900,11 +960,11 @@ def test_reaping_returns_the_jobs_of_dead_workers(desk: Desk, hand: Hand) -> Non
     lost = desk.hand(ttl_ns=MINUTE)
     lost.take(2)
     kept = hand.one()
-    assert desk.reap(MANY) == (0, 0, 0, frozenset())
+    assert desk.reap(MANY) == (0, 0, 0, frozenset(), ())
     desk.advance(MINUTE)
-    assert desk.reap(MANY) == (1, 2, 0, frozenset({LANE}))
+    assert desk.reap(MANY) == (1, 2, 0, frozenset({LANE}), ())
     assert desk.statuses(ids) == [Status.READY, Status.READY, Status.RUNNING]
-    assert desk.reap(MANY) == (0, 0, 0, frozenset())
+    assert desk.reap(MANY) == (0, 0, 0, frozenset(), ())
     claims = hand.take()
     assert [(one.id, one.crashes, one.attempt) for one in claims] == [
         (ids[0], 1, 0),
@@ -1027,24 +1087,60 @@ def test_a_signal_while_the_job_runs_is_not_lost_when_it_parks(desk: Desk, hand:
     assert payloads(hand.one()) == [b"1"]
 
 
-def test_next_consumes_exactly_the_signals_it_was_shown(desk: Desk, hand: Hand) -> None:
+@pytest.mark.parametrize(
+    ("fate", "fields"),
+    [
+        (Fate.NEXT, {}),
+        (Fate.WAIT, {"names": ("s",)}),
+        (Fate.WAIT, {"names": ("t",)}),
+        (Fate.SPAWN, {}),
+        (Fate.SPAWN, {"names": ("s",)}),
+        (Fate.SPAWN, {"children": (NewJob(kind="sum", queue="children"),)}),
+        (Fate.RETRY, {"counts": False}),
+        (Fate.RETRY, {"counts": False, "delay_ns": MINUTE}),
+    ],
+)
+def test_whatever_a_step_goes_on_with_consumes_exactly_the_signals_it_was_given(
+    desk: Desk, hand: Hand, fate: Fate, fields: dict[str, Any]
+) -> None:
     id = waiting(desk, hand, "s")
     desk.signal(id, "s", b"1")
+    desk.signal(id, "t", b"2")
     claim = hand.one()
-    desk.signal(id, "s", b"2")
-    hand.settle(claim, Fate.NEXT, step="more")
-    claim = hand.one()
-    assert claim.signals == ()
-    hand.settle(claim, Fate.WAIT, names=("s",))
-    assert payloads(hand.one()) == [b"2"]
+    assert payloads(claim) == [b"1"]
+    desk.signal(id, "s", b"3")  # while it runs
+    hand.settle(claim, fate, step="more", **fields)
+    if fields.get("children"):
+        hand.settle(hand.one(Lane("children", "", Band.B1)), Fate.DONE)
+    desk.pass_and_promote(MINUTE)
+    given = []
+    for _ in range(3):
+        claim = hand.one()
+        given += payloads(claim)
+        hand.settle(claim, Fate.WAIT, names=("s", "t"))
+        if desk.status(id) is Status.WAITING:
+            break
+    assert sorted(given) == [b"2", b"3"]
+    assert desk.status(id) is Status.WAITING
 
 
-def test_collecting_signals_is_woken_by_new_ones_only(desk: Desk, hand: Hand) -> None:
+def test_waiting_for_the_same_signal_again_waits_for_another_one(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "pay")
+    desk.signal(id, "pay", b"1")
+    hand.settle(hand.one(), Fate.WAIT, names=("ship",))
+    desk.signal(id, "ship", b"2")
+    hand.settle(hand.one(), Fate.WAIT, names=("pay",))
+    assert desk.status(id) is Status.WAITING
+    desk.signal(id, "pay", b"3")
+    assert payloads(hand.one()) == [b"3"]
+
+
+def test_a_step_that_collects_is_given_each_signal_once(desk: Desk, hand: Hand) -> None:
     id = waiting(desk, hand, "s")
     for count in range(1, 4):
         desk.signal(id, "s", b"%d" % count)
         claim = hand.one()
-        assert payloads(claim) == [b"1", b"2", b"3"][:count]
+        assert payloads(claim) == [b"%d" % count]
         hand.settle(claim, Fate.WAIT, names=("s",))
         assert desk.status(id) is Status.WAITING
 
@@ -1089,6 +1185,44 @@ def test_a_release_and_a_crash_do_not_forget_the_timeout(desk: Desk, hand: Hand)
     desk.advance(HOUR)
     desk.reap(MANY)
     assert hand.one().timed_out
+
+
+def test_a_signal_between_the_timer_and_the_claim_is_in_time(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s", delay_ns=MINUTE)
+    desk.pass_and_promote(MINUTE)
+    assert desk.signal(id, "s", b"1").fresh
+    claim = hand.one()
+    assert (claim.timed_out, payloads(claim)) == (False, [b"1"])
+    hand.settle(claim, Fate.RETRY, step="woken")  # it failed, and is given the same again
+    claim = hand.one()
+    assert (claim.timed_out, payloads(claim)) == (False, [b"1"])
+    hand.settle(claim, Fate.RETRY, step="woken", counts=False)  # it went on, and has nothing left
+    claim = hand.one()
+    assert (claim.timed_out, payloads(claim)) == (False, [])
+
+
+def test_another_signal_between_the_timer_and_the_claim_is_no_answer(
+    desk: Desk, hand: Hand
+) -> None:
+    id = waiting(desk, hand, "s", delay_ns=MINUTE)
+    desk.signal(id, "other", b"1")
+    desk.pass_and_promote(MINUTE)
+    claim = hand.one()
+    assert (claim.timed_out, payloads(claim)) == (True, [])
+
+
+def test_a_step_that_timed_out_and_waits_again_is_woken_by_what_came_meanwhile(
+    desk: Desk, hand: Hand
+) -> None:
+    id = waiting(desk, hand, "s", delay_ns=MINUTE)
+    desk.pass_and_promote(MINUTE)
+    claim = hand.one()
+    assert claim.timed_out
+    assert desk.signal(id, "s", b"1").fresh
+    hand.settle(claim, Fate.WAIT, names=("s",), delay_ns=MINUTE)
+    assert desk.status(id) is Status.READY
+    claim = hand.one()
+    assert (claim.timed_out, payloads(claim)) == (False, [b"1"])
 
 
 def test_a_job_retried_by_hand_knows_of_no_timeout(desk: Desk, hand: Hand) -> None:
@@ -1138,6 +1272,72 @@ def test_a_signal_that_was_sent_twice_arrives_once(desk: Desk, hand: Hand) -> No
     desk.signal(id, "never", b"5")
     hand.settle(hand.one(), Fate.WAIT, names=("s",))
     assert payloads(hand.one()) == [b"1", b"3"]
+
+
+def test_a_signal_that_was_dealt_with_is_not_taken_again(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s")
+    assert desk.signal(id, "s", b"1", dedup="d").fresh
+    claim = hand.one()
+    assert desk.signal(id, "s", b"2", dedup="d") == Delivered(id, False, None)
+    hand.settle(claim, Fate.WAIT, names=("s",))
+    assert desk.signal(id, "s", b"3", dedup="d") == Delivered(id, False, None)
+    assert desk.status(id) is Status.WAITING
+    assert desk.signal(id, "s", b"4", dedup="e").fresh
+    assert payloads(hand.one()) == [b"4"]
+
+
+def test_a_dedup_key_stands_for_its_window_after_the_signal_was_dealt_with(
+    desk: Desk, hand: Hand
+) -> None:
+    id = waiting(desk, hand, "s")
+    desk.signal(id, "s", b"1", dedup="d")
+    desk.signal(id, "t", b"2", dedup="waits")
+    desk.advance(10 * DAY)
+    hand.settle(hand.one(), Fate.WAIT, names=("s",))
+    desk.advance(DAY)
+    desk.prune(0)  # jobs that ended; no key of a job that lives
+    desk.prune(0, dedup_older_than_ns=2 * DAY)
+    assert not desk.signal(id, "s", b"3", dedup="d").fresh
+    desk.prune(0, dedup_older_than_ns=DAY)
+    assert desk.signal(id, "s", b"4", dedup="d").fresh
+    assert not desk.signal(id, "t", b"5", dedup="waits").fresh  # its signal is there still
+    assert payloads(hand.one()) == [b"4"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "handled"), [({}, False), ({"state": b'"handled"'}, True)], ids=["raised", "stop"]
+)
+def test_a_job_retried_by_hand_knows_what_it_has_dealt_with(
+    desk: Desk, hand: Hand, fields: dict[str, Any], handled: bool
+) -> None:
+    """What went with its inbox may be sent again; what is in its state may not."""
+    id = waiting(desk, hand, "s")
+    desk.signal(id, "s", b"1", dedup="before")
+    hand.settle(hand.one(), Fate.WAIT, names=("s",))
+    desk.signal(id, "s", b"2", dedup="given")
+    desk.signal(id, "t", b"3", dedup="waits")
+    hand.settle(hand.one(), Fate.FAILED, **fields)
+    desk.prune(DAY, dedup_older_than_ns=DAY)
+    desk.retry([id])
+    assert not desk.signal(id, "s", b"4", dedup="before").fresh
+    assert desk.signal(id, "s", b"5", dedup="given").fresh is not handled
+    assert desk.signal(id, "t", b"6", dedup="waits").fresh
+
+
+def test_a_stale_run_takes_no_dedup_key(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s")
+    desk.signal(id, "s", b"1", dedup="d")
+    lost = desk.hand(ttl_ns=MINUTE)
+    late = lost.one()
+    desk.advance(HOUR)
+    desk.reap(MANY)
+    assert lost.is_stale(late, Fate.WAIT)
+    assert lost.is_stale(late, Fate.FAILED)
+    claim = hand.one()
+    assert payloads(claim) == [b"1"]
+    hand.settle(claim, Fate.FAILED)
+    desk.retry([id])
+    assert desk.signal(id, "s", b"2", dedup="d").fresh
 
 
 @pytest.mark.parametrize("end", sorted(ENDED, key=lambda end: end.value))
@@ -1306,7 +1506,7 @@ def test_children_that_report_send_their_parent_a_signal(
     hand.settle(claim, Fate.WAIT, names=("ended",))
     assert desk.status(parent) is Status.WAITING
     hand.settle(hand.one(), Fate.DONE)
-    assert len(hand.one(PARENTS).signals) == 2
+    assert len(hand.one(PARENTS).signals) == 1
 
 
 def test_children_that_report_are_not_counted(desk: Desk, hand: Hand) -> None:
@@ -2176,6 +2376,40 @@ def test_jobs_that_ended_long_ago_are_forgotten(desk: Desk, hand: Hand) -> None:
     assert [desk.find(id) for id in old] == [None] * len(old)
     assert [job.id for job in desk.browse(Filter())] == sorted([recent, *living], reverse=True)
     assert desk.retry(old) == []
+
+
+def test_failures_have_a_retention_of_their_own(desk: Desk, hand: Hand) -> None:
+    ends = sorted(ENDED, key=lambda end: end.value)
+    ids = {end: brought_to(desk, hand, end) for end in ends}
+    desk.advance(10 * DAY)
+    assert desk.prune(DAY, failed_older_than_ns=30 * DAY) == 2
+    assert desk.find(ids[Status.DONE]) is desk.find(ids[Status.CANCELLED]) is None
+    assert desk.status(ids[Status.FAILED]) is Status.FAILED
+    assert desk.status(ids[Status.DEAD]) is Status.DEAD
+    assert {job.id for job in desk.browse(Filter(status=Status.FAILED))} == {ids[Status.FAILED]}
+    assert desk.retry([ids[Status.DEAD]]) == [ids[Status.DEAD]]
+    desk.advance(20 * DAY)
+    assert desk.prune(DAY, failed_older_than_ns=30 * DAY) == 1
+    assert desk.find(ids[Status.FAILED]) is None
+
+
+def test_a_failed_child_is_kept_for_its_living_parent(desk: Desk, hand: Hand) -> None:
+    _, (child,) = spawned(desk, hand, NewJob(kind="part"), names=("never",))
+    hand.settle(hand.one(), Fate.FAILED, error="broke")
+    desk.advance(10 * DAY)
+    assert desk.prune(DAY, failed_older_than_ns=DAY) == 0
+    assert desk.job(child).error == "broke"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_retention_is_kept_whatever_day_it_is(desk: Desk, hand: Hand, exact: bool) -> None:
+    """Also when nobody asks for it to be exact: a few jobs are no reason to keep them."""
+    old = brought_to(desk, hand, Status.DONE)
+    desk.advance(MINUTE)
+    recent = brought_to(desk, hand, Status.DONE)
+    assert desk.prune(MINUTE, exact=exact) == 1
+    assert desk.find(old) is None
+    assert desk.status(recent) is Status.DONE
 
 
 def test_what_a_living_parent_may_still_read_is_kept(desk: Desk, hand: Hand) -> None:

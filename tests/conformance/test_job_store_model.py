@@ -20,9 +20,10 @@ from tests.support.job_histories import EFFECTS, Clocked, Disagreement, History
 from tests.support.postgres import Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
-    from fairway.jobs.job import Limits, Settlement
+    from fairway.jobs.job import Claim, Limits, Settlement
     from fairway.jobs.store import Cancelled, Exchanged, JobStore, Promoted
     from tests.conformance.job_backends import JobRig
     from tests.conftest import Campaign
@@ -123,14 +124,64 @@ class WaitForgetsWhatIsThere(MemoryStore):
         super()._settle(row, settlement)
 
 
-class WaitIsWokenByWhatItSaw(MemoryStore):
-    """Collecting several signals spins: those already shown wake the job again."""
+class WaitKeepsSignals(MemoryStore):
+    """A step that waits again is given what it has dealt with once more."""
 
     def _settle(self, row: Any, settlement: Settlement) -> None:
         if settlement.fate is Fate.WAIT:
             claim = structs.replace(settlement.claim, signals=())
             settlement = structs.replace(settlement, claim=claim)
         super()._settle(row, settlement)
+
+
+class DeferKeepsSignals(MemoryStore):
+    """A step that comes back later is given what it has dealt with once more."""
+
+    def _settle(self, row: Any, settlement: Settlement) -> None:
+        if settlement.fate is Fate.RETRY and not settlement.counts:
+            claim = structs.replace(settlement.claim, signals=())
+            settlement = structs.replace(settlement, claim=claim)
+        super()._settle(row, settlement)
+
+
+class FailingConsumes(MemoryStore):
+    """A step that failed is not given its signals again."""
+
+    def _settle(self, row: Any, settlement: Settlement) -> None:
+        if settlement.fate is Fate.RETRY:
+            given = {signal.id for signal in settlement.claim.signals}
+            row.inbox = [entry for entry in row.inbox if entry[0].id not in given]
+        super()._settle(row, settlement)
+
+
+class TooLateThoughItCame(MemoryStore):
+    """A signal between the timer and the claim does not count."""
+
+    def _take(self, row: Any, worker: int, token: int) -> Claim:
+        timed_out = row.timed_out
+        return structs.replace(super()._take(row, worker, token), timed_out=timed_out)
+
+
+class DedupKeysGoWithTheirSignals(MemoryStore):
+    """A signal that is sent again after the first one was dealt with counts again."""
+
+    def _consume(self, row: Any, signals: Collection[int]) -> None:
+        super()._consume(row, signals)
+        row.dedup = {key: at for key, at in row.dedup.items() if at is None}
+
+
+class DedupKeysStandForEver(MemoryStore):
+    """Nobody forgets the keys of signals."""
+
+    async def prune(self, older_than_ns: int, **options: Any) -> int:
+        return await super().prune(older_than_ns, **{**options, "dedup_older_than_ns": None})
+
+
+class FailuresGoWithTheRest(MemoryStore):
+    """Jobs that failed are forgotten as soon as those that are done."""
+
+    async def prune(self, older_than_ns: int, **options: Any) -> int:
+        return await super().prune(older_than_ns, **{**options, "failed_older_than_ns": None})
 
 
 class NextEmptiesTheInbox(MemoryStore):
@@ -289,7 +340,13 @@ PLANTED = [
     ReleaseCosts,
     EveryRetryCosts,
     WaitForgetsWhatIsThere,
-    WaitIsWokenByWhatItSaw,
+    WaitKeepsSignals,
+    DeferKeepsSignals,
+    FailingConsumes,
+    TooLateThoughItCame,
+    DedupKeysGoWithTheirSignals,
+    DedupKeysStandForEver,
+    FailuresGoWithTheRest,
     NextEmptiesTheInbox,
     CancelKeepsTheKey,
     CancelIsForgotten,

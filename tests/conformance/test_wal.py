@@ -437,6 +437,37 @@ def test_compaction_removes_lower_keys_and_keeps_the_tail(
     assert wal.tail(1) == Tail(8, 7, floor)
 
 
+@pytest.mark.parametrize(
+    ("ranges", "left"),
+    [
+        ([(3, 3)], [2, 7, 9]),
+        ([(1, 2)], [3, 7, 9]),
+        ([(4, 6)], [2, 3, 7, 9]),
+        ([(3, 3), (5, 7)], [2, 9]),
+        ([(5, 8), (2, 4)], [9]),
+        ([(8, 9)], [2, 3, 7]),
+        ([(3, 9)], [2]),
+        ([(1, 9)], []),
+    ],
+)
+def test_a_removal_takes_ranges_of_keys_and_keeps_the_tail(
+    backend: Backend, wal: Wal, ranges: list[tuple[int, int]], left: list[int]
+) -> None:
+    put(wal, 1, append(2, 3, 7, term=6), append(9, term=7))
+    put(wal, 1, Operation(remove=ranges))
+    tail = Tail(9, (7 if left[-1] == 9 else 6) if left else 0, 1)
+    for _ in range(2):
+        assert keys(wal.read(1)) == left
+        assert keys(wal.read(1, backwards=True)) == left[::-1]
+        assert [keys(wal.read(1, first=key, limit=1)) for key in left] == [[key] for key in left]
+        assert wal.tail(1) == tail
+        wal = backend.reopen(wal)
+        assert wal.open() == {1: tail}
+    put(wal, 1, append(10, term=8))
+    assert keys(wal.read(1)) == [*left, 10]
+    assert wal.tail(1) == Tail(10, 8, 1)
+
+
 def test_the_floor_never_falls(wal: Wal) -> None:
     put(wal, 1, append(1, 2, 3), Operation(compact_before=3), Operation(compact_before=2))
     assert wal.tail(1) == Tail(3, 0, 3)

@@ -154,6 +154,7 @@ class Walk:
         self.tally["operation"] += 1
         self.tally["truncation"] += operation.truncate_after is not None
         self.tally["compaction"] += operation.compact_before is not None
+        self.tally["removal"] += bool(operation.remove)
         self.tally["hard_state"] += operation.hard_state is not None
         self.tally["deletion"] += operation.delete
 
@@ -162,5 +163,14 @@ def test_random_histories_agree_with_the_twin(backend: Backend, campaign: Campai
     rounds = campaign.rounds(share=backend.examples, full=10 * backend.examples)
     for number in range(rounds):
         Walk(backend, campaign.random(number), campaign.tally).run()
-    for event in ("truncation", "compaction", "hard_state", "deletion", "swept", "reopen", "kill"):
+    for event in (
+        "truncation",
+        "compaction",
+        "removal",
+        "hard_state",
+        "deletion",
+        "swept",
+        "reopen",
+        "kill",
+    ):
         assert campaign.tally[event] > rounds // 4, event

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from click.testing import CliRunner
 
+from fairway import Fairway
 from fairway.cli import main
 from fairway.client import Client, NewRecord
+from fairway.errors import BadPlace
 from tests.support.server import ServerProcess, free_port, server_process
 from tests.support.terminal import on_terminal
 
@@ -434,7 +437,10 @@ def test_a_bulk_on_a_terminal_shows_progress(url: str, tmp_path: Path) -> None:
     assert "5,000 lines appended to progress: 1..5000" in shown
 
 
-@pytest.mark.parametrize("place", ["file", "file/below", "/dev/null/x", "/proc/xx", "odd"])
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/dev/null/x", "/proc/xx", "odd", LONG])
 def test_data_that_can_be_kept_nowhere_is_one_line(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "odd" / "owner.lock").mkdir(parents=True)
@@ -444,6 +450,63 @@ def test_data_that_can_be_kept_nowhere_is_one_line(tmp_path: Path, place: str) -
     assert ended.stdout == ""
     [line] = ended.stderr.splitlines()
     assert line.startswith(f"Error: no data can be kept at {place}"), line
+
+
+@pytest.mark.parametrize("scheme", ["", "rocksdb:"])
+@pytest.mark.parametrize(
+    "place", [LONG, "/".join(["", "tmp", *["y" * 200] * 25]), "a\0b", "file"], ids=range(4)
+)
+def test_a_place_that_no_file_system_has_is_a_bad_place_for_log_and_jobs(
+    tmp_path: Path, scheme: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+
+    async def enter(entered: Any) -> None:
+        async with entered:
+            pass
+
+    app = Fairway(scheme + place)
+    for entered in (app, app.working()):
+        with pytest.raises(BadPlace, match="no data can be kept at"):
+            asyncio.run(enter(entered))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["topic", "create", "unitless", "--ttl", "60"],
+        ["jobs", "prune", "--older-than", "7", "--yes"],
+        ["jobs", "prune", "--older-than", "0", "--yes"],
+        ["jobs", "enqueue", "unitless", "--delay", "5"],
+        ["worker", "nothing:app", "--lease-ttl", "60"],
+    ],
+)
+def test_a_duration_without_a_unit_is_refused_and_nothing_happens(
+    url: str, client: Client, words: list[str]
+) -> None:
+    result = fairway(url, *words)
+    assert result.exit_code == 2, result.output
+    assert re.search(r"a duration has a unit: write \d+s for seconds", result.stderr)
+    assert not list(client.topics("unitless"))
+
+
+def test_the_flag_for_data_wins_over_the_app_and_the_banner_says_so(tmp_path: Path) -> None:
+    (tmp_path / "flagged_app.py").write_text("from fairway import Fairway\napp = Fairway('own')\n")
+    command = [sys.executable, "-m", "fairway", "serve", "flagged_app:app", "--port", "0"]
+    for options, said in (
+        ((), "Fairway serves own at http"),
+        (("--data", "other"), "Fairway serves other (--data, instead of the app's own) at http"),
+    ):
+        with subprocess.Popen(
+            [*command, *options], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout is not None
+            line = child.stdout.readline()
+            child.terminate()
+            child.communicate(timeout=WAIT_S)
+        assert line.startswith(said), line
+        assert (tmp_path / "other").exists() == ("other" in said)
 
 
 def test_what_a_server_with_keys_suggests_has_a_place_for_one(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from fairway import errors
 from fairway.app import Fairway
 from fairway.client import AsyncClient, Client, NewRecord, Position, RetryConfig, following
 from fairway.core.lanes import LaneLimits
+from fairway.errors import BadRecord
 from fairway.storage.writer import WriterConfig
 from tests.support.server import ServerProcess, free_port, run, server_process, serving
 
@@ -72,8 +73,30 @@ def test_records_come_back_as_they_went(client: Client) -> None:
     assert seqs(orders.diff(match="us").records) == [3]
     assert seqs(orders.diff(node=["n1", "n2"]).records) == [2]
     assert seqs(list(orders.read(1, page_size=1))) == [2, 3]
-    with pytest.raises(msgspec.ValidationError, match="typed 1: "):
-        client.topic("typed", int).diff()
+
+
+def test_records_that_do_not_fit_are_told_and_the_others_are_read(client: Client) -> None:
+    client.topic("mixed").append(1, "two", 3, {"id": 4}, 5)
+    numbers = client.topic("mixed", int)
+    page = numbers.diff()
+    assert [record.data for record in page.records] == [1, 3, 5]
+    assert [(one.topic, one.seq, one.data) for one in page.bad] == [
+        ("mixed", 2, b'"two"'),
+        ("mixed", 4, b'{"id":4}'),
+    ]
+    assert page.next_from_seq == 5
+    told: list[BadRecord] = []
+    assert [one.data for one in numbers.read(on_bad_record=told.append)] == [1, 3, 5]
+    assert [one.seq for one in told] == [2, 4]
+    reading = numbers.read(page_size=2)
+    assert next(reading).data == 1
+    with pytest.raises(BadRecord, match="mixed 2: Expected `int`"):
+        next(reading)
+    told.clear()
+    with numbers.watch(on_bad_record=told.append) as watch:
+        following = iter(watch)
+        assert [next(following).data for _ in range(3)] == [1, 3, 5]
+    assert [one.seq for one in told] == [2, 4]
 
 
 def test_a_long_poll_is_answered_by_an_append(client: Client) -> None:

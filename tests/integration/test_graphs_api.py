@@ -144,7 +144,7 @@ def test_what_does_not_decode_is_refused_and_changes_nothing(site: Site) -> None
         ("GET", "/v0/graphs/pricing/firings?limit=x", None, 400, "invalid_request"),
         ("GET", "/v0/graphs/pricing/state?nope=1", None, 400, "invalid_request"),
         ("POST", "/v0/graphs/none/fire", {}, 404, "graph_not_found"),
-        ("POST", "/v0/graphs/pricing/fire", {"cache": {"x": 1}}, 400, "invalid_request"),
+        ("POST", "/v0/graphs/pricing/fire", {"cache": {"x": 1}}, 404, "source_not_found"),
         ("POST", "/v0/graphs/pricing/fire", {"cache": {"quotes": 1}}, 400, "invalid_request"),
         ("POST", "/v0/graphs/pricing/fire", {"caches": {}}, 400, "invalid_request"),
         ("POST", "/v0/graphs/pricing/accumulators/none", {"data": 1}, 404, "source_not_found"),
@@ -154,7 +154,7 @@ def test_what_does_not_decode_is_refused_and_changes_nothing(site: Site) -> None
             *("POST", "/v0/graphs/pricing/restart", {"source": "quotes"}),
             *(409, "source_without_feed"),
         ),
-        ("POST", "/v0/graphs", {"graph": "no_such_module:x"}, 400, "invalid_request"),
+        ("POST", "/v0/graphs", {"graph": "no_such_module:x"}, 409, "graph_not_loadable"),
         ("POST", "/v0/graphs", {"graph": "x"}, 400, "invalid_request"),
         ("DELETE", "/v0/graphs/none", None, 404, "graph_not_found"),
         ("GET", "/v0/graphs/pricing/accumulators/quotes", None, 405, "method_not_allowed"),
@@ -494,7 +494,7 @@ def test_a_graph_is_unloaded_and_loaded_while_others_run(
                 ("late_graphs:broken", "it has no nodes"),
             ):
                 answer = await api.post("/v0/graphs", {"graph": name})
-                assert (answer.status, answer.code) == (400, "invalid_request")
+                assert (answer.status, answer.code) == (409, "graph_not_loadable")
                 assert said in answer.error["message"]
             gone = (await api.delete("/v0/graphs/doubled")).json
             assert gone == {"graph": "doubled", "tenant": "", "forgotten": False}

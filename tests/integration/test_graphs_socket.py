@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from fairway.server import graphs_socket
-from fairway.server.websocket import BUFFER_BYTES
+from fairway.server.websocket import QUEUE_BYTES
 from fairway.settings import parse_api_keys
 from tests.support.graphs_served import Gate, desk
 from tests.support.server import (
@@ -390,7 +390,7 @@ def test_a_client_that_leaves_without_having_read_leaves_nothing_behind(
         socket._send = send
         for _ in range(200):
             wire.writer.write(text_frame(id="i" * 30_000))
-        await until(lambda: socket._out_bytes > BUFFER_BYTES)
+        await until(lambda: socket._out_bytes > QUEUE_BYTES)
         wire.abort()
         gone.set()
         await until(lambda: len(host._guests) == before)

@@ -451,11 +451,19 @@ def test_idle_connections_are_closed_without_a_word(loop: Loop) -> None:
 class Turnstile:
     """A site that lets requests begin when told to, and serves those under /express itself."""
 
+    door = None
+    ownership = None
+
+    def withholds(self, scope: Any) -> bool:
+        raise AssertionError("nobody asks where nothing is owned for a time only")
+
     def __init__(self) -> None:
         self.waiting: list[Callable[[], object]] = []
 
-    def admit(self, scope: Any, begin: Callable[[], object]) -> None:
+    def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
         self.waiting.append(begin)
+
+    def lost(self, peer: Any) -> None: ...
 
     def express(self, answer: Answer) -> bool:
         if answer.scope["path"] != "/express":

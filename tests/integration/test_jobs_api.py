@@ -246,7 +246,8 @@ BAD = [
     ("PUT", "/v0/queues/never", {"paused": 1}, "paused"),
     ("PUT", "/v0/queues/never", {"limits": {"concurrency": 0}}, "concurrency"),
     ("PUT", "/v0/queues/never", {"limits": {"rate_per_s": 0}}, "rate_per_s"),
-    ("PUT", "/v0/queues/*", {"paused": True}, "one by one"),
+    ("PUT", "/v0/queues/never", {"limits": {"rate_per_s": 1e-320}}, "rate_per_s"),
+    ("PUT", "/v0/queues/never", {"limits": {"rate_per_s": 1, "burst": 0}}, "burst"),
 ]
 
 
@@ -446,9 +447,15 @@ def test_what_ended_long_ago_is_forgotten(tmp_path: Path) -> None:
             later = await enqueue(api, "elsewhere", delay_ms=HOUR_MS)
             kept = await api.post("/v0/jobs/prune", {"older_than_ms": HOUR_MS})
             assert (kept.status, kept.json) == (200, {"pruned": 0})
+            failed = await enqueue(api, "fails_once", {"name": "never"})
+            await ended(api, failed)
+            longer = {"older_than_ms": 0, "failed_older_than_ms": HOUR_MS}
+            assert (await api.post("/v0/jobs/prune", longer)).json == {"pruned": 1}
+            assert (await api.get(f"/v0/jobs/{done}")).status == 404
+            assert (await seen(api, failed))["status"] == "failed"
             gone = await api.post("/v0/jobs/prune", {"older_than_ms": 0})
             assert gone.json == {"pruned": 1}
-            assert (await api.get(f"/v0/jobs/{done}")).status == 404
+            assert (await api.get(f"/v0/jobs/{failed}")).status == 404
             assert (await seen(api, later))["status"] == "scheduled"
 
     run(scenario())
@@ -512,6 +519,8 @@ def test_limits_hold_and_are_replaced_as_a_whole(tmp_path: Path) -> None:
                 assert (await ended(api, id))["status"] == "done"
             lifted = await api.put("/v0/queues/math", {"limits": {}})
             assert lifted.json["limits"] == {"concurrency": None, "rate_per_s": None, "burst": 1}
+            paused = await api.put("/v0/queues/*", {"paused": True})
+            assert (paused.status, paused.code) == (409, "all_queues")
             every = await api.put("/v0/queues/*", {"limits": {"concurrency": 8}})
             assert (every.json["queue"], every.json["limits"]["concurrency"]) == ("*", 8)
             assert every.json["waiting"] == 1

@@ -74,6 +74,10 @@ def test_what_is_wrong_is_said_in_a_line(url: str) -> None:
         (["signal", "order-7", "payment"], 2, "--by-key"),
         (["signal", "--by-key", "nobody", "payment"], 1, "there is no job 'nobody'"),
         (["limit", "mail"], 2, "--concurrency, --rate or both; or --none"),
+        (["limit", "mail", "--rate", "0"], 2, "is not in the range"),
+        (["limit", "mail", "--rate", "1e-320"], 2, "is not in the range"),
+        (["limit", "mail", "--rate", "inf"], 2, "is not in the range"),
+        (["limit", "mail", "--rate", "nan"], 1, "rate_per_s is from 1e-06 to 1,000,000, not nan"),
         (["pause", "a b"], 1, "cannot name a queue"),
         (["prune", "--older-than", "7d"], 2, "say --yes"),
     ):
@@ -204,7 +208,11 @@ def test_queues_are_paused_resumed_and_limited(url: str) -> None:
 def test_what_ended_is_forgotten(url: str) -> None:
     good(url, "enqueue", "add", '{"a": 1, "nonce": "pruned"}', "--wait", "30s")
     assert good(url, "prune", "--older-than", "1h", "--yes") == "0 jobs forgotten\n"
-    assert as_json(url, "prune", "--older-than", "0s", "--yes")[0]["pruned"] >= 1
+    forget = ("prune", "--older-than", "0s", "--failed-older-than", "30d", "--yes")
+    good(url, *forget)
+    assert as_json(url, *forget)[0]["pruned"] == 0
+    good(url, "enqueue", "add", '{"a": 1, "nonce": "pruned again"}', "--wait", "30s")
+    assert as_json(url, *forget)[0]["pruned"] == 1
 
 
 def test_on_a_terminal_there_are_headings(url: str) -> None:

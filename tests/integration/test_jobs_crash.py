@@ -30,7 +30,7 @@ from fairway.jobs.kinds import Options, function_kind, machine_kind
 from fairway.jobs.outcome import Outcome, Retry  # noqa: TC001  likewise
 from fairway.jobs.worker import Worker
 from tests.support.culprits import WAYS
-from tests.support.jobs_child import Line, config_of, store_at
+from tests.support.jobs_child import Line, config_of, gate_of, store_at
 from tests.support.postgres import PostgresServer, postgres_url
 
 if TYPE_CHECKING:
@@ -334,6 +334,46 @@ def test_a_job_that_ends_its_process_counts_a_crash_and_everything_else_is_there
             at.ids.remove(id)
             assert len(at.runs()[id]) == 1
         assert {at.find(id).status for id in others} == {Status.DONE}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_worker_that_was_paused_beyond_its_lease_wakes_and_commits_nothing(
+    kind: str, campaign: Campaign, tmp_path: Path
+) -> None:
+    """Another one has run its jobs meanwhile. It stops them, registers anew, and goes on."""
+    with arena(kind, tmp_path, campaign.tally) as at:
+        paused = at.start()
+        ids = at.add(*[NewJob(kind="gated") for _ in range(4)])
+        paused.wait_for_jobs(4)
+        paused.child.send_signal(signal.SIGSTOP)
+        other = at.start()
+        other.wait_for_jobs(4)  # when the lease has run out
+        Path(gate_of(str(at.book), other.pid)).touch()
+        at.wait_until(at.all_ended)
+        paused.child.send_signal(signal.SIGCONT)
+
+        def said(pid: int) -> list[tuple[str, int, int]]:
+            lines = (
+                msgspec.json.decode(raw, type=Line) for raw in at.book.read_bytes().splitlines()
+            )
+            return [(line.what, line.job, line.attempt) for line in lines if line.pid == pid]
+
+        at.wait_until(lambda: sum(what == "stopped" for what, _, _ in said(paused.pid)) == 4)
+        other.finish()
+        more = at.add(*[NewJob(kind="work") for _ in range(10)])
+        paused.wait_for_jobs(10)
+        at.wait_until(at.all_ended)
+        paused.finish()
+        begun = [("began", id, 1) for id in ids]
+        stopped = [("stopped", id, 1) for id in ids]
+        woken = said(paused.pid)
+        assert sorted(woken[:8]) == begun + stopped
+        assert {job for _, job, _ in woken[8:]} == set(more)
+        for id in ids:  # what was committed is the other one's
+            job = at.find(id)
+            assert (job.status, job.crashes, job.result) == (Status.DONE, 1, b"2")
+            assert ("ended", id, 2) in said(other.pid)
+        campaign.tally["woke up"] += 1
 
 
 def test_a_worker_outlives_a_crash_of_its_database(campaign: Campaign, tmp_path: Path) -> None:

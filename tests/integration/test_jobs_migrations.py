@@ -11,7 +11,7 @@ import pytest
 
 from fairway.core.priority import Band
 from fairway.errors import UnknownFormat
-from fairway.jobs.job import Fate, Lane, NewJob, Settlement, Status
+from fairway.jobs.job import Fate, Filter, Lane, NewJob, Settlement, Status
 from fairway.jobs.store import Want
 from fairway.jobs.stores import postgres_connections, sqlite_schema
 from fairway.jobs.stores.postgres import PostgresStore
@@ -112,3 +112,80 @@ def test_a_schema_of_the_first_format_is_brought_up_to_date(
         connection.execute(f"insert into {SCHEMA}.migration (version) values (99)".encode())
         with pytest.raises(UnknownFormat, match="is at version 99"):
             asyncio.run(goes_on(PostgresStore(postgres_url(), schema=SCHEMA), 1))
+
+
+# The second format knew dedup keys as long as their signals waited, and had one history for all.
+
+
+async def keeps_keys_and_failures(store: JobStore, waits: int, failed: int, done: int) -> None:
+    await store.open()
+    try:
+        assert not (await store.signal(waits, "pay", b"2", dedup="d")).fresh
+        assert (await store.signal(waits, "pay", b"3", dedup="e")).fresh
+        assert {job.id for job in await store.browse(Filter(status=Status.FAILED))} == {failed}
+        assert await store.prune(10**9, failed_older_than_ns=4 * 10**18) == 1
+        assert await store.find(done) is None
+        job = await store.find(failed)
+        assert job is not None
+        assert (job.status, job.error) == (Status.FAILED, "no")
+        assert await store.retry([failed]) == [failed]
+    finally:
+        await store.aclose()
+
+
+def test_a_file_of_the_second_format_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    connection = apsw.Connection(str(path))
+    for migration in sqlite_schema.MIGRATIONS[:2]:
+        connection.execute(migration)
+    connection.pragma("user_version", 2)
+    lane = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
+    connection.execute(
+        "INSERT INTO queue (id, name) VALUES (1, 'mail');"
+        "INSERT INTO tenant (id, name) VALUES (1, 't');"
+    )
+    for status in (sqlite_schema.WAITING, sqlite_schema.FAILED, sqlite_schema.DONE):
+        connection.execute(
+            "INSERT INTO job (status, lane, since_ns, enqueued_ns, priority, version, max_attempts,"
+            " max_crashes, strict, window_ns, kind, step, state, error)"
+            f" VALUES ({status}, {lane}, 1, 1, 0, 1, 20, 5, 0, 0, 'send', 'run', x'7b7d', 'no')"
+        )
+    connection.execute("INSERT INTO signal (job, name, payload, dedup) VALUES (1, 's', x'31', 'd')")
+    connection.close()
+    asyncio.run(keeps_keys_and_failures(SqliteStore(path), 1, 2, 3))
+
+
+def test_a_schema_of_the_second_format_is_brought_up_to_date(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schema = f"{SCHEMA}_2"
+    job = "kind, version, step, state, lane, priority, max_attempts, max_crashes, enqueued_at"
+    values = "'send', 1, 'run', '{}', 1, 0, 20, 5, now()"
+
+    async def second_format() -> None:
+        connections = PostgresStore(postgres_url(), schema=schema)._connections
+        await connections.open()
+        await connections.migrate()
+        await connections.aclose()
+
+    with psycopg.connect(postgres_url(), autocommit=True) as connection:
+        connection.execute(f"drop schema if exists {schema} cascade".encode())
+        newest = postgres_connections.MIGRATIONS
+        monkeypatch.setattr(postgres_connections, "MIGRATIONS", newest[:2])
+        asyncio.run(second_format())
+        monkeypatch.setattr(postgres_connections, "MIGRATIONS", newest)
+        connection.execute(
+            f"insert into {schema}.lane (queue, tenant, band) values ('mail', 't', 1);"
+            f"insert into {schema}.job (id, status, {job}) select 1, 'w', {values};"
+            f"insert into {schema}.signal (job, name, payload, dedup) values (1, 's', '1', 'd');"
+            f"create table {schema}.history_20010101 partition of {schema}.history"
+            "    for values from ('2001-01-01') to ('2001-01-02');"
+            f"insert into {schema}.history (id, status, finished_at, error, attempt, crashes,"
+            f"    strict, window_us, {job})"
+            "    select id, status, at::timestamptz, 'no', 1, 0, false, 0,"
+            f"    {values} from unnest(array[2, 3]) with ordinality as i (id, n)"
+            "    join unnest(array['f', 'd']::\"char\"[]) with ordinality as s (status, n)"
+            "    using (n),"
+            "    unnest(array['2001-01-01 12:00+00']) as a (at);".encode()
+        )
+        asyncio.run(keeps_keys_and_failures(PostgresStore(postgres_url(), schema=schema), 1, 2, 3))

@@ -105,12 +105,25 @@ def done(claims: list[Claim]) -> list[Settlement]:
 HOT = (
     *("claim", "trade", "finish", "requeue", "enqueue", "enqueue_alike", "promote"),
     *("next_due", "probe"),
-    *("unblock", "block", "earlier", "childless", "inbox", "children", "take_keys", "holders"),
-    *("park", "wake", "tell", "deliver", "notified", "unseen", "consume", "fence", "end_jobs"),
-    *("queue_again", "give_back", "cancelled", "lock_parents", "set_timer", "progress"),
+    *("unblock", "block", "earlier", "childless", "inbox", "children", "take_keys", "lock_keys"),
+    *("park", "wake", "tell", "deliver", "notified", "heard", "consume", "fence", "end_jobs"),
+    *("queue_again", "give_back", "leases", "count_lost", "cancelled", "lock_parents"),
+    *("set_timer", "progress"),
     *("find", "find_ended", "find_key", "set_aside", "revive"),
+    *("signal_keys", "keep_signal_keys", "forget_signal_keys", "prune_first", "prune_failed"),
 )
-TABLES = ("job", "ready", "blocked", "timer", "signal", "unique_key", "history", "lease", "lane")
+TABLES = (
+    "job",
+    "ready",
+    "blocked",
+    "timer",
+    "signal",
+    "unique_key",
+    "signal_key",
+    "history",
+    "lease",
+    "lane",
+)
 
 FILL = """
 insert into fw.lane (queue, tenant, band)
@@ -130,11 +143,14 @@ insert into fw.blocked (pkey, id, lane, priority, strict, since)
 insert into fw.timer (id, due)
     select id, now() + (id - {rows} / 2) * interval '1 second' from fw.job;
 insert into fw.signal (job, name, payload) select id, 'go', '' from fw.job;
+insert into fw.signal_key (job, key, consumed_at)
+    select id, 'd', case when id % 2 = 0 then now() end from fw.job;
 insert into fw.unique_key (key, job, until) select ukey, id, now() from fw.job;
 insert into fw.history (id, finished_at, kind, version, step, state, lane, priority, attempt,
         crashes, max_attempts, max_crashes, status, strict, window_us, parent, enqueued_at)
-    select -n, now(), 'work', 1, 'run', '{}', 1, 0, 0, 0, 20, 5, 'd', false, 0,
-        case when n % 3 = 0 then n / 3 end, now() from generate_series(1, {rows}) n;
+    select -n, now(), 'work', 1, 'run', '{}', 1, 0, 0, 0, 20, 5, status, false, 0,
+        case when n % 3 = 0 then n / 3 end, now()
+    from generate_series(1, {rows}) n, unnest(array['d', 'f']::"char"[]) as status;
 insert into fw.lease (id, worker, token, lane, claimed_at)
     select id, 1 + id % 10, 1, lane, now() from fw.job order by id limit 500;
 """
@@ -312,7 +328,8 @@ def claim_blocks(bench: Bench, connection: psycopg.Connection[Any], low: int, mo
     with connection.transaction(force_rollback=True):
         row = connection.execute(
             "explain (analyze, buffers, format json) execute it"
-            f" ({bench.worker}, 1000000, '{{{lane}}}', '{{{most}}}', '{{{low}}}', false)".encode()
+            f" ({bench.worker}, 1000000, '{{{lane}}}', '{{{most}}}', '{{{low}}}', false,"
+            " '{}')".encode()
         ).fetchone()
     assert row is not None
     plan = row[0][0]["Plan"]

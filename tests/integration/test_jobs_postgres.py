@@ -310,7 +310,7 @@ def test_strict_order_is_refused_where_keys_are_advisory_locks() -> None:
 def test_days_that_are_old_enough_are_dropped_in_one_piece() -> None:
     """But not one that a parent may still read."""
     add = """
-    create table {schema}.history_{day:%Y%m%d} partition of {schema}.history
+    create table {schema}.history_{day:%Y%m%d} partition of {schema}.history_by_day
         for values from ('{day}') to ('{next}');
     insert into {schema}.history (id, finished_at, kind, version, step, state, lane, priority,
             attempt, crashes, max_attempts, max_crashes, status, strict, window_us, parent,

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import re
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -40,6 +41,7 @@ from fairway.jobs.stores import (
 )
 from fairway.jobs.stores.sqlite import SqliteStore
 from fairway.testing import run as run_virtually
+from tests.support.fingerprint import fingerprint
 from tests.support.jobs_sqlite_child import Said
 
 if TYPE_CHECKING:
@@ -378,6 +380,56 @@ def test_a_damaged_file_is_refused(path: Path, damage: str) -> None:
         play(path, lambda store: store.set_paused("q", True))
 
 
+NEWER = len(sqlite_schema.MIGRATIONS) + 1
+
+
+@pytest.mark.parametrize(
+    ("offset", "written"),
+    [
+        (0, b"no SQLite file  "),
+        (60, NEWER.to_bytes(4)),  # `user_version`
+        (68, b"ours"),  # `application_id`
+        (100, bytes(3996)),  # the schema
+    ],
+    ids=["no database", "newer", "foreign", "damaged"],
+)
+def test_a_refused_file_is_left_as_it_was_and_its_wal_too(
+    path: Path, tmp_path: Path, offset: int, written: bytes
+) -> None:
+    """As kill -9 left it, with jobs that are in the -wal alone: a sound copy of the file, put back,
+    has them all."""
+    killed = tmp_path / "killed"
+    killed.mkdir()
+
+    async def scene() -> None:
+        async with opened(path):
+            pass
+        async with opened(path) as store:
+            await store.enqueue([JOB])
+            for suffix in ("", "-wal"):
+                shutil.copy(f"{path}{suffix}", killed / f"{path.name}{suffix}")
+
+    asyncio.run(scene())
+    sound = (killed / path.name).read_bytes()
+    damaged = bytearray(sound)
+    damaged[offset : offset + len(written)] = written
+    (killed / path.name).write_bytes(damaged)
+    before = fingerprint(killed)
+    assert before[f"{path.name}-wal"]
+    for _ in range(2):
+        with pytest.raises((Corrupt, UnknownFormat)):
+            play(killed / path.name, lambda store: store.set_paused("q", True))
+        assert fingerprint(killed) == before
+    (killed / path.name).write_bytes(sound)
+
+    async def look(store: SqliteStore) -> None:
+        found = await store.find(1)
+        assert found is not None
+        assert found.kind == JOB.kind
+
+    play(killed / path.name, look)
+
+
 def test_a_place_that_cannot_be_opened_is_a_wrong_setting(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig):
         play(tmp_path / "missing" / "jobs.db", lambda store: store.set_paused("q", True))
@@ -577,8 +629,10 @@ def test_pruning_goes_on_where_the_chunk_before_ended(
         sqlite_settle.STANDING,
         sqlite_settle.MANY_END,
         sqlite_settle.SET_ASIDE,
+        sqlite_settle.CONSUME_KEYS,
         sqlite_upkeep.AGE,
-        sqlite_upkeep.PRUNABLE,
+        *sqlite_upkeep.PRUNABLE_OF.values(),
+        sqlite_upkeep.FORGET_SIGNAL_KEYS,
     ],
 )
 def test_no_statement_of_the_daily_work_reads_the_whole_table(path: Path, statement: str) -> None:
@@ -589,7 +643,7 @@ def test_no_statement_of_the_daily_work_reads_the_whole_table(path: Path, statem
         plan = writing(store).execute(f"EXPLAIN QUERY PLAN {statement}", values)
         steps = [str(step) for *_, step in plan.fetchall()]
         assert any(step.startswith("SEARCH") for step in steps)
-        for table in ("job", "lease", "signal", "unique_key", "parent", "child"):
+        for table in ("job", "lease", "signal", "signal_key", "unique_key", "parent", "child"):
             assert not any(step.startswith(f"SCAN {table}") for step in steps), steps
 
     play(path, scene)

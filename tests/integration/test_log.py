@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import apsw
 import pytest
 
+from fairway.app import Fairway
 from fairway.errors import (
     AlreadyOwned,
     Backpressure,
@@ -27,6 +28,7 @@ from fairway.storage.wals import directory_of, sqlite_shard, wal_at
 from fairway.storage.wals.memory import MemoryWal
 from fairway.storage.wals.sqlite import SqliteWal
 from fairway.storage.writer import Durability
+from tests.support.fingerprint import fingerprint
 from tests.support.log_files import flip_bit
 from tests.support.log_places import KINDS, log_at, stalled_log_at
 from tests.support.log_process import OPEN, REPORT, log_process
@@ -79,6 +81,56 @@ def test_what_was_appended_is_there_the_next_time(scheme: str, tmp_path: Path) -
 
     asyncio.run(first())
     asyncio.run(second())
+
+
+@pytest.mark.parametrize(("held", "other"), [("sqlite", "rocksdb"), ("rocksdb", "sqlite")])
+def test_a_directory_that_holds_another_store_s_log_is_refused(
+    held: str, other: str, tmp_path: Path
+) -> None:
+    """Naming both: else there would be an empty log beside the data, and old cursors fit it."""
+
+    async def scenario() -> None:
+        async with Log(wal_at(f"{held}:{tmp_path}")) as log:
+            await log.append(7, b"hello")
+        before = fingerprint(tmp_path)
+        for _ in range(2):
+            with pytest.raises(InvalidConfig) as refused:
+                async with Log(wal_at(f"{other}:{tmp_path}")):
+                    pass
+            for told in ("SQLite", "RocksDB", f"{held}:{tmp_path}"):
+                assert told in str(refused.value)
+            assert fingerprint(tmp_path) == before
+        async with Log(wal_at(f"{held}:{tmp_path}")) as log:
+            assert await log.read(7) == [Entry(1, b"hello")]
+
+    asyncio.run(scenario())
+
+
+def test_a_cursor_of_another_log_does_not_fit_by_accident(tmp_path: Path) -> None:
+    """Epochs of a new log begin anywhere; those of an old one, and of one that is opened again, go
+    on from where they are."""
+
+    async def begin(place: Path) -> list[int]:
+        async with Fairway(place, worker=None) as app:
+            topics = [await app.topics.create(name) for name in "ab"]
+            return [topic.epoch for topic, _ in topics]
+
+    async def scenario() -> None:
+        first, second = await begin(tmp_path / "one"), await begin(tmp_path / "two")
+        assert not set(first) & set(second)
+        assert max(*first, *second) < 2**53, "exact in the JSON of every client"
+        async with Fairway(tmp_path / "one", worker=None) as app:
+            topic, _ = await app.topics.create("c")
+            assert topic.epoch == first[-1] + 1
+        async with Fairway(tmp_path / "two", worker=None) as app:
+            reader = app.topic("a")
+            await reader.append("new")
+            page = await reader.read(1, epoch=first[0])
+            assert page.lost is not None
+            assert page.lost.reason == "recreated"
+            assert [record.data for record in page.records] == ["new"]
+
+    asyncio.run(scenario())
 
 
 def test_a_path_names_a_sqlite_log(tmp_path: Path) -> None:

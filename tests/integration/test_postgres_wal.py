@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -20,6 +20,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from fairway.app import Fairway
 from fairway.errors import (
     AlreadyOwned,
     Closing,
@@ -33,11 +34,13 @@ from fairway.errors import (
     UnknownFormat,
     WriteFailed,
 )
+from fairway.runtime.clock import boottime_ns
 from fairway.storage.log import UPKEEP_S, Log
 from fairway.storage.wal import DELETE, Entry, HardState, Operation, Tail
 from fairway.storage.wals.postgres import PostgresWal
 from tests.support.history import Twin, contents
 from tests.support.postgres import PostgresServer, Unavailable, postgres_url
+from tests.support.server import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -866,6 +869,70 @@ def test_an_owner_whose_lease_ended_goes_on_if_nobody_took_over(place: Place) ->
     assert wal.write({1: [append(1)]}, sync=True) == {}
     with pytest.raises(AlreadyOwned):
         place.log().open()
+
+
+def test_what_is_read_is_answered_only_within_the_lease(place: Place) -> None:
+    """On a clock of its own, as if the machine had slept: for the log, for handles and watches."""
+    slept_ns = 0
+    broken = threading.Event()
+
+    def cut(statement: str) -> None:
+        if broken.is_set():
+            raise psycopg.OperationalError("the network is gone")
+
+    wal = place.log(now_ns=lambda: boottime_ns() + slept_ns, before_statement=cut)
+
+    async def scenario() -> None:
+        nonlocal slept_ns
+        async with (app := Fairway(wal, worker=None)):
+            topic = app.topic("t")
+            await topic.append(1)
+            assert [record.data for record in (await topic.read()).records] == [1]
+            async with aclosing(topic.watch()) as watching:
+                assert (await anext(watching)).data == 1
+                epoch = topic.state.epoch
+                broken.set()  # nobody took over, but who knows
+                slept_ns += 14_000_000_000
+                for ask in (topic.read, lambda: app.log.read(epoch)):
+                    with pytest.raises(Fenced, match="was not renewed in time"):
+                        await ask()
+                broken.clear()
+                await until(lambda: not wal.ownership.overdue)  # the upkeep renews it
+                assert [record.data for record in (await topic.read()).records] == [1]
+                place.opened(takeover=True)
+                with pytest.raises(Fenced, match="has epoch 2"):
+                    await anext(watching)
+            with pytest.raises(Fenced, match="has epoch 2"):
+                await topic.read()
+            with pytest.raises(Fenced, match="has epoch 2"):
+                _ = topic.state
+
+    asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_lease_is_trusted_from_when_a_synced_renewal_was_sent(place: Place) -> None:
+    """Not from when its answer came; and a commit that waits for no disk does not count: a crash of
+    the server would take it back."""
+    now_ns = 0
+    delay_ns = 0
+
+    def later(statement: str) -> None:
+        nonlocal now_ns
+        if statement in ("renew", "commit"):
+            now_ns += delay_ns
+
+    wal = place.opened(now_ns=lambda: now_ns, before_statement=later)
+    delay_ns = 5_000_000_000
+    wal.renew()  # sent at 0, answered at 5 s
+    now_ns = 13_999_999_999
+    assert not wal.ownership.overdue
+    now_ns = 14_000_000_000
+    assert wal.ownership.overdue
+    delay_ns = 0
+    assert wal.write({1: [Operation.appending(1, b"x", 0)]}, sync=False) == {}
+    assert wal.ownership.overdue
+    assert wal.write({1: [Operation.appending(2, b"x", 0)]}, sync=True) == {}
+    assert not wal.ownership.overdue
 
 
 def test_a_close_ends_the_lease_even_after_a_lost_connection(place: Place) -> None:

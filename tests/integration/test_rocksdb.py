@@ -26,7 +26,7 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.storage.wal import DELETE, Entry, HardState, Operation, Tail
-from fairway.storage.wals import rocksdb_log
+from fairway.storage.wals import rocksdb, rocksdb_log
 from fairway.storage.wals.rocksdb import RocksdbWal
 from fairway.storage.wals.rocksdb_batch import POINT_DELETES_MAX
 from fairway.storage.wals.rocksdb_rows import (
@@ -38,6 +38,7 @@ from fairway.storage.wals.rocksdb_rows import (
     space_key,
 )
 from tests.support import rocksdb_process
+from tests.support.fingerprint import watch_refusals
 from tests.support.history import Draw, Twin, contents
 from tests.support.rocksdb_files import (
     FewFlushes,
@@ -55,6 +56,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.conftest import Campaign
+
+
+@pytest.fixture(autouse=True)
+def refusals_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is refused in here, for whichever reason: its files are as they were."""
+    watch_refusals(monkeypatch, RocksdbWal)
+
 
 SMALL = 64 * 1024  # the smallest memtable RocksDB allows: log files come and go
 
@@ -653,6 +661,67 @@ class Stalling:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._db, name)
+
+
+class FullDisk:
+    """A RocksDB whose disk has no room left."""
+
+    def __init__(self, db: Any) -> None:
+        self._db = db
+
+    def write(self, batch: Any, options: Any) -> None:
+        raise Exception("IO error: No space left on device: While appending to file: x.log")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+
+def test_a_full_disk_says_what_to_do_and_ends_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 0
+    monkeypatch.setattr(rocksdb, "free_bytes", lambda _: free)
+    with opened(tmp_path) as wal:
+        assert wal.write({1: append(1, 2)}, sync=True) == {}
+        wal._db = FullDisk(wal._db)
+        for operations in (append(3), [Operation(compact_before=2)], [DELETE]):
+            refused = wal.write({1: operations}, sync=True)[1]
+            assert isinstance(refused, WriteFailed)
+            assert "needs 9 MiB of it to go on, for deletes as well: make room" in str(refused)
+        wal.maintain()  # there is still no room
+        assert isinstance(wal.write({1: append(3)}, sync=True)[1], WriteFailed)
+        assert keys(wal, 1) == [1, 2]
+        free = 9 * 1024 * 1024
+        wal.maintain()
+        assert wal.write({1: append(3)}, sync=True) == {}
+        assert keys(wal, 1) == [1, 2, 3]
+    with opened(tmp_path) as wal:
+        assert keys(wal, 1) == [1, 2, 3]
+
+
+def test_a_start_on_a_full_disk_reads_and_writes_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as wal:
+        assert wal.write({1: append(1, 2)}, sync=True) == {}
+    free = 0
+    monkeypatch.setattr(rocksdb, "free_bytes", lambda _: free)
+    connect = RocksdbWal._connect
+
+    def full(wal: RocksdbWal, *, create: bool, read_only: bool = False) -> Any:
+        if not read_only and not free:
+            raise WriteFailed("No space left on device")
+        return connect(wal, create=create, read_only=read_only)
+
+    monkeypatch.setattr(RocksdbWal, "_connect", full)
+    with opened(tmp_path) as wal:
+        assert keys(wal, 1) == [1, 2]
+        wal.maintain()
+        assert "make room" in str(wal.write({1: append(3)}, sync=True)[1])
+        free = 1 << 30
+        wal.maintain()
+        assert wal.write({1: append(3)}, sync=True) == {}
+        assert keys(wal, 1) == [1, 2, 3]
 
 
 def test_a_stalled_write_is_tried_again(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 import shutil
@@ -159,6 +160,99 @@ def test_a_router_of_others_is_neither_read_nor_replaced_nor_deleted(tmp_path: P
             assert (await root.put("/v0/routers/main", own)).status == 200
             assert (await tenant.put("/v0/routers/main", {**own, "filter": "x"})).status == 200
             assert (await tenant.delete("/v0/routers/main")).json["deleted"] is True
+
+    run(scenario())
+
+
+def test_routes_of_routers_name_nothing_of_another_tenant(tmp_path: Path) -> None:
+    """Every route that has to do with routers, wherever the rule of another begins and ends."""
+    keys = "".join(
+        f'[[key]]\nname = "{name}"\nsecret = "{name}-key"\nscopes = ["admin"]\n'
+        f"prefixes = {prefixes}\n"
+        for name, prefixes in (("root", '["shop.", "bank."]'), ("shop", '["shop."]'))
+    )
+    ends = ("shop.in", "shop.out", "bank.secret-in", "bank.secret-out")
+    own = {"source": "shop.in", "dest": "shop.out"}
+    back = {"source": "shop.out", "dest": "shop.in"}
+
+    async def scenario() -> None:
+        async with keyed(tmp_path, keys) as served:
+            root, shop = (served.api.using(f"{name}-key") for name in ("root", "shop"))
+
+            async def ask(call: Any, *given: str) -> Any:
+                """What the tenant is told tells nothing secret but what it `given`."""
+                answer = await call
+                text = f"{answer.headers} {answer.body.decode()}"
+                for name in given:
+                    text = text.replace(name, "")
+                assert "secret" not in text, text
+                return answer
+
+            for source, dest in itertools.permutations(ends, 2):
+                theirs = "/v0/routers/secret-rule"
+                rule = {"source": source, "dest": dest}
+                foreign = "bank" in source + dest
+                for name in ends:
+                    await root.put(f"/v0/topics/{name}")
+                assert (await root.put(theirs, rule)).status == 201
+                statuses = []
+                for call in (shop.get(theirs), shop.put(theirs, own), shop.delete(theirs)):
+                    statuses.append((await ask(call, "secret-rule")).status)
+                assert (statuses == [403] * 3) is foreign
+                await ask(shop.put("/v0/routers/mine", rule), source, dest)
+                for query in ("", "?source=shop.in", f"?source={source}", "?prefix=secret"):
+                    listed = await ask(shop.get(f"/v0/routers{query}"))
+                    assert listed.status == 200
+                # Routers of others lead from one of its topics to another: a cycle with them.
+                detour = [("shop.out", "bank.secret-in"), ("bank.secret-in", "shop.in")]
+                await root.delete(theirs)
+                await shop.delete("/v0/routers/mine")
+                for number, (here, there) in enumerate(detour):
+                    made = {"source": here, "dest": there}
+                    assert (await root.put(f"/v0/routers/secret-{number}", made)).status == 201
+                closed = await ask(shop.put("/v0/routers/mine", own))
+                assert closed.code == "router_cycle"
+                assert closed.error["detail"]["cycle"] == ["shop.in", "shop.out", "shop.in"]
+                assert (await ask(shop.put("/v0/routers/mine", back))).status == 201
+                for name in ends[:2]:
+                    assert (await ask(shop.delete(f"/v0/topics/{name}"))).json["deleted"]
+
+    run(scenario())
+
+
+def test_routers_that_go_with_a_topic_are_named_to_whom_they_belong(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        keys = KEYS.replace('["read", "write"]', '["admin"]')
+        async with keyed(tmp_path, keys) as served:
+            root, tenant = (served.api.using(f"{name}-secret") for name in ("root", "writer"))
+            for _ in range(2):
+                for name in ("orders.a", "orders.b", "hr.a"):
+                    await root.put(f"/v0/topics/{name}")
+                await tenant.put("/v0/routers/own", {"source": "orders.a", "dest": "orders.b"})
+                await root.put("/v0/routers/theirs", {"source": "orders.a", "dest": "hr.a"})
+                api, tenant = tenant, root
+                removed = (await api.delete("/v0/topics/orders.a")).json["routers_removed"]
+                assert sorted(removed) == (["own", "theirs"] if api is root else ["own"])
+                assert (await root.get("/v0/routers")).json["routers"] == []
+
+    run(scenario())
+
+
+def test_a_key_has_so_many_watch_sessions_and_no_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path, quota("few", watch_sessions=3) + quota("many")) as served:
+            few, many = (served.api.using(f"{name}-secret") for name in ("few", "many"))
+            await many.put("/v0/topics/t")
+            body = {"topics": {"t": {}}}
+            async with asyncio.TaskGroup() as group:
+                asked = [group.create_task(few.post("/v0/watch", body)) for _ in range(10)]
+            answers = [one.result() for one in asked]
+            assert sorted(answer.status for answer in answers) == [200] * 3 + [429] * 7
+            refused = next(answer for answer in answers if answer.status == 429)
+            detail = refused.error["detail"]
+            assert (detail["limit"], detail["max"]) == ("watch_sessions", 3)
+            assert 290 <= int(refused.header("retry-after")) <= 300, "they live for five minutes"
+            assert (await many.post("/v0/watch", body)).status == 200
 
     run(scenario())
 

@@ -486,7 +486,6 @@ WRONG: dict[str, tuple[str, str, Any]] = {
     "page of no size": ("GET", "/v0/topics?page_size=0", None),
     "page size of many digits": ("GET", f"/v0/topics?page_size={'9' * 5000}", None),
     "cursor of nobody": ("GET", "/v0/topics?cursor=%21", None),
-    "router onto itself": ("PUT", "/v0/routers/r", {"source": "refused", "dest": "refused"}),
     "router badly named": ("PUT", "/v0/routers/-r", {"source": "refused", "dest": "x"}),
     "watch of nothing": ("POST", "/v0/watch", {}),
     "watch from before": ("POST", "/v0/watch", {"topics": {"refused": {"from_seq": -1}}}),
@@ -550,6 +549,13 @@ REFUSED: dict[str, Case] = {
         {"records": [{"data": 1, "meta": dict.fromkeys(map(str, range(65)), 0)}]},
         400,
         "record_too_large",
+    ),
+    "router onto itself": (
+        "PUT",
+        "/v0/routers/r",
+        {"source": "refused", "dest": "refused"},
+        409,
+        "router_cycle",
     ),
     "cannot become ephemeral": (
         "PUT",

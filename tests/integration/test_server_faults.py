@@ -265,6 +265,11 @@ def test_a_small_disk_that_is_full(
         run(full_disk.SCENARIOS[scenario](tmp_path), within_s=120)
 
 
+def test_rocksdb_goes_on_by_itself_after_a_full_disk(tmp_path: Path) -> None:
+    """Reads, and a start on it; deletes in the room of the reserve; writing once there is room."""
+    full_disk.in_a_process("rocksdb", tmp_path)
+
+
 @pytest.mark.parametrize("scheme", ["", "sqlite:", "rocksdb:"])
 def test_a_directory_has_its_reserve_however_it_is_spelled(
     scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

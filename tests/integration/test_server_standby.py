@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
 from fairway.client import Client, RetryConfig
-from tests.support.server import ServerProcess, server_process
+from tests.support.server import WAIT_S, Api, ServerProcess, free_port, run, server_process
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +34,33 @@ def test_a_server_that_stands_by_takes_over(tmp_path: Path, how: signal.Signals)
                 client.topic("kept").append("after")
                 found = [record.data for record in client.topic("kept").read()]
             assert found == ["before", "after"]
+        finally:
+            second.close()
+
+
+def test_a_server_that_stands_by_says_so_on_every_path(tmp_path: Path) -> None:
+    """Durable Streams too: told 404, a client would give its stream up, or make it anew."""
+
+    async def scenario(api: Api) -> None:
+        async with asyncio.timeout(WAIT_S):
+            reason = None
+            while reason != "standing by":
+                with suppress(OSError):  # it does not listen yet
+                    reason = (await api.get("/readyz")).json["reason"]
+        for method, path in (
+            *(("GET", path) for path in ("/v0/topics", "/v0/topics/x", "/v1/stream/x")),
+            *((method, "/v1/stream/x") for method in ("PUT", "POST", "DELETE", "HEAD")),
+        ):
+            answer = await api.call(method, path)
+            assert (answer.status, answer.header("retry-after")) == (503, "1"), (method, answer)
+            if method != "HEAD":
+                assert answer.code == "not_ready"
+                assert answer.error["detail"] == {"standing_by": True}
+
+    with server_process(tmp_path):
+        second = ServerProcess(tmp_path, "--standby", port=free_port())
+        try:
+            run(scenario(second.api))
         finally:
             second.close()
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from websockets.asyncio.client import connect
 
 from tests.support.server import (
     Api,
@@ -192,6 +194,34 @@ def test_frames_keep_to_their_limits(site: Site) -> None:
         stream = await api.watch("large", f"?max_batch_bytes={2**40}&limit=1000")
         assert [len((await stream.next()).seqs) for _ in range(4)] == [26, 26, 26, 22]
         await stream.close()
+
+    site.run(scenario(site.api))
+
+
+@pytest.mark.parametrize("touch", [True, False])
+def test_a_watch_that_does_not_touch_leaves_the_priority_alone(site: Site, touch: bool) -> None:
+    async def scenario(api: Api) -> None:
+        name = f"touch.{touch}"
+        await api.append(name, 1)
+        query = "" if touch else "?touch=false"
+        body = {} if touch else {"touch": False}
+        streams = [
+            await api.watch(name, query),
+            await api.stream(await api.session(topics={name: {}}, **body)),
+        ]
+        for stream in streams:
+            await stream.seqs(1)
+        await api.append(name, 2)
+        for stream in streams:
+            await stream.seqs(1)
+            await stream.close()
+        async with connect(f"ws://127.0.0.1:{api.port}/v0/ws", proxy=None) as socket:
+            await socket.send(json.dumps({"op": "subscribe", "topic": name, **body}))
+            while json.loads(await socket.recv())["op"] != "caught-up":
+                pass
+        state = await api.state(name)
+        assert (state["last_read_ts"] is not None) is touch
+        assert (state["effective_priority"] > 0) is touch
 
     site.run(scenario(site.api))
 

@@ -6,13 +6,15 @@ import asyncio
 import json
 import logging
 from contextlib import asynccontextmanager
+from socket import SO_SNDBUF, SOL_SOCKET
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from fairway.server import websocket
+from fairway.server import socket_protocol, websocket
+from fairway.server.http_limits import SECOND_NS, HttpLimits
 from tests.support.server import (
     Api,
     Site,
@@ -246,10 +248,10 @@ def test_who_asks_without_reading_answers_is_not_read_on(
         frame = text_frame(op="ping", id="i" * 30_000)
         for _ in range(1000):
             wire.writer.write(frame)
-        await until(lambda: held[0]._out_bytes > websocket.BUFFER_BYTES)
+        await until(lambda: held[0]._out_bytes > websocket.QUEUE_BYTES)
         for _ in range(200):
             await asyncio.sleep(0)
-            assert held[0]._out_bytes <= websocket.BUFFER_BYTES + 2 * len(frame)
+            assert held[0]._out_bytes <= websocket.QUEUE_BYTES + 2 * len(frame)
         wire.abort()
 
     site.run(scenario(site.api))
@@ -269,7 +271,7 @@ def test_who_leaves_without_having_read_leaves_nothing_behind(site: Site) -> Non
         await until(lambda: len(host._guests) > before)
         socket = [*host._guests.values()][-1].end.__self__  # type: ignore[attr-defined]
         # It was set when the first answers went out: the reading side waits for room.
-        full = websocket.BUFFER_BYTES
+        full = websocket.QUEUE_BYTES
         await until(lambda: socket._out_bytes > full and not socket._room.is_set())
         wire.abort()
         await until(lambda: len(host._guests) == before)
@@ -388,3 +390,82 @@ def test_sockets_close_when_the_server_stops(tmp_path: Path) -> None:
             assert caught.value.rcvd.code == 1012
 
     run(scenario())
+
+
+# --- sockets that send as fast as they can
+
+
+def ping_frame(size: int = 125) -> bytes:
+    return b"\x89" + bytes([0x80 | size]) + bytes(4 + size)
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [ping_frame() * 20_000, ping_frame(0) * 60_000, text_frame(op="ping", id="i" * 90) * 20_000],
+    ids=["pings", "empty_pings", "messages"],
+)
+def test_who_sends_without_end_and_reads_nothing_is_held_to_the_bound_then_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flood: bytes
+) -> None:
+    made: list[Counted] = []
+
+    class Counted(socket_protocol.SocketProtocol):
+        """Counts the frames that it is given."""
+
+        handled = 0
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            made.append(self)
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            # The system would hold megabytes for a client on the same machine.
+            held = transport.get_extra_info("socket")
+            held.setsockopt(SOL_SOCKET, SO_SNDBUF, 4096)
+
+        def handle_ping(self) -> None:
+            self.handled += 1
+            super().handle_ping()
+
+        def handle_text(self, event: Any) -> None:
+            self.handled += 1
+            super().handle_text(event)
+
+    monkeypatch.setattr("fairway.server.serving.SocketProtocol", Counted)
+
+    async def scenario() -> None:
+        limits = HttpLimits(stall_ns=SECOND_NS // 2)
+        async with serving(tmp_path, limits=limits) as served:
+            wire = await deaf_socket(served.api.port, "/v0/ws")
+            (socket,) = made
+            most = largest = before = 0
+            wire.writer.write(flood)
+            answered = asyncio.ensure_future(served.api.get("/healthz"))
+            while not socket.disconnected:
+                await asyncio.sleep(0)
+                most = max(most, socket.transport.get_write_buffer_size())
+                largest = max(largest, socket.handled - before)
+                before = socket.handled
+            assert (await answered).status == 200
+            assert largest <= 2 * socket_protocol.FRAMES_PER_TURN
+            assert 32 * 1024 < most <= websocket.BUFFER_BYTES
+            wire.abort()
+
+    run(scenario())
+
+
+def test_whoever_reads_gets_an_answer_to_each_of_many(site: Site) -> None:
+    async def scenario(api: Api) -> None:
+        async with opened(api) as socket:
+            waiters = [await socket.connection.ping(b"%d" % number) for number in range(2000)]
+            for waiter in waiters:
+                await waiter
+            for number in range(2000):
+                await socket.send(op="ping", id=number)
+            assert [(await socket.next())["id"] for _ in range(2000)] == list(range(2000))
+            large = "x" * 900_000
+            answer = await socket.ask(op="publish", topic="ws.large", records=[{"data": large}])
+            assert answer["op"] == "published"
+
+    site.run(scenario(site.api))

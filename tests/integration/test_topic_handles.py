@@ -12,13 +12,13 @@ import pytest
 from fairway.app import Fairway
 from fairway.cli.worker import ServerTopics
 from fairway.client import AsyncClient
-from fairway.errors import Forbidden, InvalidRequest, NotFound
-from fairway.topics.handle import Lost, Read, Record, TopicHandle
+from fairway.errors import BadRecord, Forbidden, InvalidRequest, NotFound
+from fairway.topics.handle import Lost, Read, Record, TopicHandle, TopicWatch
 from fairway.wire.topics import TopicPatch
 from tests.support.server import run, serving, shared_site, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
 
     from fairway.topics.engine import Topics
@@ -76,7 +76,7 @@ def told(found: Record[int] | Lost) -> int | Lost:
     return found.data if isinstance(found, Record) else found
 
 
-async def first(count: int, watch: AsyncGenerator[Record[int] | Lost, None]) -> list[int | Lost]:
+async def first(count: int, watch: TopicWatch[int]) -> list[int | Lost]:
     """What a watch gives first: the data of records, and losses as they are."""
     found: list[int | Lost] = []
     async with aclosing(watch) as items:
@@ -294,6 +294,44 @@ def test_a_limit_is_brought_into_its_range(in_each_way: InEachWay, limit: int, g
         await long.append(*range(1100))
         page = await long.read(limit=limit)
         assert (len(page.records), page.next_seq, page.caught_up) == (given, given, False)
+
+    in_each_way(body)
+
+
+# --- what does not fit its type
+
+
+def test_a_record_that_does_not_fit_is_told_and_readers_go_on_behind_it(
+    in_each_way: InEachWay,
+) -> None:
+    async def body(topic: Topic) -> None:
+        mixed: Any = topic("mixed")
+        await mixed.append(1, "two", 3, {"id": 4}, 5)
+        page = await mixed.read()
+        assert [record.data for record in page.records] == [1, 3, 5]
+        assert [(one.topic, one.seq, one.data) for one in page.bad] == [
+            (mixed.name, 2, b'"two"'),
+            (mixed.name, 4, b'{"id":4}'),
+        ]
+        assert (page.next_seq, page.caught_up) == (5, True)
+        async with mixed.watch() as watch:
+            assert (await anext(watch)).data == 1
+            with pytest.raises(BadRecord, match=rf"{mixed.name} 2: Expected `int`, got `str`"):
+                await anext(watch)
+            found: list[Any] = []
+            try:
+                async for record in watch:
+                    found.append(record.data)
+            except BadRecord as error:
+                found.append(error.seq)
+            assert (found, (await anext(watch)).data) == ([3, 4], 5)
+        bad: list[int] = []
+
+        async def tell(one: BadRecord) -> None:
+            bad.append(one.seq)
+
+        assert await first(3, mixed.watch(on_bad_record=tell)) == [1, 3, 5]
+        assert bad == [2, 4]
 
     in_each_way(body)
 

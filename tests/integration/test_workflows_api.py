@@ -48,9 +48,11 @@ def test_a_run_is_started_and_shown_as_a_tree(url: str) -> None:
     assert started.status_code == 201
     id = started.json()["id"]
     job = httpx.get(f"{url}/v0/jobs/{id}", params={"wait_ms": 10_000}).json()
+    assert job["result"].pop("scheduled_at_ms") > 0
     assert job["result"] == {"day": "mon", "rows": 3}
     run = httpx.get(f"{url}/v0/runs/{id}").json()
-    assert (run["status"], run["context"]) == ("done", {"day": "mon", "rows": 3})
+    assert run["status"] == "done"
+    assert (run["context"]["day"], run["context"]["rows"]) == ("mon", 3)
     assert [(task["name"], task["state"]) for task in run["tasks"]] == [
         ("extract", "done"),
         ("load", "done"),
@@ -64,14 +66,56 @@ def test_a_run_is_started_and_shown_as_a_tree(url: str) -> None:
 
 def test_the_command_line_starts_waits_lists_and_steers(url: str) -> None:
     said = json.loads(cli(url, "run", "etl", '{"day": "wednesday"}', "--wait", "10s", "--json"))
+    assert said.pop("scheduled_at_ms") > 0
     assert said == {"day": "wednesday", "rows": 9, "paged": True}
     assert "done" in cli(url, "ls", "etl")
     assert "extract" in cli(url, "show", "etl")
     assert "cron 0 3 * * *, UTC" in cli(url, "schedules")
     assert "paused" in cli(url, "schedules", "--pause", "etl")
     assert "paused" not in cli(url, "schedules", "--resume", "etl")
-    made = json.loads(cli(url, "run", "etl", '{"day": "x"}', "--json"))
-    cli(url, "cancel", str(made["id"]))
+    with Client(url) as client:
+        client.jobs.pause("default")  # so that the run goes on until it is cancelled
+        try:
+            made = json.loads(cli(url, "run", "etl", '{"day": "x"}', "--json"))
+            assert "starts no more tasks" in cli(url, "pause", str(made["id"]))
+            assert "goes on" in cli(url, "resume", str(made["id"]))
+            assert "is cancelled" in cli(url, "cancel", str(made["id"]))
+        finally:
+            client.jobs.resume("default")
+
+
+def test_a_run_by_hand_has_the_context_of_the_schedule(url: str) -> None:
+    said = json.loads(cli(url, "run", "etl", "--wait", "30s", "--json"))
+    assert said.pop("scheduled_at_ms") > 0
+    assert said == {"day": "sunday", "rows": 6, "paged": True}
+
+
+def test_a_context_that_does_not_fit_is_refused_at_the_start(url: str) -> None:
+    before = runs(url)
+    refused = httpx.post(f"{url}/v0/workflows/etl", json={"context": {"day": 7}})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
+    said = refused.json()["error"]["message"]
+    assert "workflow 'etl': task 'etl.extract': its context does not fit" in said
+    done = CliRunner().invoke(main, ["workflow", "--url", url, "run", "etl", '{"day": 7}'])
+    assert (done.exit_code, "its context does not fit" in done.stderr) == (1, True)
+    assert runs(url) == before
+
+
+@pytest.mark.parametrize("action", ["pause", "resume", "cancel"])
+def test_a_run_that_has_ended_is_not_steered_any_more(url: str, action: str) -> None:
+    with Client(url) as client:
+        id = client.call(calls.start("etl", {"day": action}, None, 0)).id
+        client.jobs.wait(id, 30)
+    reply = httpx.post(f"{url}/v0/runs/{id}", json={"action": action})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (409, "job_ended")
+    assert reply.json()["error"]["detail"] == {"status": "done"}
+    done = CliRunner().invoke(main, ["workflow", "--url", url, action, str(id)])
+    assert done.exit_code == 1
+    assert f"run {id} had ended already: done" in done.stderr
+    assert "cancelled" not in done.output
+    unknown = CliRunner().invoke(main, ["workflow", "--url", url, action, "987654"])
+    assert unknown.exit_code == 1
+    assert "there is no job '987654'" in unknown.stderr
 
 
 def test_a_failed_run_is_retried_over_http_by_a_client_and_from_the_command_line(
@@ -127,6 +171,8 @@ def test_a_run_tells_why_it_was_cancelled(url: str) -> None:
     body = {"context": {"day": "x"}, "delay_ms": 60_000}
     id = httpx.post(f"{url}/v0/workflows/etl", json=body).json()["id"]
     cli(url, "cancel", str(id), "--reason", "the wrong day")
+    assert httpx.get(f"{url}/v0/runs/{id}").json()["error"] == "the wrong day"
+    cli(url, "cancel", str(id), "--reason", "once more")  # it is as was asked for
     assert httpx.get(f"{url}/v0/runs/{id}").json()["error"] == "the wrong day"
     odd = {"action": "cancel", "reason": "nul \0"}
     assert httpx.post(f"{url}/v0/runs/{id}", json=odd).status_code == 200

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairway.core.lease import Held, Lease, LeaseConfig, LeaseTable, Lost, Token
+from fairway.core.lease import Held, Lease, LeaseConfig, LeaseTable, Lost, Tenure, Token
 
 CONFIG = LeaseConfig(ttl_ns=20, heartbeat_ns=6, margin_ns=3)
 KEYS = "abcd"
@@ -230,3 +230,60 @@ def test_a_holder_stops_a_margin_before_anyone_else_can_be_granted(
         until = CONFIG.trusted_until_ns(sent + skew)
     stops = until - skew  # on the table's clock
     assert isinstance(table.grant("k", "bob", stops + CONFIG.margin_ns - 1), Held)
+
+
+TTL, MARGIN = 1_000, 100
+
+
+@settings(deadline=None)
+@given(
+    rate=st.floats(0.91, 1.09),
+    skew=st.integers(-10_000, 10_000),
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 600) | st.integers(900, 5_000),  # until it asks: it may have slept
+            st.integers(0, 400) | st.integers(900, 2_000),  # until the database hears of it
+            st.integers(0, 400) | st.integers(900, 2_000),  # until its answer is here, if it comes
+            st.booleans(),
+            st.booleans(),
+        ),
+        max_size=30,
+    ),
+)
+def test_whoever_answers_still_has_the_lease_by_the_clock_of_the_database(
+    rate: float, skew: int, steps: list[tuple[int, int, int, bool, bool]]
+) -> None:
+    """The owner's clock is off by `skew` and runs at its own `rate`; it may sleep anywhere, answers
+    may be late, overtake each other or get lost. A rival takes over at the first moment it can, and
+    the owner is told so with its next answer, or never."""
+
+    def local(true_ns: int) -> int:
+        return round(true_ns * rate) + skew
+
+    tenure = Tenure(ttl_ns=TTL, margin_ns=MARGIN)
+    now = 100_000
+    lease_end = now + TTL
+    tenure.renewed(local(now))
+    answers: list[tuple[int, int | None]] = []
+    moments: list[int] = []
+    for wait, there, back, comes, asks_now in steps:
+        sent = now + wait
+        heard = sent + there
+        if heard < lease_end:
+            lease_end = heard + TTL
+            answer: int | None = sent
+        else:
+            answer = None  # a rival had it before
+        if comes:
+            answers.append((heard + back, answer))
+        now = heard if asks_now else sent
+        moments += [sent, heard, heard + back]
+    for moment in sorted({*moments, lease_end - 1, lease_end, lease_end + TTL}):
+        for came, asked in sorted(answers, key=lambda each: each[0]):
+            if came <= moment and asked is not None:
+                tenure.renewed(local(asked))
+        if tenure.holds(local(moment)):
+            assert moment < lease_end, "it would answer, and another may have written"
+    tenure.end()
+    tenure.renewed(local(now + 10 * TTL))  # an answer that was under way
+    assert not tenure.holds(local(now))

@@ -73,6 +73,9 @@ class Twin:
             for key in [key for key in self.entries if key < change.compact_before]:
                 del self.entries[key]
             self.floor = max(self.floor, change.compact_before)
+        for first, last in change.remove:
+            for key in [key for key in self.entries if first <= key <= last]:
+                del self.entries[key]
         for name, value in change.meta.items():
             self.meta.pop(name, None)
             if value is not None:
@@ -133,6 +136,11 @@ class Draw:
             entries.append(Entry(key, self.payload(), rng.choice([0, 1, 2, 3, INT_MAX])))
         if rng.random() < 0.2:
             compact_before = min(max(1, last_key + 1 - rng.randint(0, 8)), INT_MAX)
+        remove: list[tuple[int, int]] = []
+        while last_key and rng.random() < 0.2:
+            ends = [*twin.entries, *(entry.key for entry in entries), rng.randint(1, last_key)]
+            first, last = sorted(min(end, last_key) for end in rng.choices(ends, k=2))
+            remove.append((first, last))
         if rng.random() < self._hard:
             hard_state = HardState(rng.randint(0, 9), rng.choice(self.VOTES))
         return Operation(
@@ -141,6 +149,7 @@ class Draw:
             truncate_after=truncate_after,
             compact_before=compact_before,
             hard_state=hard_state,
+            remove=remove,
         )
 
     def meta(self) -> dict[str, bytes | None]:
@@ -310,6 +319,7 @@ def show_operation(operation: Operation) -> str:
     words += [f"{key}@{term}({len(payload)}b)" for key, payload, term in operation.entries]
     if operation.compact_before is not None:
         words.append(f"compact before {operation.compact_before}")
+    words += [f"remove {first} to {last}" for first, last in operation.remove]
     for name, value in operation.meta.items():
         words.append(f"{name}=" + ("gone" if value is None else f"({len(value)}b)"))
     if operation.hard_state is not None:

@@ -112,8 +112,10 @@ class Client:
         held: socket.socket,
         limits: HttpLimits = LIMITS,
         site: Site | None = None,
+        http: type[HttpProtocol] | None = None,
     ) -> None:
-        http = HttpProtocol.limited_to(limits, site)
+        """`http` is shared by connections that are counted together."""
+        http = http or HttpProtocol.limited_to(limits, site)
         config = uvicorn.Config(app, http=http, ws="none", log_config=None, lifespan="off")
         config.load()
         self.state = ServerState()

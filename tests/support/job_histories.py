@@ -167,7 +167,7 @@ class Draw:
             "progress": 1,
             "set_paused": 1,
             "set_limits": 2,
-            "prune": 1,
+            "prune": 2,
             "find": 2,
             "cursor": 1,
             "advance": 9,
@@ -177,6 +177,8 @@ class Draw:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self._payloads = 0
+        self._awaited: dict[str, tuple[str, ...]] = {}  # what jobs waited for when last heard of
+        self._sent: list[tuple[str, str]] = []  # signals with a dedup key: to send again
 
     def step(self, book: Book, now_ns: int) -> Step:
         """The next thing to do, at `now_ns` by the store's clock."""
@@ -294,7 +296,7 @@ class Draw:
             fields["error"] = rng.choice([None, "it broke"])
         if fate is Fate.RETRY:
             fields["delay_ns"] = rng.choice([0, 1, 2]) * UNIT_NS
-            fields["counts"] = rng.random() < 0.7
+            fields["counts"] = rng.random() < 0.5
         if fate is Fate.RELEASE and rng.random() < 0.4:
             fields["skill"] = rng.choice(["mail", "sum"])
             fields["error"] = "waits for somebody who knows it"
@@ -302,6 +304,7 @@ class Draw:
             fields["skill"] = ""
         if fate is Fate.WAIT:
             fields["names"] = tuple(rng.sample((*NAMES, ENDING), rng.choice([1, 2, 2])))
+            self._awaited[held.label] = fields["names"]
             fields["delay_ns"] = rng.choice([0, 1, 3]) * UNIT_NS
         if fate is Fate.SPAWN or (fate is Fate.NEXT and rng.random() < 0.2):
             fields["children"] = tuple(
@@ -336,15 +339,25 @@ class Draw:
     def _signal(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any] | None:
         rng = self.rng
         target = self._some(book, Status.WAITING, Status.RUNNING)
+        woken = [one for one in self._awaited if one in book.jobs]
+        woken = [one for one in woken if book.jobs[one]["status"] is Status.READY]
+        if woken and rng.random() < 0.4:  # by a timer, perhaps: it is not too late
+            target = rng.choice(woken)
+        dedup = rng.choice([None, None, "d1", "d2"])
+        again = [(job, key) for job, key in self._sent[-8:] if job in book.jobs]
+        if again and rng.random() < 0.3:
+            target, dedup = rng.choice(again)
         if target is None:
             return None
-        awaited = [name for name in book.jobs[target]["waits_for"] if name != ENDING]
+        if dedup is not None:
+            self._sent.append((target, dedup))
+        awaited = [name for name in self._awaited.get(target, ()) if name != ENDING]
         return {
             "target": target,
             "key": rng.choice(UNIQUE) if rng.random() < 0.2 else None,
             "name": rng.choice(awaited or NAMES),
             "payload": self._payload(),
-            "dedup": rng.choice([None, None, "d1", "d2"]),
+            "dedup": dedup,
         }
 
     def _cancel(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any] | None:
@@ -361,6 +374,10 @@ class Draw:
 
     def _retry(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any] | None:
         label = self._some(book, Status.FAILED, Status.DEAD, Status.CANCELLED)
+        busy = {job["parent"] for job in book.jobs.values() if job["status"] not in ENDED}
+        over = [one for one in busy if one in book.jobs and book.jobs[one]["status"] in ENDED]
+        if over and self.rng.random() < 0.5:  # its children may be in the way
+            label = self.rng.choice(sorted(over))
         return {"labels": (label,)} if label else None
 
     def _progress(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any]:
@@ -389,7 +406,11 @@ class Draw:
         return {"queue": rng.choice([*QUEUES, "*"]), "limits": limits}
 
     def _prune(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any]:
-        return {"older_than_ns": self.rng.choice([3, 6, 12]) * UNIT_NS}
+        return {
+            "older_than_ns": self.rng.choice([3, 6, 12]) * UNIT_NS,
+            "failed_ns": self.rng.choice([None, 24 * UNIT_NS]),
+            "dedup_ns": self.rng.choice([None, 0, 3 * UNIT_NS]),
+        }
 
     def _find(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any] | None:
         label = self._some(book)
@@ -495,7 +516,9 @@ class Side:
         return out.moved, out.lanes, self._at(out.next_due_ns)
 
     async def reap(self, limit: int) -> Any:
-        return await self.store.reap(limit)
+        out = await self.store.reap(limit)
+        died = sorted((self.labels[one.id], one.kind, one.attempt) for one in out.died)
+        return (*out[:4], died)
 
     async def age(self, limit: int) -> int:
         return await self.store.age(limit)
@@ -523,8 +546,10 @@ class Side:
     async def set_limits(self, queue: str, limits: Limits) -> None:
         await self.store.set_limits(queue, limits)
 
-    async def prune(self, older_than_ns: int) -> int:
-        return await self.store.prune(older_than_ns)
+    async def prune(self, older_than_ns: int, failed_ns: int | None, dedup_ns: int | None) -> int:
+        return await self.store.prune(
+            older_than_ns, failed_older_than_ns=failed_ns, dedup_older_than_ns=dedup_ns
+        )
 
     async def find(self, label: str, key: str) -> Any:
         one = await self.store.find(self.ids[label])

@@ -40,7 +40,7 @@ class Line(msgspec.Struct, array_like=True):
     """What the book says of one run."""
 
     what: str
-    """`began`, or `ended`: with a result, or stopped by its worker."""
+    """`began`, or `ended`: with a result, or stopped by its worker, which `gated` tells apart."""
     job: int
     attempt: int
     key: str | None
@@ -53,6 +53,7 @@ class Book:
     """Lines that survive whoever wrote them."""
 
     def __init__(self, path: str) -> None:
+        self.path = path
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def note(self, what: str, ctx: Context[Any]) -> None:
@@ -60,6 +61,11 @@ class Book:
             what, ctx.id, ctx.attempt, ctx._claim.partition_key, os.getpid(), time.monotonic_ns()
         )
         os.write(self._file, msgspec.json.encode(line) + b"\n")
+
+
+def gate_of(book: str, pid: int) -> str:
+    """The file that lets `gated` jobs of a process end."""
+    return f"{book}.go-{pid}"
 
 
 def store_at(place: str) -> JobStore:
@@ -107,7 +113,19 @@ def kinds_of(book: Book) -> Kinds:
         began(ctx)
         ends(way)
 
-    for function in (work, threaded, poison, ends_in_a_coroutine, ends_in_a_thread):
+    async def gated(ctx: Context[Any]) -> int:
+        """Until the test lets the jobs of this process go on."""
+        began(ctx)
+        try:
+            while not os.path.exists(gate_of(book.path, os.getpid())):  # noqa: ASYNC110, ASYNC240
+                await asyncio.sleep(PAUSE_S)
+        except asyncio.CancelledError:
+            book.note("stopped", ctx)
+            raise
+        book.note("ended", ctx)
+        return ctx.attempt
+
+    for function in (work, threaded, poison, gated, ends_in_a_coroutine, ends_in_a_thread):
         kinds.add(function_kind(function, function.__name__, 1, Options()))
     return kinds
 

@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
+import psycopg
+
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -180,6 +182,20 @@ def postgres_server() -> PostgresServer:
 def postgres_url() -> str:
     """Where the shared server listens."""
     return postgres_server().url()
+
+
+def empty(url: str, schema: str) -> None:
+    """Remove every row of a schema of jobs, which takes less time than making its tables anew."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        tables = connection.execute(
+            "select c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+            " where n.nspname = %s and c.relkind in ('r', 'p') and not c.relispartition"
+            " and c.relname <> 'migration'",
+            (schema,),
+        ).fetchall()
+        names = ", ".join(f'"{schema}"."{table}"' for (table,) in tables)
+        connection.execute(f"truncate {names} restart identity".encode())
+        connection.execute(f'alter sequence "{schema}".job_id restart'.encode())
 
 
 def _account() -> pwd.struct_passwd | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from fairway.errors import FairwayError
 from fairway.storage.wal import DELETE, Entry, HardState, Operation, Wal
 from fairway.storage.wals.rocksdb import RocksdbWal
+from tests.support.fingerprint import fingerprint
 from tests.support.history import contents
 from tests.support.rocksdb_files import Resting
 
@@ -105,10 +106,20 @@ def look() -> None:
 
 
 def outcome(directory: Path) -> tuple[str, str]:
-    """What opening and reading a store comes to: its digest, or how it was refused."""
+    """What opening and reading a store comes to: its digest, or how it was refused; a start that is
+    refused must have left every file as it was."""
     wal = Resting(directory)
+    before = fingerprint(directory)
     try:
-        return "read", digest(wal, wal.open())
+        try:
+            tails = wal.open()
+        except FairwayError as error:
+            after = fingerprint(directory)
+            changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
+            if changed:
+                return "changed", f"{sorted(changed)} by a refused start: {error}"
+            raise
+        return "read", digest(wal, tails)
     except FairwayError as error:
         return "refused", f"{type(error).__name__}: {error}"
     except BaseException as error:

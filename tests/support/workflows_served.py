@@ -21,7 +21,7 @@ PLACE = "WORKFLOWS_APP_PLACE"
 
 def shop(place: Path) -> Fairway:
     app = Fairway(place)
-    flow = app.workflow("etl", cron="0 3 * * *")
+    flow = app.workflow("etl", cron="0 3 * * *", context={"day": "sunday"})
 
     @flow.task
     async def extract(day: str) -> dict[str, Any]:

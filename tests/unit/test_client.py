@@ -459,7 +459,7 @@ def test_a_port_out_of_range_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("250", 250),
+        ("0s", 0),
         ("500ms", 500),
         ("1.5s", 1500),
         ("15m", 900_000),
@@ -479,6 +479,12 @@ def test_sizes(text: str, value: int) -> None:
 @pytest.mark.parametrize("text", ["", "h", "1y", "-1s", "1e3s", "1 2s"])
 def test_what_is_no_amount_is_refused(text: str) -> None:
     with pytest.raises(errors.InvalidConfig):
+        parse_duration_ms(text)
+
+
+@pytest.mark.parametrize("text", ["60", "0", "1.5", " 7 "])
+def test_a_duration_without_a_unit_is_refused_with_what_to_write(text: str) -> None:
+    with pytest.raises(errors.InvalidConfig, match=rf"write {text.strip()}s for seconds"):
         parse_duration_ms(text)
 
 

@@ -9,8 +9,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from fairway.errors import InvalidConfig
+from fairway.jobs.clockwork import Every
 from fairway.jobs.cron import ALIASES, SECOND_NS, Cron
-from fairway.jobs.schedule import SKIPPED_COUNTED_MAX, Catchup, CatchupConfig, Due, due
+from fairway.jobs.schedule import SKIPPED_COUNTED_MAX, Catchup, CatchupConfig, Due, Times, due
 
 MINUTE_NS = 60 * SECOND_NS
 DAY_NS = 86_400 * SECOND_NS
@@ -304,12 +305,14 @@ def test_skip_drops_what_is_late_and_says_so() -> None:
     assert due(HOURLY, NOW - 5 * HOUR_NS, noon_ns + SKIP.grace_ns + 1, SKIP).fire == ()
 
 
-def test_skip_keeps_all_that_is_on_time() -> None:
-    cron = Cron.parse("* * * * * *")
-    config = CatchupConfig(grace_ns=3 * SECOND_NS)
-    answer = due(cron, NOW - 10 * SECOND_NS, NOW, config)
-    assert answer.fire == tuple(NOW - late * SECOND_NS for late in (3, 2, 1, 0))
-    assert answer.skipped == 6
+@pytest.mark.parametrize("times", [Cron.parse("*/3 * * * * *"), Every(3 * SECOND_NS)], ids=str)
+def test_skip_fires_at_most_the_latest_time_however_short_the_interval(times: Times) -> None:
+    """A minute's pause of every three seconds: all twenty times are within the grace."""
+    noon_ns = at("2026-06-01T12:00")
+    now_ns = noon_ns + SECOND_NS
+    answer = due(times, noon_ns - MINUTE_NS, now_ns, SKIP)
+    assert answer == Due((noon_ns,), noon_ns, noon_ns + 3 * SECOND_NS, 19)
+    assert due(times, answer.handled_ns, now_ns, SKIP).fire == ()
 
 
 def test_latest_only_fires_once_for_all() -> None:

@@ -228,6 +228,24 @@ def test_a_queue_at_its_rate_is_asked_again_when_it_was_said_to() -> None:
     assert one.demand(SECOND_NS // 4) == 3
 
 
+def test_a_queue_far_from_its_next_start_is_looked_at_as_usual() -> None:
+    """Another process may have raised the rate, or taken it away."""
+    one = feeder(concurrency=3)
+    pick(one, 0)
+    one.hold_back(3600 * SECOND_NS, 0)
+    assert one.next_poll_ns == SECOND_NS
+    assert one.demand(SECOND_NS) == 3
+
+
+def test_a_queue_whose_limits_were_changed_here_is_asked_at_once() -> None:
+    one = feeder(concurrency=3)
+    pick(one, 0)
+    one.hold_back(3600 * SECOND_NS, 0)
+    assert one.demand(1) == 0
+    one.let_go()
+    assert one.demand(1) == 3
+
+
 def test_a_queue_at_its_rate_gives_nothing_because_a_job_ended() -> None:
     one = feeder(concurrency=3)
     pick(one, 0, 1)

@@ -10,7 +10,9 @@ import pytest
 from fairway.core.priority import Band
 from fairway.errors import Throttled
 from fairway.runtime.clock import clock_of
-from fairway.server.gate import PER_TURN, WAITING_MAX, Gate
+from fairway.server.gate import KEPT_MAX, PER_TURN, PROBES_MAX, WAITING_MAX, Gate
+from fairway.server.http_limits import HttpLimits
+from fairway.server.peers import Peer, Peers
 from fairway.testing import run
 
 
@@ -23,12 +25,18 @@ class Line:
         self.turn = 0
         self.begun: list[tuple[int, str]] = []
 
-    def ask(self, key: str, band: Band = Band.B2) -> None:
+    def ask(self, key: str, band: Band = Band.B2, peer: Peer | None = None) -> None:
         self.bands[key] = band
         if self.gate.passes():
             self.begin(key)
         else:
-            self.gate.wait(key, lambda: self.begin(key))
+            self.gate.wait(key, lambda: self.begin(key), peer)
+
+    def refuse(self, peer: Peer) -> int:
+        """Ask for it and be refused; the wait it is told, in nanoseconds."""
+        with pytest.raises(Throttled) as refusal:
+            self.ask("a", peer=peer)
+        return refusal.value.retry_after_ns
 
     def begin(self, key: str) -> None:
         self.begun.append((self.turn, key))
@@ -122,6 +130,77 @@ def test_a_full_line_refuses_and_says_when_to_come_back() -> None:
         assert refusal.value.retry_after_ns > 0
         assert line.gate.fill == 1.0
         assert refusal.value.limit == "waiting_requests"
+
+    on_line(body)
+
+
+def peer() -> Peer:
+    return Peer(Peers(HttpLimits()), "here", lambda: None)
+
+
+async def fill(line: Line) -> None:
+    while line.gate.room.room:
+        line.ask("a")
+
+
+def test_whoever_waits_as_it_was_told_finds_the_place_that_was_kept() -> None:
+    async def body(line: Line) -> None:
+        await fill(line)
+        patient = peer()
+        wait_ns = line.refuse(patient)
+        await line.turns(1)  # the line moves, and others want every place
+        for _ in range(PER_TURN - 1):
+            line.ask("a", peer=peer())
+        line.refuse(peer())  # there is one, and it is kept
+        assert line.refuse(patient) == wait_ns, "it did not wait; its place stays its own"
+        await asyncio.sleep(wait_ns / 1e9)
+        await fill_but(line, 1)
+        line.ask("a", peer=patient)
+        assert not patient.due_ns
+
+    on_line(body)
+
+
+async def fill_but(line: Line, places: int) -> None:
+    while line.gate.room.room > places:
+        back = peer()
+        back.due_ns = 1
+        line.gate._reservations.outstanding += 1
+        line.ask("a", peer=back)
+
+
+def test_those_who_come_back_do_so_one_after_the_other() -> None:
+    async def body(line: Line) -> None:
+        await fill(line)
+        told = [line.refuse(peer()) for _ in range(100)]
+        assert told == sorted(set(told))
+
+    on_line(body)
+
+
+def test_no_place_is_kept_for_whoever_left() -> None:
+    async def body(line: Line) -> None:
+        await fill(line)
+        gone = [peer() for _ in range(2 * KEPT_MAX)]
+        for one in gone:
+            line.refuse(one)
+        assert line.gate.room.kept == KEPT_MAX
+        for one in gone:
+            line.gate.forget(one)
+            line.gate.forget(one)
+        assert line.gate.room.kept == 0
+
+    on_line(body)
+
+
+def test_a_probe_is_let_in_where_others_are_refused() -> None:
+    async def body(line: Line) -> None:
+        await fill(line)
+        for _ in range(PROBES_MAX):
+            line.gate.wait("/metrics", lambda: None, probes=True)
+        with pytest.raises(Throttled):
+            line.gate.wait("/metrics", lambda: None, probes=True)
+        assert line.gate.fill == 1.0
 
     on_line(body)
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from fairway.errors import InvalidConfig
 from fairway.server.connection import EXTENSION, Connection
-from fairway.server.http_limits import CROWDED, HttpLimits
+from fairway.server.http_limits import CROWDED, SECOND_NS, HttpLimits
+from fairway.server.http_protocol import HttpProtocol
 from fairway.testing import run
 from tests.support.http_protocol import (
     KIB,
@@ -286,6 +287,126 @@ def test_a_client_that_drains_after_its_answer_is_idle_from_then(held: socket.so
         await asyncio.sleep(2)
         client.transport.drain()
         assert await end_of(client) == pytest.approx(7)
+
+    on_virtual_time(scenario)
+
+
+def test_a_large_answer_that_is_not_read_is_held_no_longer_than_a_stall(
+    held: socket.socket,
+) -> None:
+    async def scenario() -> None:
+        limits = HttpLimits(stall_ns=20 * SECOND_NS, idle_ns=75 * SECOND_NS)
+        client = Client(megabyte, held, limits)
+        client.transport.stuck = True
+        client.send(GET)
+        assert await end_of(client) == pytest.approx(20)
+
+    on_virtual_time(scenario)
+
+
+async def megabyte(scope: Any, receive: Any, send: Any) -> None:
+    headers = [(b"content-length", b"%d" % 2**20)]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": bytes(2**20)})
+
+
+# --- bytes over all connections
+
+
+def test_answers_that_nobody_reads_are_counted_over_all_connections(held: socket.socket) -> None:
+    async def scenario() -> None:
+        http = HttpProtocol.limited_to(HttpLimits(held_bytes_max=3 * 2**20))
+        deaf = [Client(megabyte, held, http=http) for _ in range(4)]
+        for client in deaf:
+            client.transport.stuck = True
+            client.send(GET)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        assert [client.status for client in deaf] == [200, 200, 429, 429]
+        assert b"retry-after: 1\r\n" in deaf[-1].transport.sent
+        assert deaf[-1].error == "throttled"
+        assert 2 * 2**20 <= http.held.used <= 3 * 2**20
+        deaf[0].transport.drain()
+        reads = Client(megabyte, held, http=http)
+        reads.send(GET)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert reads.status == 200, "there is room again"
+        for client in (*deaf, reads):
+            client.transport.abort()
+        await asyncio.sleep(1)
+        assert http.held.used == 0
+
+    on_virtual_time(scenario)
+
+
+def test_bodies_that_come_slowly_are_counted_over_all_connections(held: socket.socket) -> None:
+    async def scenario() -> None:
+        http = HttpProtocol.limited_to(HttpLimits(held_bytes_max=2**20))
+        slow = [Client(echo, held, http=http) for _ in range(4)]
+        for client in slow:
+            client.send(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 10000000\r\n\r\n")
+            for _ in range(5):
+                client.send(bytes(64 * KIB))
+                await asyncio.sleep(0)
+        assert [client.status if client.transport.sent else None for client in slow] == [
+            *(None, None, None),
+            429,
+        ]
+        assert http.held.used <= 2**20
+        small = Client(echo, held, http=http)
+        small.send(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nsome")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert small.status == 200, "small requests go on"
+        for client in (*slow, small):
+            client.transport.abort()
+        await asyncio.sleep(3600)
+        assert http.held.used == 0
+
+    on_virtual_time(scenario)
+
+
+def test_a_body_counts_until_it_is_answered(held: socket.socket) -> None:
+    async def scenario() -> None:
+        http = HttpProtocol.limited_to(HttpLimits(held_bytes_max=2**21))
+        client = Client(echo, held, http=http)
+        head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 600000\r\n\r\n"
+        for _ in range(3):
+            client.send(head + bytes(600_000))
+            assert http.held.used == 600_000
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert http.held.used == 0
+        assert client.transport.sent.count(b"200 OK") == 3
+
+    on_virtual_time(scenario)
+
+
+def test_http_1_0_is_not_told_to_continue(held: socket.socket) -> None:
+    async def scenario() -> None:
+        client = Client(echo, held)
+        client.send(b"POST / HTTP/1.0\r\nexpect: 100-continue\r\ncontent-length: 4\r\n\r\n")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not client.transport.sent
+        client.send(b"some")
+        await end_of(client)
+        assert client.transport.sent.startswith(b"HTTP/1.1 200")
+        assert client.transport.sent.endswith(b"some")
+
+    on_virtual_time(scenario)
+
+
+@pytest.mark.parametrize("target", [b"/t#1", b"/t?a=1#b", b"/#", b"/t#"])
+def test_a_fragment_in_the_target_is_refused(held: socket.socket, target: bytes) -> None:
+    async def scenario() -> None:
+        client = Client(echo, held)
+        client.send(b"DELETE %b HTTP/1.1\r\nhost: a\r\n\r\n" % target)
+        await asyncio.sleep(0)
+        assert client.status == 400
+        assert client.error == "invalid_request"
+        assert b"%23" in client.transport.sent
 
     on_virtual_time(scenario)
 

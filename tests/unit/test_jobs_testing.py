@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from fairway import Fairway
+from fairway.errors import Conflict, InvalidConfig, InvalidRequest, NotFound
 from fairway.jobs import rules
 from fairway.runtime.clock import clock_of
 from fairway.testing import run_jobs
@@ -47,6 +48,118 @@ def test_retries_follow_the_backoff_and_cost_no_time() -> None:
     waits_s = [(later - earlier) / 1e9 for earlier, later in pairwise(at)]
     for wait_s, ceiling_s in zip(waits_s, (1, 2, 4), strict=True):
         assert 0.75 * ceiling_s <= wait_s <= ceiling_s + 0.01
+
+
+def test_a_context_that_does_not_fit_is_refused_or_fails_its_task_at_once() -> None:
+    app = Fairway(jobs="memory:")
+    flow = app.workflow("flow", context={"day": "monday"})
+    ran: list[str] = []
+
+    @flow.task
+    async def first(day: str) -> dict[str, Any]:
+        return {"rows": "many"}
+
+    @flow.task(rule=rules.context("full", "equals", True))
+    async def only_full(size: int) -> None: ...
+
+    @flow.task(after=first)
+    async def second(rows: int) -> None:
+        ran.append("second")
+
+    async def play(jobs: JobsUnderTest) -> None:
+        for misfit, task in (({"day": 7}, "flow.first"), ({"full": True}, "flow.only_full")):
+            with pytest.raises(InvalidRequest, match=f"workflow 'flow': task '{task}'"):
+                await flow.start(misfit)
+        run = await flow.start()
+        assert await jobs.drain() == {"done": 1, "failed": 2}
+        (task,) = [job for job in await app.jobs.browse() if job.kind == "flow.second"]
+        assert (task.attempt, task.crashes) == (0, 0)
+        assert "its context does not fit" in (task.error or "")
+        for action in (flow.pause, flow.resume, flow.cancel):
+            with pytest.raises(Conflict, match=f"run {run.id} had ended already: failed"):
+                await action(run.id)
+            with pytest.raises(NotFound):
+                await action(987_654)
+
+    run_jobs(app, play)
+    assert not ran
+
+
+def test_a_run_by_hand_has_what_the_schedule_gives() -> None:
+    app = Fairway(jobs="memory:")
+    one = app.workflow("one", cron="@yearly", context={"full": True})
+    several = app.workflow("several", context={"full": False})
+    app.schedule("small", several, cron="@yearly", values={"full": False, "size": 1})
+    app.schedule("large", several, cron="@yearly", values={"full": False, "size": 2})
+    seen: list[dict[str, Any]] = []
+
+    @one.task(name="look")
+    @several.task(name="look")
+    async def look(context: dict[str, Any]) -> None:
+        seen.append(context)
+
+    async def play(jobs: JobsUnderTest) -> None:
+        now_ms = clock_of().wall_ns() // 1_000_000
+        await one.start()
+        await one.start({"full": None, "scheduled_at_ms": 1})
+        await several.start({"size": 3})
+        await jobs.drain()
+        assert seen == [
+            {"full": True, "scheduled_at_ms": now_ms},
+            {"full": None, "scheduled_at_ms": 1},
+            {"full": False, "size": 3, "scheduled_at_ms": now_ms},
+        ]
+
+    run_jobs(app, play)
+
+
+def test_a_schedule_whose_context_fits_no_first_task_is_refused_when_the_app_starts() -> None:
+    app = Fairway(jobs="memory:")
+    flow = app.workflow("flow", cron="@yearly", context={"day": 7})
+
+    @flow.task
+    async def first(day: str) -> None: ...
+
+    async def play(jobs: JobsUnderTest) -> None: ...
+
+    with pytest.raises(InvalidConfig, match="the schedule of workflow 'flow'"):
+        run_jobs(app, play)
+
+
+def test_a_machine_that_adds_up_is_given_each_signal_once() -> None:
+    app = Fairway(jobs="memory:")
+
+    @app.machine
+    class Account(msgspec.Struct):
+        total: int = 0
+        failed: bool = False
+
+        async def start(self, ctx: Context[Any]) -> Outcome:
+            return ctx.wait("pay", "close", then="paid", timeout_s=3600)
+
+        async def paid(self, ctx: Context[Any]) -> Outcome:
+            assert ctx.timed_out == (not ctx.signals)
+            names = [signal.name for signal in ctx.signals]
+            self.total += sum(signal.payload for signal in ctx.signals if signal.name == "pay")
+            if self.total == 11 and ctx.attempt == 1:
+                raise ValueError("what a failing step made of its signals is not committed")
+            if "close" in names:
+                return ctx.done(self.total)
+            return ctx.wait("pay", "close", then="paid", timeout_s=3600)
+
+    async def play(jobs: JobsUnderTest) -> None:
+        account = await Account.start(Account())
+        for amount in (1, 10, 100):
+            await account.signal("pay", amount)
+            await jobs.drain()
+            await jobs.assert_waiting(account, "pay")
+        await jobs.advance(3600)
+        await jobs.drain()
+        await account.signal("close")
+        await jobs.drain()
+        await jobs.assert_done(account, 111)
+
+    run_jobs(app, play)
 
 
 def test_a_machine_waits_for_signals_and_children() -> None:

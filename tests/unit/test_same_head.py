@@ -26,8 +26,13 @@ SMALL = HttpLimits(url_bytes_max=200, head_bytes_max=400, header_count_max=8, bo
 class Begins:
     """A site where every request begins at once, and is the app's."""
 
-    def admit(self, scope: Any, begin: Callable[[], object]) -> None:
+    ownership = None
+    door = None
+
+    def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
         begin()
+
+    def lost(self, peer: Any) -> None: ...
 
     def express(self, answer: Answer) -> bool:
         return False

@@ -58,7 +58,7 @@ def test_every_variable_is_read() -> None:
         {
             "FAIRWAY_HOST": "::1",
             "FAIRWAY_PORT": " 8080 ",
-            "FAIRWAY_DATA": "elsewhere",
+            "FAIRWAY_DATA": "postgresql://u:pw@host/db",
             "FAIRWAY_CORS_ORIGINS": "https://a.example, https://b.example",
             "FAIRWAY_KEYS_FILE": "keys.toml",
             "FAIRWAY_API_KEYS": "k1:read",
@@ -70,7 +70,7 @@ def test_every_variable_is_read() -> None:
     assert settings == ServerSettings(
         host="::1",
         port=8080,
-        data=Path("elsewhere"),
+        data="postgresql://u:pw@host/db",
         cors_origins=("https://a.example", "https://b.example"),
         keys_file=Path("keys.toml"),
         api_keys=parse_api_keys("k1:read"),
@@ -78,6 +78,14 @@ def test_every_variable_is_read() -> None:
         tls_key=Path("key.pem"),
         allow_insecure=True,
     )
+
+
+def test_settings_are_shown_without_their_secrets() -> None:
+    settings = read_settings(
+        {"FAIRWAY_DATA": f"postgresql://u:{SECRET}@h/db", "FAIRWAY_API_KEYS": f"{SECRET}:read"}
+    )
+    assert SECRET not in repr(settings)
+    assert "data='postgresql://u:***@h/db'" in repr(settings)
 
 
 def test_the_process_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -175,7 +175,9 @@ def test_an_event_of_several_topics_encodes_the_position_that_moved_alone(
         return pack_position(epoch, seq)
 
     monkeypatch.setattr("fairway.server.sse.pack_position", pack)
-    connection: Any = SimpleNamespace(chunked=False, write=lambda data: sent.append(data) or True)
+    connection: Any = SimpleNamespace(
+        chunked=False, ownership=None, write=lambda data: sent.append(data) or True
+    )
     stream = MultiStream(connection, lambda: None)
     for epoch in range(1, 257):
         stream.place(epoch, 1000)

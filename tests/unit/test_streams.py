@@ -579,7 +579,7 @@ def test_a_fork_tells_of_what_a_crash_took_of_its_source() -> None:
             offsets = [(await client.put("a", "1")).offset]
             offsets.append((await client.post("a", "2")).offset)
             await settle_retention()  # written by then, though a crash cannot be sure of it
-            killed = wal.kill()
+            killed = wal.crash(keep=1_000)  # the power went, and spared it
         async with streams_on(killed) as client:
             offsets.append((await client.post("a", "3")).offset)
             last = Offset.parse(offsets[2]).seq

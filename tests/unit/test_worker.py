@@ -68,6 +68,7 @@ class Store(MemoryStore):
         self.hold: asyncio.Event | None = None
         """If set, replies come when it is."""
         self.answer: Callable[[Beat], Beat] = lambda beat: beat
+        self.down = False
 
     async def register(self, name: str, ttl_ns: int) -> int:
         worker = await super().register(name, ttl_ns)
@@ -82,6 +83,8 @@ class Store(MemoryStore):
         wants: Sequence[Want] = (),
         probe: Collection[str] = (),
     ) -> Exchanged:
+        if self.down:
+            raise Unavailable("the database is down")
         self.exchanges += 1
         self.tokens.append(token)
         out = await super().exchange(worker, token, settlements, wants, probe)
@@ -95,6 +98,8 @@ class Store(MemoryStore):
         return out
 
     def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+        if self.down:
+            raise Unavailable("the database is down")
         return self.answer(super().beat(worker, held, ttl_ns, grace_ns))
 
 
@@ -1216,6 +1221,126 @@ def test_progress_is_seen_within_a_second() -> None:
     play(scene)
 
 
+# --- claims that a crash of the database undid
+
+
+def forget_claims(store: Store) -> None:
+    """A crash of the database: claims that were not on disk were never made."""
+    for row in store._leased():
+        store._make_ready(row)
+
+
+@pytest.mark.parametrize("running_elsewhere", [False, True])
+def test_a_run_whose_claim_the_store_lost_is_stopped_within_a_heartbeat(
+    running_elsewhere: bool,
+) -> None:
+    async def scene() -> None:
+        jobs = Jobs(
+            concurrency=2, prefetch=2, poll_interval_ns=HOUR_NS, max_poll_interval_ns=HOUR_NS
+        )
+        ended: list[tuple[int, int, float]] = []
+        gate = asyncio.Event()
+
+        async def held(ctx: Context[Any]) -> None:
+            jobs.ran.append((ctx.id, ctx.attempt, asyncio.get_running_loop().time()))
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                ended.append((ctx.id, ctx.attempt, asyncio.get_running_loop().time()))
+                raise
+
+        jobs.kind(held)
+        async with jobs.working() as part:
+            ids = [await jobs.add(part, "held") for _ in range(4)]
+            await until(lambda: len(jobs.store._leased()) == 4)
+            began = asyncio.get_running_loop().time()
+            forget_claims(jobs.store)
+            if running_elsewhere:  # and has them before we notice
+                other = await jobs.store.register("other", 10 * HOUR_NS)
+                out = await jobs.store.exchange(
+                    other, 1, wants=[Want(Lane("default", "", Band.B1), 4)]
+                )
+                assert [claim.id for claim in out.claims] == ids
+            await until(lambda: len(ended) == 2, 0.5)
+            assert asyncio.get_running_loop().time() - began <= 20.5
+            if running_elsewhere:
+                await asyncio.sleep(1)
+                assert [jobs.store._rows[id].crashes for id in ids] == [1, 1, 1, 1]
+                assert len(jobs.ran) == 2
+                assert part.worker.readiness().running == 0
+                await jobs.store.exchange(
+                    other, 2, [verdict.release(claim) for claim in out.claims]
+                )
+            gate.set()
+            part.worker.look("default")
+            await until(lambda: all(jobs.store.commits[id] for id in ids), 1)
+            reruns = {id: attempt for id, attempt, _ in jobs.ran}
+            assert reruns == dict.fromkeys(ids, 2)  # one crash more, told by what it is shown
+            assert jobs.store.stale == []  # what was stopped says nothing
+
+    play(scene)
+
+
+def test_what_was_settled_while_the_heart_beat_is_not_lost() -> None:
+    """The store has no lease of it any more, and the worker has not heard so yet."""
+
+    async def scene() -> None:
+        jobs = Jobs()
+
+        gate = asyncio.Event()
+
+        async def held() -> None:
+            await gate.wait()
+
+        jobs.kind(held)
+        async with jobs.working() as part:
+            beats: list[Beat] = []
+
+            def note(beat: Beat) -> Beat:
+                beats.append(beat)
+                return beat
+
+            jobs.store.answer = note
+            id = await jobs.add(part, "held")
+            await until(lambda: part.worker._runs)
+            jobs.store.hold = asyncio.Event()
+            gate.set()
+            await until(lambda: any(id in beat.lost for beat in beats))
+            jobs.store.hold.set()
+            await until(lambda: not part.worker._held)
+            assert (jobs.store.commits[id], jobs.store._rows[id].crashes) == (1, 0)
+
+    play(scene)
+
+
+def test_a_worker_whose_exchange_failed_claims_nothing_before_a_heartbeat() -> None:
+    """The database may have crashed: it is told what was begun before anything is begun again."""
+
+    async def scene() -> None:
+        jobs = Jobs(concurrency=4)
+        gate = asyncio.Event()
+
+        async def held(ctx: Context[Any]) -> None:
+            jobs.ran.append((ctx.id, ctx.attempt, 0.0))
+            await gate.wait()
+
+        jobs.kind(held)
+        async with jobs.working() as part:
+            ids = [await jobs.add(part, "held") for _ in range(2)]
+            await until(lambda: len(jobs.ran) == 2)
+            jobs.store.down = True
+            await until(lambda: part.worker._failed_at_ns is not None, 0.001)
+            forget_claims(jobs.store)
+            jobs.store.down = False
+            gate.set()
+            await until(lambda: all(jobs.store.commits[id] for id in ids))
+            assert sorted(jobs.ran) == sorted(
+                (id, attempt, 0.0) for id in ids for attempt in (1, 2)
+            )
+
+    play(scene)
+
+
 # --- fairness and limits
 
 
@@ -1233,6 +1358,37 @@ def test_a_queue_at_its_limit_is_looked_at_as_usual() -> None:
             await until(lambda: all(jobs.store.commits[id] for id in ids), 1)
             assert asyncio.get_running_loop().time() < 1_802  # each begins when the last one ends
             assert jobs.store.exchanges < 2 * 1_800 + 50
+
+    play(scene)
+
+
+@pytest.mark.parametrize("queue", ["default", "*"])
+@pytest.mark.parametrize("lifted", [Limits(), Limits(rate_per_s=1000.0, burst=10)])
+@pytest.mark.parametrize(("here", "bound_s"), [(True, 0.0), (False, 1.0)])
+def test_a_rate_that_is_raised_or_taken_away_counts_from_then_on(
+    queue: str, lifted: Limits, here: bool, bound_s: float
+) -> None:
+    """At once where it is said, and at the next look in every other process."""
+
+    async def scene() -> None:
+        jobs = Jobs()
+
+        async def plain(ctx: Context[Any]) -> None:
+            async with jobs.noted(ctx):
+                pass
+
+        jobs.kind(plain)
+        async with jobs.working() as part:
+            await part.engine.limit(queue, Limits(rate_per_s=0.001))
+            first = await jobs.add(part, "plain")
+            await until(lambda: jobs.store.commits[first])
+            second = await jobs.add(part, "plain")
+            await asyncio.sleep(100.3)
+            assert not jobs.store.commits[second]
+            began = asyncio.get_running_loop().time()
+            await (part.engine.limit if here else jobs.store.set_limits)(queue, lifted)
+            await until(lambda: jobs.store.commits[second], 0.001)
+            assert asyncio.get_running_loop().time() - began <= bound_s + 0.002
 
     play(scene)
 

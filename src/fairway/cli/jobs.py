@@ -21,7 +21,7 @@ from fairway.cli.remote import (
 )
 from fairway.errors import Conflict, JobFailed, NotFound
 from fairway.jobs.job import Status
-from fairway.wire.jobs import PAGE_MAX
+from fairway.wire.jobs import LIMIT_MAX, PAGE_MAX, RATE_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -347,7 +347,7 @@ def resume(remote: Remote, /, queue: str, as_json: bool) -> None:
 @click.argument("queue")
 @click.option("--concurrency", type=click.IntRange(1), help="Jobs that run at once.")
 @click.option(
-    "--rate", type=click.FloatRange(0, min_open=True), help="Starts per second on average."
+    "--rate", type=click.FloatRange(RATE_MIN, LIMIT_MAX), help="Starts per second on average."
 )
 @click.option(
     "--burst", type=click.IntRange(1), default=1, show_default=True, help="Starts it saves up."
@@ -384,23 +384,37 @@ def limit(
 
 @jobs.command("prune")
 @click.option("--older-than", type=DURATION, required=True, help="Ended longer ago: 7d.")
+@click.option(
+    "--failed-older-than",
+    type=DURATION,
+    help="For those that failed or are dead, instead of --older-than.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 @pass_remote
-def prune(remote: Remote, /, older_than: int, yes: bool, as_json: bool) -> None:
+def prune(
+    remote: Remote,
+    /,
+    older_than: int,
+    failed_older_than: int | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Forget jobs that ended long ago, with their results. For good.
 
     What an unfinished parent may still read stays.
 
     \b
     fairway jobs prune --older-than 7d
+    fairway jobs prune --older-than 1h --failed-older-than 30d
     """
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("nobody is there to be asked: say --yes")
         click.confirm("Forget these jobs for good?", abort=True, err=True)
     with remote.client() as client:
-        gone = client.jobs.prune(older_than / 1000)
+        failed_s = None if failed_older_than is None else failed_older_than / 1000
+        gone = client.jobs.prune(older_than / 1000, failed_older_than_s=failed_s)
     Output(json=as_json).done(f"{gone:,} jobs forgotten", {"pruned": gone})
 
 

@@ -7,6 +7,8 @@ from typing import Final
 
 import click
 
+from fairway.masking import mask_tracebacks
+
 COMMANDS: Final = {
     "serve": ("fairway.cli.serve", "serve", "Run the server."),
     "worker": ("fairway.cli.worker", "worker", "Work on the jobs of an app."),
@@ -40,3 +42,4 @@ class LazyGroup(click.Group):
 @click.version_option(package_name="fairway")
 def main() -> None:
     """Durable topics and jobs on one fair scheduler. Overload costs latency, never data."""
+    mask_tracebacks()

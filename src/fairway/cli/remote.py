@@ -8,6 +8,7 @@ import click
 
 from fairway.client import Client, RetryConfig
 from fairway.errors import FairwayError, Unauthorized, Unreachable
+from fairway.masking import masked
 from fairway.settings import parse_bytes, parse_duration_ms
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def json_option(command: F) -> F:
 
 def explained(error: FairwayError) -> str:
     """An error in one line, with what to do about it if that is known."""
-    text = " ".join(str(error).split())
+    text = " ".join(masked(error).split())
     if isinstance(error, Unreachable):
         return f"{text}; start one with: fairway serve"
     if isinstance(error, Unauthorized):

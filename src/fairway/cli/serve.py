@@ -14,12 +14,14 @@ import click
 
 from fairway.app import Fairway
 from fairway.errors import BadPlace, FairwayError, InvalidConfig
+from fairway.masking import log_masked, masked
 from fairway.runtime.service import StopSwitch, stop_on_signals
 from fairway.runtime.usercode import run_process
 from fairway.server.serving import Server
 from fairway.settings import ServerSettings, read_settings
 
 FILE: Final = click.Path(path_type=Path)
+LINE: Final = "%(levelname)s %(name)s: %(message)s"
 INTERRUPTED: Final = 130
 """What a shell reports of a command that Ctrl-C ended."""
 
@@ -32,7 +34,12 @@ class BadData(click.ClickException):
 
 @click.command()
 @click.argument("app", required=False, metavar="[MODULE:APP]")
-@click.option("--data", metavar="DIR", help="Where the data lives. [default: ./fairway-data]")
+@click.option(
+    "--data",
+    metavar="PLACE",
+    help="Where the data lives: a directory, or postgresql://…; it counts more than what the app"
+    " says. [default: the app's place, or ./fairway-data]",
+)
 @click.option("--host", help="The address to listen on. [default: 127.0.0.1]")
 @click.option("--port", type=int, help="The port; 0 takes any free one. [default: 4000]")
 @click.option("--keys", "keys_file", type=FILE, metavar="FILE", help="API keys, reloaded live.")
@@ -63,7 +70,7 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
     fairway serve shop:app --port 8080        the app of shop.py
     fairway serve --host 0.0.0.0 --keys keys.toml --tls-cert c.pem --tls-key k.pem
     """
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    log_masked(LINE, logging.WARNING)
     # uvicorn tells of WebSockets with their whole URL, and a ticket may be in it.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     for told in ("fairway.audit", "fairway.graphs.loading"):  # what somebody did, or changed
@@ -72,14 +79,22 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
     try:
         settings = read_settings(data=data, **options)
         made = load_app(app) if app is not None else Fairway(settings.data)
-        if data is not None:
-            made.place = data  # asked for here and now: it counts more than what the app says
+        instead_of = ""
+        if app is not None and data is not None:
+            # Asked for here and now: it counts more than what the app says.
+            instead_of, made.place = shown_place(made.place), data
         made.standby = made.standby or settings.standby
-        run(made, settings)
+        made.patient = True
+        run(made, settings, instead_of=instead_of)
     except BadPlace as error:
-        raise BadData(str(error)) from None
+        raise BadData(masked(error)) from None
     except FairwayError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(masked(error)) from None
+
+
+def shown_place(place: object) -> str:
+    """A place as it may be printed."""
+    return masked(place) if isinstance(place, str | Path) else "a store of the app's own"
 
 
 def load_app(reference: str) -> Fairway:
@@ -99,18 +114,21 @@ def load_app(reference: str) -> Fairway:
     return found
 
 
-def run(app: Fairway, settings: ServerSettings) -> None:
-    """Serve until told to stop."""
-    run_process(_serve(app, settings))
+def run(app: Fairway, settings: ServerSettings, *, instead_of: str = "") -> None:
+    """Serve until told to stop. `instead_of` is the place that `--data` overruled."""
+    run_process(_serve(app, settings, instead_of))
 
 
-async def _serve(app: Fairway, settings: ServerSettings) -> None:
+async def _serve(app: Fairway, settings: ServerSettings, instead_of: str) -> None:
     server = Server(app, settings)
     stop = StopSwitch()
     failure: FairwayError | None = None
     with stop_on_signals(stop):
         async with asyncio.TaskGroup() as group:
-            asides = [group.create_task(_greet(server)), group.create_task(_end_at_once(stop))]
+            asides = [
+                group.create_task(_greet(server, instead_of)),
+                group.create_task(_end_at_once(stop)),
+            ]
             try:
                 await server.run(stop)
             except FairwayError as error:
@@ -128,13 +146,16 @@ async def _end_at_once(stop: StopSwitch) -> None:
     os._exit(INTERRUPTED)
 
 
-async def _greet(server: Server) -> None:
+async def _greet(server: Server, instead_of: str) -> None:
     await server.ready.wait()
     url = server.url
     # Never a real one: what is printed here is kept by terminals and logs.
     key = " -H 'authorization: Bearer YOUR_KEY'" if server.settings.keyed else ""
+    place = shown_place(server.app.place)
+    if instead_of not in ("", place):
+        place += f" (--data, instead of the app's {instead_of})"
     click.echo(
-        f"""Fairway serves {server.app.place} at {url}
+        f"""Fairway serves {place} at {url}
 
   curl -X POST {url}/v0/topics/greetings{key} -H 'content-type: application/json' \\
        -d '{{"records": [{{"data": "hello"}}]}}'

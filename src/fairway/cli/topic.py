@@ -275,6 +275,7 @@ def diff(
 @click.option("--from-start", is_flag=True, help="Begin with the first record there is.")
 @click.option("--from-seq", type=click.IntRange(0), help="Begin after this seq.")
 @click.option("--count", type=click.IntRange(1), help="End after this many records.")
+@click.option("--no-touch", is_flag=True, help="Leave the topic's automatic priority alone.")
 @match_option
 @node_option
 @json_option
@@ -286,6 +287,7 @@ def tail(
     from_start: bool,
     from_seq: int | None,
     count: int | None,
+    no_touch: bool,
     match: str | None,
     node: str | None,
     as_json: bool,
@@ -314,6 +316,7 @@ def tail(
             tail=not from_start and from_seq is None,
             node=node,
             match=match,
+            touch=not no_touch,
             on_tombstone=output.tombstone,
             on_disconnect=lost,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from contextlib import AsyncExitStack, aclosing
@@ -12,11 +13,12 @@ import click
 import msgspec
 
 from fairway.cli.remote import DURATION
-from fairway.cli.serve import INTERRUPTED, load_app
+from fairway.cli.serve import INTERRUPTED, LINE, BadData, load_app
 from fairway.client import AsyncClient, AsyncWatch, Position
-from fairway.errors import FairwayError, Forbidden, InvalidConfig, NotFound
+from fairway.errors import BadPlace, BadRecord, FairwayError, Forbidden, InvalidConfig, NotFound
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
+from fairway.masking import log_masked, masked
 from fairway.runtime.service import StopSwitch, running, stop_on_signals
 from fairway.runtime.usercode import run_process
 from fairway.server.worker_endpoint import WorkerEndpoint
@@ -78,14 +80,16 @@ def worker(
     fairway worker shop:app --concurrency 500 --prefetch 500     many small jobs
     fairway worker shop:app --metrics 9100              metrics at http://127.0.0.1:9100/metrics
     """
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    log_masked(LINE, logging.WARNING)
     try:
         made = load_app(app)
         config = config_of(made, **options)
         endpoint = endpoint_of(made, metrics, allow_insecure) if metrics is not None else None
         run(made, config, read_client_settings(server_of(server)), endpoint)
+    except BadPlace as error:
+        raise BadData(masked(error)) from None
     except FairwayError as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(masked(error)) from None
 
 
 def config_of(
@@ -146,13 +150,32 @@ async def _work(
             client = AsyncClient(server.url, key=server.key)
             await stack.enter_async_context(client)
             working = app.working(config, topics=ServerTopics(client))
-            part = await stack.enter_async_context(working)
+            app.patient = True
+            try:
+                async with asyncio.timeout(None) as start, running(_EndStart(stop, start)):
+                    part = await stack.enter_async_context(working)
+            except TimeoutError:
+                if start.expired():
+                    return  # it was told to stop while it waited for its database
+                raise
             said = f"Fairway works on {', '.join(config.queues)}"
             if endpoint is not None and part.worker is not None:
                 endpoint.readiness = part.worker.readiness
                 said += f"    {endpoint.url}/metrics"
             click.echo(f"{said}    Ctrl-C stops.")
             await stop.wait_pressed()
+
+
+class _EndStart:
+    """Told to stop before it has begun: there is nothing to drain."""
+
+    def __init__(self, stop: StopSwitch, start: asyncio.Timeout) -> None:
+        self._stop = stop
+        self._start = start
+
+    async def run(self) -> None:
+        await self._stop.wait_pressed()
+        self._start.reschedule(0)  # its time has passed
 
 
 class _EndAtOnce:
@@ -211,27 +234,37 @@ class ServerTopics:
             page = await diff()
         lost = _lost(page.tombstone) if page.tombstone is not None else None
         found = [_record(one) for one in page.records]
-        return Read(found, lost, page.next_from_seq, page.caught_up, page.epoch)
+        return Read(found, lost, page.next_from_seq, page.caught_up, page.epoch, page.bad)
 
     async def watch(
-        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
-    ) -> AsyncGenerator[Record[Any] | Lost, None]:
-        watch = self._watch(name, type, asked)
+        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch, touch: bool = True
+    ) -> AsyncGenerator[Record[Any] | Lost | BadRecord, None]:
+        watch = self._watch(name, type, asked, touch)
         try:
             await watch.open()
         except NotFound as missing:
             await self._make(name, config, missing)
-        async with aclosing(watch.items()) as items:
-            async for item in items:
-                yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
+        while True:
+            try:
+                async with aclosing(watch.items()) as items:
+                    async for item in items:
+                        yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
+                return
+            except BadRecord as bad:
+                told = bad
+            yield told  # and on behind it
 
-    def _watch(self, name: str, type: Any, asked: DiffRequest) -> AsyncWatch[Any]:
+    def _watch(self, name: str, type: Any, asked: DiffRequest, touch: bool) -> AsyncWatch[Any]:
         start, match = _start(asked), asked.match
         assert not isinstance(asked.node, list), "a handle takes one name"
         if isinstance(match, tuple) and match[1] == "Eq" and match[2].endswith("*"):
             # The URL of a topic's watch cannot ask for such a tag, only the body of a session can.
-            return self._client.watch({name: start}, type=type, node=asked.node, match=match)
-        return self._client.topic(name, type).watch(start, node=asked.node, match=match)
+            return self._client.watch(
+                {name: start}, type=type, node=asked.node, match=match, touch=touch
+            )
+        return self._client.topic(name, type).watch(
+            start, node=asked.node, match=match, touch=touch
+        )
 
     async def delete(self, name: str, asked: DeleteRequest) -> int:
         delete = self._client.topic(name).delete_records

@@ -127,7 +127,7 @@ def run_(
     wait: int | None,
     as_json: bool,
 ) -> None:
-    """Start a run of a workflow with CONTEXT, a JSON object.
+    """Start a run of a workflow with CONTEXT, a JSON object, added to the declared one.
 
     \b
     fairway workflow run nightly

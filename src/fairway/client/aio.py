@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterable
 from contextlib import aclosing
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import httpx
 
@@ -22,10 +22,10 @@ from fairway.client.following import (
 )
 from fairway.client.graphs import AsyncRemoteGraphs
 from fairway.client.jobs import AsyncRemoteJobs
-from fairway.client.records import Record, RecordDecoder
+from fairway.client.records import NewRecord, Record, RecordDecoder
 from fairway.client.retry import Answer, Fail, Patience, ended
 from fairway.client.sweep import Sweep
-from fairway.errors import FairwayError, NotFound, Unavailable
+from fairway.errors import BadRecord, FairwayError, NotFound, Unavailable
 from fairway.wire.topics import LIMIT_DEFAULT, LIMIT_MAX, READ_BYTES_DEFAULT
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
     from fairway.client.bulk import Progress
     from fairway.client.clock import ClientClock
@@ -52,13 +52,16 @@ if TYPE_CHECKING:
         Match,
         PutRouterReply,
         PutTopicReply,
+        RouterOptions,
         RouterState,
+        TopicOptions,
         TopicPatch,
         TopicState,
         TopicSummary,
     )
 
     OnTombstone = Callable[[TombstoneEvent], object]
+    OnBadRecord = Callable[[BadRecord], object]
     OnDisconnect = Callable[[FairwayError], object]
 
 T = TypeVar("T")
@@ -123,7 +126,11 @@ class AsyncClient:
 
     # Topics
 
-    def topic(self, name: str, type: type[T] | Any = Any) -> AsyncTopicHandle[T]:
+    @overload
+    def topic(self, name: str, type: type[T]) -> AsyncTopicHandle[T]: ...
+    @overload
+    def topic(self, name: str, type: Any = Any) -> AsyncTopicHandle[Any]: ...
+    def topic(self, name: str, type: Any = Any) -> AsyncTopicHandle[Any]:
         """A topic by name. What is read from it is decoded as `type`. Asks the server nothing."""
         return AsyncTopicHandle(self, name, type)
 
@@ -139,38 +146,78 @@ class AsyncClient:
             if not (cursor := page.next_cursor or None):
                 return
 
+    @overload
     def watch(
         self,
         topics: Mapping[str, Cursor] | Iterable[str] = (),
         *,
         prefix: str | None = None,
-        type: type[T] | Any = Any,
+        type: type[T],
+        node: str | None = None,
+        match: Match | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        touch: bool = True,
+        on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> AsyncWatch[T]: ...
+    @overload
+    def watch(
+        self,
+        topics: Mapping[str, Cursor] | Iterable[str] = (),
+        *,
+        prefix: str | None = None,
+        type: Any = Any,
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
         on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
-    ) -> AsyncWatch[T]:
+    ) -> AsyncWatch[Any]: ...
+    def watch(
+        self,
+        topics: Mapping[str, Cursor] | Iterable[str] = (),
+        *,
+        prefix: str | None = None,
+        type: Any = Any,
+        node: str | None = None,
+        match: Match | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> AsyncWatch[Any]:
         """Follow several topics: each from its cursor, those of `prefix` from now on.
 
         A cursor is a seq, a `Position`, or "tail"; topics without one begin at their first record.
         Topics that come to bear the prefix later are followed from their first record.
+        Without `touch` it does not count as consuming: their automatic priority stays.
         """
         places = Places()
         plan = ManyTopics(
-            topics, places, prefix=prefix, node=node, match=match, heartbeat_ms=heartbeat_ms
+            topics,
+            places,
+            prefix=prefix,
+            node=node,
+            match=match,
+            heartbeat_ms=heartbeat_ms,
+            touch=touch,
         )
         return AsyncWatch(
             self,
-            Follower(plan, RecordDecoder[T](type), places),
+            Follower(plan, RecordDecoder[Any](type), places),
             silence_s=silence_s(heartbeat_ms),
             on_tombstone=on_tombstone,
+            on_bad_record=on_bad_record,
             on_disconnect=on_disconnect,
         )
 
     # Routers
 
-    async def put_router(self, name: str, source: str, dest: str, **config: Any) -> PutRouterReply:
+    async def put_router(
+        self, name: str, source: str, dest: str, **config: Unpack[RouterOptions]
+    ) -> PutRouterReply:
         """Copy what is appended to `source` into `dest` (options: see `RouterConfig`)."""
         return await self.call(
             protocol.put_router(name, {"source": source, "dest": dest, **config})
@@ -263,7 +310,7 @@ class AsyncTopicHandle(Generic[T]):
 
     async def append(
         self,
-        *values: Any,
+        *values: T | NewRecord,
         tag: str | None = None,
         node: str | None = None,
         meta: Mapping[str, Any] | None = None,
@@ -298,7 +345,7 @@ class AsyncTopicHandle(Generic[T]):
 
     async def append_many(
         self,
-        values: Iterable[Any] | AsyncIterable[Any],
+        values: Iterable[T | NewRecord] | AsyncIterable[T | NewRecord],
         *,
         batch: int = BATCH_RECORDS,
         tag: str | None = None,
@@ -372,16 +419,26 @@ class AsyncTopicHandle(Generic[T]):
         node: str | Sequence[str] | None = None,
         match: Match | None = None,
         on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
         page_size: int = LIMIT_MAX,
     ) -> AsyncIterator[Record[T]]:
-        """Every record there is now after a cursor; what comes meanwhile is left for later."""
+        """Every record there is now after a cursor; what comes meanwhile is left for later.
+
+        A record that does not fit its type raises `BadRecord`; `on_bad_record` is told instead, and
+        the others follow.
+        """
         sweep = Sweep(self.name, self._decoder, from_seq, limit=page_size, node=node, match=match)
         while (call := sweep.next_call()) is not None:
             page = await self._client.call(call)
             if page.tombstone is not None and on_tombstone is not None:
                 await _tell(on_tombstone, page.tombstone)
-            for record in sweep.take(page):
-                yield record
+            for found in sweep.take(page):
+                if not isinstance(found, BadRecord):
+                    yield found
+                elif on_bad_record is None:
+                    raise found
+                else:
+                    await _tell(on_bad_record, found)
 
     def watch(
         self,
@@ -391,7 +448,9 @@ class AsyncTopicHandle(Generic[T]):
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
+        touch: bool = True,
         on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
     ) -> AsyncWatch[T]:
         """Every record after a cursor, then every new one as it comes; with `tail`, only those.
@@ -399,7 +458,9 @@ class AsyncTopicHandle(Generic[T]):
         The connection is opened by the first record that is asked for, or by `async with`. When it
         breaks, or has been silent for two heartbeats, it is opened again where it was, for as
         long as it takes: no record comes twice, and what is lost is told to `on_tombstone`. The
-        watch ends when the topic is deleted.
+        watch ends when the topic is deleted. Without `touch` it does not count as consuming: the
+        topic's automatic priority stays. A record that does not fit its type raises `BadRecord`,
+        and iterating again goes on behind it; `on_bad_record` is told instead.
         """
         places = Places()
         plan = OneTopic(
@@ -409,19 +470,21 @@ class AsyncTopicHandle(Generic[T]):
             node=node,
             match=match,
             heartbeat_ms=heartbeat_ms,
+            touch=touch,
         )
         return AsyncWatch(
             self._client,
             Follower(plan, self._decoder, places),
             silence_s=silence_s(heartbeat_ms),
             on_tombstone=on_tombstone,
+            on_bad_record=on_bad_record,
             on_disconnect=on_disconnect,
         )
 
     async def state(self) -> TopicState:
         return await self._client.call(protocol.state(self.name))
 
-    async def put(self, **config: Any) -> PutTopicReply:
+    async def put(self, **config: Unpack[TopicOptions]) -> PutTopicReply:
         """Create the topic, or change these fields of its configuration (see `TopicConfig`)."""
         return await self._client.call(protocol.put_topic(self.name, config))
 
@@ -452,12 +515,14 @@ class AsyncWatch(Generic[T]):
         *,
         silence_s: float,
         on_tombstone: OnTombstone | None,
+        on_bad_record: OnBadRecord | None,
         on_disconnect: OnDisconnect | None,
     ) -> None:
         self._client = client
         self._follower = follower
         self._silence_s = silence_s
         self._on_tombstone = on_tombstone
+        self._on_bad_record = on_bad_record
         self._on_disconnect = on_disconnect
         self._patience: Patience | None = None
         self._response: httpx.Response | None = None
@@ -480,7 +545,13 @@ class AsyncWatch(Generic[T]):
         """The same with tombstones in their place, which `on_tombstone` is then not told."""
         try:
             while True:
-                item = self._follower.next_nowait()
+                try:
+                    item = self._follower.next_nowait()
+                except BadRecord as bad:
+                    if self._on_bad_record is None:
+                        raise
+                    await _tell(self._on_bad_record, bad)
+                    continue
                 if item is not None:
                     yield item
                 elif self._follower.ended:

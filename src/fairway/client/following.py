@@ -111,6 +111,7 @@ class OneTopic:
         node: str | None,
         match: Match | None,
         heartbeat_ms: int,
+        touch: bool = True,
     ) -> None:
         self._topic = topic
         self._path = f"{protocol.topic_path(topic)}/watch"
@@ -121,6 +122,8 @@ class OneTopic:
             query.append(("node", node))
         if match is not None:
             query.append(("match", protocol.match_text(match)))
+        if not touch:
+            query.append(("touch", "false"))
         self._query: Query = tuple(query)
 
     def prepare(self) -> Call[Any] | None:
@@ -163,6 +166,7 @@ class ManyTopics:
         node: str | None,
         match: Match | None,
         heartbeat_ms: int,
+        touch: bool = True,
     ) -> None:
         self._wanted = starts_of(topics)
         if not self._wanted and prefix is None:
@@ -172,6 +176,7 @@ class ManyTopics:
         self._node = node
         self._match = match_of(match)
         self._heartbeat_ms = heartbeat_ms
+        self._touch = touch
         self._path: str | None = None
         self._known = False  # the server has told us once what there is
 
@@ -186,6 +191,7 @@ class ManyTopics:
             match=self._match,
             heartbeat_ms=self._heartbeat_ms,
             include_tags=True,
+            touch=self._touch,
         )
         # A topic that was there once and is not now was deleted, which is no error of the user's.
         return protocol.create_watch(request, lenient=self._known)
@@ -305,8 +311,8 @@ class Follower(Generic[T]):
     def next_nowait(self) -> Item[T] | None:
         """The next record or tombstone; None if none has come.
 
-        Raises `msgspec.ValidationError` for a record that does not fit its type, and what the
-        server said in an `error` event. What comes after it can still be had.
+        Raises `BadRecord` for a record that does not fit its type, and what the server said in an
+        `error` event. What comes after it can still be had.
         """
         if not self._waiting:
             return None

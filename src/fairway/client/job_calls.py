@@ -152,11 +152,18 @@ def retry(id: int) -> Call[wire.RetryReply]:
     )
 
 
-def prune(older_than_s: float) -> Call[wire.PruneReply]:
+def prune(older_than_s: float, failed_older_than_s: float | None = None) -> Call[wire.PruneReply]:
     return Call(
         method="POST",
         path=f"{JOBS}/prune",
-        body=_encode(wire.PruneRequest(older_than_ms=round(older_than_s * 1000))),
+        body=_encode(
+            wire.PruneRequest(
+                older_than_ms=round(older_than_s * 1000),
+                failed_older_than_ms=(
+                    None if failed_older_than_s is None else round(failed_older_than_s * 1000)
+                ),
+            )
+        ),
         decode=_pruned,
         mutates=True,
     )
@@ -177,6 +184,7 @@ def pause(name: str, paused: bool) -> Call[wire.QueueView]:
 def limit(
     name: str, concurrency: int | None, rate_per_s: float | None, burst: int
 ) -> Call[wire.QueueView]:
+    wire.check_limits(concurrency, rate_per_s, burst)
     limits = wire.QueueLimits(concurrency=concurrency, rate_per_s=rate_per_s, burst=burst)
     return _put_queue(name, wire.QueueSettings(limits=limits))
 

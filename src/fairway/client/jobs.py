@@ -5,7 +5,7 @@ Two thin shells over `job_calls`, where every request is made.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
 
 from fairway.client import job_calls as calls
 from fairway.client.job_calls import JobFilter, JobOptions, Waiting, result_of
@@ -75,15 +75,18 @@ class RemoteJobs(_Orders):
         """Everything known of a job, once it has ended or `wait_ms` are over."""
         return self._client.call(calls.get(id, wait_ms))
 
-    def wait(self, id: int, timeout_s: float | None = None, *, type: type[T] | Any = Any) -> T:
+    @overload
+    def wait(self, id: int, timeout_s: float | None = None, *, type: type[T]) -> T: ...
+    @overload
+    def wait(self, id: int, timeout_s: float | None = None, *, type: Any = Any) -> Any: ...
+    def wait(self, id: int, timeout_s: float | None = None, *, type: Any = Any) -> Any:
         """What a job came to. Raises `JobFailed`, or `TimeoutError` if it takes longer."""
         clock = self._client._exchange.clock
         waiting = Waiting(id, timeout_s, clock.now_ns())
         while True:
             job = self._client.call(waiting.next_call(clock.now_ns()))
             if waiting.over(job, clock.now_ns()):
-                value: T = result_of(job, type)
-                return value
+                return result_of(job, type)
 
     def list(
         self, *, page_size: int = PAGE_MAX, **filter: Unpack[JobFilter]
@@ -140,9 +143,9 @@ class RemoteJobs(_Orders):
         """
         return self._client.call(calls.limit(queue, concurrency, rate_per_s, burst))
 
-    def prune(self, older_than_s: float) -> int:
-        """Forget jobs that ended longer ago; how many."""
-        return self._client.call(calls.prune(older_than_s)).pruned
+    def prune(self, older_than_s: float, *, failed_older_than_s: float | None = None) -> int:
+        """Forget jobs that ended longer ago; how many. Failures by their own time, if given."""
+        return self._client.call(calls.prune(older_than_s, failed_older_than_s)).pruned
 
 
 class AsyncRemoteJobs(_Orders):
@@ -162,16 +165,17 @@ class AsyncRemoteJobs(_Orders):
     async def get(self, id: int, *, wait_ms: int = 0) -> JobView:
         return await self._client.call(calls.get(id, wait_ms))
 
-    async def wait(
-        self, id: int, timeout_s: float | None = None, *, type: type[T] | Any = Any
-    ) -> T:
+    @overload
+    async def wait(self, id: int, timeout_s: float | None = None, *, type: type[T]) -> T: ...
+    @overload
+    async def wait(self, id: int, timeout_s: float | None = None, *, type: Any = Any) -> Any: ...
+    async def wait(self, id: int, timeout_s: float | None = None, *, type: Any = Any) -> Any:
         clock = self._client._exchange.clock
         waiting = Waiting(id, timeout_s, clock.now_ns())
         while True:
             job = await self._client.call(waiting.next_call(clock.now_ns()))
             if waiting.over(job, clock.now_ns()):
-                value: T = result_of(job, type)
-                return value
+                return result_of(job, type)
 
     async def list(
         self, *, page_size: int = PAGE_MAX, **filter: Unpack[JobFilter]
@@ -217,5 +221,5 @@ class AsyncRemoteJobs(_Orders):
     ) -> QueueView:
         return await self._client.call(calls.limit(queue, concurrency, rate_per_s, burst))
 
-    async def prune(self, older_than_s: float) -> int:
-        return (await self._client.call(calls.prune(older_than_s))).pruned
+    async def prune(self, older_than_s: float, *, failed_older_than_s: float | None = None) -> int:
+        return (await self._client.call(calls.prune(older_than_s, failed_older_than_s))).pruned

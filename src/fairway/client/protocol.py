@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from fairway.client.records import Page, Position, encode_new
-from fairway.errors import InvalidConfig, InvalidRequest, Stop
+from fairway.errors import BadRecord, InvalidConfig, InvalidRequest, Stop
 from fairway.wire import server as server_wire
 from fairway.wire import topics as wire
 from fairway.wire.events import DeliveredRecord, TombstoneEvent
@@ -21,7 +21,7 @@ from fairway.wire.topics import Match, TopicPatch, check_name, match_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from fairway.client.records import RecordDecoder
+    from fairway.client.records import Record, RecordDecoder
 
 T = TypeVar("T")
 Query: TypeAlias = tuple[tuple[str, str], ...]
@@ -177,8 +177,15 @@ def diff(
         except (msgspec.DecodeError, RecursionError) as error:
             raise Stop(f"the answer is no page of records: {error}") from None
         gone = reply.tombstone
+        records: list[Record[T]] = []
+        bad: list[BadRecord] = []
+        for one in found:
+            try:
+                records.append(decoder(reply.topic, reply.epoch, one))
+            except BadRecord as error:
+                bad.append(error)
         return Page(
-            [decoder(reply.topic, reply.epoch, record) for record in found],
+            records,
             reply.next_from_seq,
             reply.epoch,
             reply.head_seq,
@@ -188,6 +195,7 @@ def diff(
             if gone is not None
             else None,
             reply.lag,
+            tuple(bad),
         )
 
     return Call(

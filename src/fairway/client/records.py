@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 import msgspec
 
+from fairway.errors import BadRecord
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -68,6 +70,8 @@ class Page(NamedTuple, Generic[T]):
     """Whether there was no more. An empty list of records does not say so."""
     tombstone: TombstoneEvent | None
     lag: int
+    bad: tuple[BadRecord, ...] = ()
+    """Records that do not fit the type; they are not among `records`."""
 
     @property
     def position(self) -> Position:
@@ -81,11 +85,12 @@ class RecordDecoder(Generic[T]):
         self._decode = msgspec.json.Decoder(type).decode
 
     def __call__(self, topic: str, epoch: int, record: DeliveredRecord) -> Record[T]:
-        """Raises `msgspec.ValidationError`, which names the record, if its data does not fit."""
+        """Raises `BadRecord`, which names topic and seq, if its data does not fit."""
         try:
             data: T = self._decode(record.data)
-        except msgspec.ValidationError as error:
-            raise msgspec.ValidationError(f"{topic} {record.seq}: {error}") from None
+        except (msgspec.DecodeError, RecursionError) as error:
+            raw = bytes(record.data)
+            raise BadRecord(topic, record.seq, epoch, raw, str(error)) from None
         meta = msgspec.json.decode(record.meta) if record.meta else None
         return Record(
             record.seq, record.ts, data, record.tag, record.node, meta, topic, epoch, record.trace

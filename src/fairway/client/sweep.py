@@ -10,6 +10,7 @@ from fairway.client.records import Position
 if TYPE_CHECKING:
     from fairway.client.protocol import Call
     from fairway.client.records import Page, Record, RecordDecoder
+    from fairway.errors import BadRecord
 
 T = TypeVar("T")
 
@@ -36,11 +37,14 @@ class Sweep(Generic[T]):
             return None
         return protocol.diff(self._topic, self._decoder, self._cursor, **self._options)
 
-    def take(self, page: Page[T]) -> list[Record[T]]:
-        """The records of a page that belong to this pass."""
+    def take(self, page: Page[T]) -> list[Record[T] | BadRecord]:
+        """The records of a page that belong to this pass, those that do not fit in their place."""
         if self._end is None or self._end.epoch != page.epoch:
             self._end = Position(page.epoch, page.head_seq)
         end_seq = self._end.seq
         self._cursor = page.position
         self._done = page.caught_up or page.next_from_seq >= end_seq
-        return [record for record in page.records if record.seq <= end_seq]
+        found: list[Record[T] | BadRecord] = [*page.records, *page.bad]
+        if page.bad:
+            found.sort(key=lambda one: one.seq)
+        return [one for one in found if one.seq <= end_seq]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import httpx
 
@@ -20,10 +20,10 @@ from fairway.client.following import (
 )
 from fairway.client.graphs import RemoteGraphs
 from fairway.client.jobs import RemoteJobs
-from fairway.client.records import Record, RecordDecoder
+from fairway.client.records import NewRecord, Record, RecordDecoder
 from fairway.client.retry import Answer, Fail, Patience, ended
 from fairway.client.sweep import Sweep
-from fairway.errors import FairwayError, NotFound, Unavailable
+from fairway.errors import BadRecord, FairwayError, NotFound, Unavailable
 from fairway.wire.topics import LIMIT_DEFAULT, LIMIT_MAX, READ_BYTES_DEFAULT
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
     from fairway.client.bulk import Progress
     from fairway.client.clock import ClientClock
@@ -50,13 +50,16 @@ if TYPE_CHECKING:
         Match,
         PutRouterReply,
         PutTopicReply,
+        RouterOptions,
         RouterState,
+        TopicOptions,
         TopicPatch,
         TopicState,
         TopicSummary,
     )
 
     OnTombstone = Callable[[TombstoneEvent], object]
+    OnBadRecord = Callable[[BadRecord], object]
     OnDisconnect = Callable[[FairwayError], object]
 
 T = TypeVar("T")
@@ -121,7 +124,11 @@ class Client:
 
     # Topics
 
-    def topic(self, name: str, type: type[T] | Any = Any) -> TopicHandle[T]:
+    @overload
+    def topic(self, name: str, type: type[T]) -> TopicHandle[T]: ...
+    @overload
+    def topic(self, name: str, type: Any = Any) -> TopicHandle[Any]: ...
+    def topic(self, name: str, type: Any = Any) -> TopicHandle[Any]:
         """A topic by name. What is read from it is decoded as `type`. Asks the server nothing."""
         return TopicHandle(self, name, type)
 
@@ -134,38 +141,78 @@ class Client:
             if not (cursor := page.next_cursor or None):
                 return
 
+    @overload
     def watch(
         self,
         topics: Mapping[str, Cursor] | Iterable[str] = (),
         *,
         prefix: str | None = None,
-        type: type[T] | Any = Any,
+        type: type[T],
+        node: str | None = None,
+        match: Match | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        touch: bool = True,
+        on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> Watch[T]: ...
+    @overload
+    def watch(
+        self,
+        topics: Mapping[str, Cursor] | Iterable[str] = (),
+        *,
+        prefix: str | None = None,
+        type: Any = Any,
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
         on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
-    ) -> Watch[T]:
+    ) -> Watch[Any]: ...
+    def watch(
+        self,
+        topics: Mapping[str, Cursor] | Iterable[str] = (),
+        *,
+        prefix: str | None = None,
+        type: Any = Any,
+        node: str | None = None,
+        match: Match | None = None,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
+        on_disconnect: OnDisconnect | None = None,
+    ) -> Watch[Any]:
         """Follow several topics: each from its cursor, those of `prefix` from now on.
 
         A cursor is a seq, a `Position`, or "tail"; topics without one begin at their first record.
         Topics that come to bear the prefix later are followed from their first record.
+        Without `touch` it does not count as consuming: their automatic priority stays.
         """
         places = Places()
         plan = ManyTopics(
-            topics, places, prefix=prefix, node=node, match=match, heartbeat_ms=heartbeat_ms
+            topics,
+            places,
+            prefix=prefix,
+            node=node,
+            match=match,
+            heartbeat_ms=heartbeat_ms,
+            touch=touch,
         )
         return Watch(
             self,
-            Follower(plan, RecordDecoder[T](type), places),
+            Follower(plan, RecordDecoder[Any](type), places),
             silence_s=silence_s(heartbeat_ms),
             on_tombstone=on_tombstone,
+            on_bad_record=on_bad_record,
             on_disconnect=on_disconnect,
         )
 
     # Routers
 
-    def put_router(self, name: str, source: str, dest: str, **config: Any) -> PutRouterReply:
+    def put_router(
+        self, name: str, source: str, dest: str, **config: Unpack[RouterOptions]
+    ) -> PutRouterReply:
         """Copy what is appended to `source` into `dest` (options: see `RouterConfig`)."""
         return self.call(protocol.put_router(name, {"source": source, "dest": dest, **config}))
 
@@ -255,7 +302,7 @@ class TopicHandle(Generic[T]):
 
     def append(
         self,
-        *values: Any,
+        *values: T | NewRecord,
         tag: str | None = None,
         node: str | None = None,
         meta: Mapping[str, Any] | None = None,
@@ -290,7 +337,7 @@ class TopicHandle(Generic[T]):
 
     def append_many(
         self,
-        values: Iterable[Any],
+        values: Iterable[T | NewRecord],
         *,
         batch: int = BATCH_RECORDS,
         tag: str | None = None,
@@ -364,15 +411,26 @@ class TopicHandle(Generic[T]):
         node: str | Sequence[str] | None = None,
         match: Match | None = None,
         on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
         page_size: int = LIMIT_MAX,
     ) -> Iterator[Record[T]]:
-        """Every record there is now after a cursor; what comes meanwhile is left for later."""
+        """Every record there is now after a cursor; what comes meanwhile is left for later.
+
+        A record that does not fit its type raises `BadRecord`; `on_bad_record` is told instead, and
+        the others follow.
+        """
         sweep = Sweep(self.name, self._decoder, from_seq, limit=page_size, node=node, match=match)
         while (call := sweep.next_call()) is not None:
             page = self._client.call(call)
             if page.tombstone is not None and on_tombstone is not None:
                 on_tombstone(page.tombstone)
-            yield from sweep.take(page)
+            for found in sweep.take(page):
+                if not isinstance(found, BadRecord):
+                    yield found
+                elif on_bad_record is None:
+                    raise found
+                else:
+                    on_bad_record(found)
 
     def watch(
         self,
@@ -382,7 +440,9 @@ class TopicHandle(Generic[T]):
         node: str | None = None,
         match: Match | None = None,
         heartbeat_ms: int = HEARTBEAT_MS,
+        touch: bool = True,
         on_tombstone: OnTombstone | None = None,
+        on_bad_record: OnBadRecord | None = None,
         on_disconnect: OnDisconnect | None = None,
     ) -> Watch[T]:
         """Every record after a cursor, then every new one as it comes; with `tail`, only those.
@@ -390,7 +450,9 @@ class TopicHandle(Generic[T]):
         The connection is opened by the first record that is asked for, or by `with`. When it
         breaks, or has been silent for two heartbeats, it is opened again where it was, for as
         long as it takes: no record comes twice, and what is lost is told to `on_tombstone`. The
-        watch ends when the topic is deleted.
+        watch ends when the topic is deleted. Without `touch` it does not count as consuming: the
+        topic's automatic priority stays. A record that does not fit its type raises `BadRecord`,
+        and iterating again goes on behind it; `on_bad_record` is told instead.
         """
         places = Places()
         plan = OneTopic(
@@ -400,19 +462,21 @@ class TopicHandle(Generic[T]):
             node=node,
             match=match,
             heartbeat_ms=heartbeat_ms,
+            touch=touch,
         )
         return Watch(
             self._client,
             Follower(plan, self._decoder, places),
             silence_s=silence_s(heartbeat_ms),
             on_tombstone=on_tombstone,
+            on_bad_record=on_bad_record,
             on_disconnect=on_disconnect,
         )
 
     def state(self) -> TopicState:
         return self._client.call(protocol.state(self.name))
 
-    def put(self, **config: Any) -> PutTopicReply:
+    def put(self, **config: Unpack[TopicOptions]) -> PutTopicReply:
         """Create the topic, or change these fields of its configuration (see `TopicConfig`)."""
         return self._client.call(protocol.put_topic(self.name, config))
 
@@ -443,12 +507,14 @@ class Watch(Generic[T]):
         *,
         silence_s: float,
         on_tombstone: OnTombstone | None,
+        on_bad_record: OnBadRecord | None,
         on_disconnect: OnDisconnect | None,
     ) -> None:
         self._client = client
         self._follower = follower
         self._silence_s = silence_s
         self._on_tombstone = on_tombstone
+        self._on_bad_record = on_bad_record
         self._on_disconnect = on_disconnect
         self._patience: Patience | None = None
         self._response: httpx.Response | None = None
@@ -471,7 +537,13 @@ class Watch(Generic[T]):
         """The same with tombstones in their place, which `on_tombstone` is then not told."""
         try:
             while True:
-                item = self._follower.next_nowait()
+                try:
+                    item = self._follower.next_nowait()
+                except BadRecord as bad:
+                    if self._on_bad_record is None:
+                        raise
+                    self._on_bad_record(bad)
+                    continue
                 if item is not None:
                     yield item
                 elif self._follower.ended:

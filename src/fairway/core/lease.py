@@ -67,6 +67,40 @@ class LeaseConfig:
         return renewed_sent_at_ns + self.ttl_ns - self.margin_ns
 
 
+class Tenure:
+    """Until when the holder of one lease may answer in its own name, by its own clock.
+
+    The lease is somebody else's to give: its table, and that table's clock, decide when another may
+    have it. Here is only how long the holder dares to believe the last answer, counted from when it
+    *asked* (see `LeaseConfig.trusted_until_ns`). `until_ns` only rises, until `end`: a tenure that
+    was lost never comes back, whatever answer to an old question arrives still.
+
+    `until_ns` is one whole number, replaced at once: other threads may compare it without a lock.
+    """
+
+    __slots__ = ("_lasts_ns", "ended", "until_ns")
+
+    def __init__(self, *, ttl_ns: int, margin_ns: int) -> None:
+        assert 0 <= margin_ns < ttl_ns, "a margin as long as the lease leaves nothing"
+        self._lasts_ns = ttl_ns - margin_ns
+        self.until_ns = 0
+        self.ended = False
+
+    def renewed(self, sent_at_ns: int) -> None:
+        """The table said yes to a renewal that was sent at `sent_at_ns`."""
+        if not self.ended:
+            self.until_ns = max(self.until_ns, sent_at_ns + self._lasts_ns)
+
+    def end(self) -> None:
+        """The lease is lost, or may be: nothing brings it back."""
+        self.ended = True
+        self.until_ns = 0
+
+    def holds(self, now_ns: int) -> bool:
+        """Whether the holder may answer at this moment."""
+        return now_ns < self.until_ns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease(Generic[K]):
     """A claim on `key` that ends at `expires_at_ns` unless renewed before."""

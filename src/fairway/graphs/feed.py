@@ -19,12 +19,16 @@ Any other exception is the death of the source, which is restarted a few times.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, TypeVarTuple
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from fairway.graphs.boundary import Marks
+
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Event(NamedTuple):
@@ -55,6 +59,12 @@ class Connection(Protocol):
     async def aclose(self) -> None: ...
 
 
+class InThread(Protocol):
+    """Run a call that blocks, off the event loop."""
+
+    async def __call__(self, call: Callable[[*Ts], T], *args: *Ts) -> T: ...
+
+
 class Arrivals(Protocol):
     """Records of a topic as they come: its incarnation, then seqs and JSON; a port of the app."""
 
@@ -70,7 +80,7 @@ class Surroundings(NamedTuple):
     source: str
     tenant: str
     report: Report
-    in_thread: Callable[..., Any]
+    in_thread: InThread
     """`await in_thread(function, *args)` runs a call that blocks."""
     arrivals: Arrivals | None = None
     """How topics are read; None where there are none."""

@@ -23,7 +23,7 @@ import logging
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
 
 from fairway.errors import Closing, InvalidConfig
 from fairway.graphs.context import FiringContext
@@ -62,6 +62,18 @@ class Bridge:
     order: Callable[[Mapping[str, Any]], Any]
     """From outputs to what is enqueued."""
     where: Callable[[Mapping[str, Any]], bool] | None
+
+
+class GraphOptions(TypedDict, total=False):
+    """What a graph may be declared with: see `Graph`."""
+
+    uses: Iterable[Any]
+    inputs: Strategy
+    tenant: str
+    on_error: OnError | Then
+    warm_timeout_s: float | None
+    checkpoint: bool
+    record: int
 
 
 class Graph:

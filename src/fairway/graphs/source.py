@@ -12,7 +12,17 @@ Every source also takes pushes.
 from __future__ import annotations
 
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    overload,
+)
 
 from fairway.errors import InvalidConfig
 from fairway.graphs.boundary import WHOLE, Schema, Stored
@@ -21,6 +31,7 @@ from fairway.graphs.node import fits, members, named, node_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import Unpack
 
     from fairway.graphs.feed import Feed
     from fairway.graphs.windows import Batch, Window
@@ -36,13 +47,35 @@ ALL: Final = -1
 """`keep=ALL` keeps every value that is written."""
 
 
+class SourceOptions(TypedDict, total=False):
+    """What a source may be declared with: see `Source`."""
+
+    feed: Feed | None
+    batch: Batch | Window | None
+    keep: int | None
+    through: Callable[[Any], Any] | None
+    dedupe: Callable[[Any], Any] | None
+    required: bool
+    stale_after_s: float | None
+    on_full: OnFull
+    capacity: int
+    version: int
+    upgrades: Mapping[int, Callable[[Any], Any]] | None
+
+
 class Source(Generic[T]):
     """One source. Its boundaries are of `type`; in lists if it collects or keeps them."""
 
+    @overload
+    def __init__(self, name: str, type: type[T], **options: Unpack[SourceOptions]) -> None: ...
+    @overload
+    def __init__(
+        self: Source[Any], name: str, type: Any, **options: Unpack[SourceOptions]
+    ) -> None: ...
     def __init__(
         self,
         name: str,
-        type: type[T] | Any,
+        type: Any,
         *,
         feed: Feed | None = None,
         batch: Batch | Window | None = None,

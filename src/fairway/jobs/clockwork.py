@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairway.jobs")
 
 SECOND_NS: Final = 1_000_000_000
+EVERY_MAX_S: Final = 100 * 365 * 86_400
 LOOK_MAX_NS: Final = 60 * SECOND_NS
 LOST_BATCH: Final = 100
 
@@ -207,7 +208,8 @@ def times_of(cron: str | None, every_s: float | None, zone: str) -> Times:
         raise InvalidConfig("a schedule has a cron expression or an interval, and not both")
     if cron is not None:
         return Cron.parse(cron, zone)
-    assert every_s is not None
+    if not isinstance(every_s, int | float) or not 0 < every_s <= EVERY_MAX_S:  # nan is neither
+        raise InvalidConfig(f"every_s is a positive number of seconds, not {every_s!r}")
     return Every(round(every_s * SECOND_NS))
 
 

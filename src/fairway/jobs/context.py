@@ -97,7 +97,7 @@ class Context(Generic[T]):
 
     @property
     def timed_out(self) -> bool:
-        """Whether a wait ended because its time was up."""
+        """Whether a wait ended because its time was up: none of its signals is there."""
         return self._claim.timed_out
 
     @property
@@ -112,7 +112,11 @@ class Context(Generic[T]):
 
     @property
     def signals(self) -> list[ReceivedSignal]:
-        """What came of the signals the job waited for, in order."""
+        """What came of the signals the job waited for, in order.
+
+        The commit of this step consumes them, whatever it goes on with; if it fails, or returns
+        `retry`, its next attempt is given them again.
+        """
         return [
             ReceivedSignal(one.name, msgspec.json.decode(one.payload))
             for one in self._claim.signals
@@ -153,7 +157,10 @@ class Context(Generic[T]):
         return outcome.Retry(None if after_s is None else round(after_s * SECOND_NS), reason)
 
     def defer(self, *, after_s: float) -> outcome.Retry:
-        """Come back to this step later. It frees the slot and uses up no attempt."""
+        """Come back to this step later. It frees the slot and uses up no attempt.
+
+        The state is saved and the signals of this run are consumed: keep what you need of them.
+        """
         return outcome.Retry(max(1, round(after_s * SECOND_NS)), counts=False)
 
     def wait(self, *names: str, then: str, timeout_s: float | None = None) -> outcome.Wait:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairway.errors import Conflict, InvalidConfig, JobFailed, NotFound
+from fairway.errors import Conflict, InvalidConfig, InvalidRequest, JobFailed, NotFound
 from fairway.jobs.job import CANCELLED, Filter, Status, distinct, lane_of
+from fairway.jobs.kinds import wrong_text
 from fairway.jobs.store import Ended
 from fairway.jobs.verdict import ERROR_CHARS_MAX, storable
 
@@ -103,9 +104,7 @@ class Jobs:
                 del self._waiting[id]
 
     async def _ended(self, id: int) -> Ended | None:
-        job = await self.store.find(id)
-        if job is None:
-            raise NotFound("job", str(id))
+        job = await self.find(id)
         return Ended(id, job.status, job.result, job.error) if job.status.ended else None
 
     def told(self, ended: Sequence[Ended]) -> None:
@@ -121,9 +120,22 @@ class Jobs:
     ) -> bool:
         """Send a signal to a job, by id or by unique key. False if it had one of that dedup key.
 
+        A key stands while its signal waits, and for `Upkeep.dedup_window_ns` after a step has dealt
+        with it.
+
         Raises `NotFound` if there is no such job, or it has ended.
         """
-        said = await self.store.signal(target, name, msgspec.json.encode(payload), dedup=dedup)
+        _check("name", name)
+        _check("dedup", dedup)
+        if isinstance(target, str):
+            _check("key", target)
+        elif not _may_be(target):
+            raise NotFound("job", str(target))
+        try:
+            encoded = msgspec.json.encode(payload)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidRequest(f"the payload of a signal is not JSON: {error}") from None
+        said = await self.store.signal(target, name, encoded, dedup=dedup)
         if said.job is None:
             raise NotFound("job", str(target))
         if said.woken is not None and self._worker is not None:
@@ -133,14 +145,14 @@ class Jobs:
     async def cancel(self, *ids: int, reason: str = CANCELLED) -> Cancelled:
         """End jobs and their children; what runs is told to stop, and why."""
         reason = storable(reason[:ERROR_CHARS_MAX]) or CANCELLED
-        cancelled = await self.store.cancel(ids, reason=reason)
+        cancelled = await self.store.cancel(tuple(filter(_may_be, ids)), reason=reason)
         if self._worker is not None:
             self._worker.cancel(dict.fromkeys(cancelled.running, reason))
         return cancelled
 
     async def retry(self, *ids: int) -> list[int]:
         """Make failed, dead or cancelled jobs ready again; the ids it could."""
-        again = await self.store.retry(ids)
+        again = await self.store.retry(tuple(filter(_may_be, ids)))
         if self._worker is not None:
             jobs = [await self.store.find(id) for id in again]
             self._worker.wake(lane_of(job) for job in jobs if job is not None)
@@ -160,16 +172,17 @@ class Jobs:
 
     async def discard(self, *ids: int) -> list[int]:
         """Forget failed, dead or cancelled jobs: somebody has seen to them. The ids it could."""
-        return await self.store.discard(ids)
+        return await self.store.discard(tuple(filter(_may_be, ids)))
 
     async def find(self, id: int) -> Job:
-        job = await self.store.find(id)
+        job = await self.store.find(id) if _may_be(id) else None
         if job is None:
             raise NotFound("job", str(id))
         return job
 
     async def find_by_key(self, unique_key: str) -> Job:
         """The job that a unique key stands for."""
+        _check("key", unique_key)
         job = await self.store.find_by_key(unique_key)
         if job is None:
             raise NotFound("job", unique_key)
@@ -183,9 +196,11 @@ class Jobs:
 
     async def pause(self, queue: str) -> None:
         """Start nothing more from a queue; what runs goes on."""
+        _check("queue", queue)
         await self.store.set_paused(queue, True)
 
     async def resume(self, queue: str) -> None:
+        _check("queue", queue)
         await self.store.set_paused(queue, False)
         if self._worker is not None:
             self._worker.look(queue)
@@ -193,7 +208,19 @@ class Jobs:
     async def limit(self, queue: str, limits: Limits) -> None:
         """What a queue may do over all workers together; the queue `*` is all queues."""
         await self.store.set_limits(queue, limits)
+        if self._worker is not None:
+            self._worker.limits_changed(queue)
 
-    async def prune(self, older_than_ns: int) -> int:
-        """Forget jobs that ended longer ago; how many."""
-        return await self.store.prune(older_than_ns)
+    async def prune(self, older_than_ns: int, *, failed_older_than_ns: int | None = None) -> int:
+        """Forget jobs that ended longer ago; how many. Failures by their own time, if given."""
+        return await self.store.prune(older_than_ns, failed_older_than_ns=failed_older_than_ns)
+
+
+def _may_be(id: int) -> bool:
+    """Whether a store could hold a job of that id at all."""
+    return 0 < id < 2**63
+
+
+def _check(what: str, text: str | None) -> None:
+    if text is not None and (wrong := wrong_text(what, text)):
+        raise InvalidRequest(wrong)

@@ -25,7 +25,7 @@ from fairway.errors import InvalidConfig
 from fairway.jobs.store import Want
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from fairway.jobs.job import Claim, Lane
 
@@ -235,13 +235,20 @@ class Feeder:
         self._stirred = True
 
     def hold_back(self, wait_ns: int, now_ns: int) -> None:
-        """The queue is at one of its limits: nothing is to be had before then.
+        """The queue is at one of its limits: nothing is to be had before then, as things stand.
 
-        0 is until one of its jobs ends, here or elsewhere: that is looked for as usual.
+        0 is until one of its jobs ends, here or elsewhere: that is looked for as usual. And so is
+        whether somebody raised the limit or took it away, elsewhere: nobody tells us of it.
         """
         self._held_by_running = wait_ns <= 0
-        self._held_until_ns = now_ns + (wait_ns if wait_ns > 0 else self.config.poll_interval_ns)
+        usual_ns = self.config.poll_interval_ns
+        self._held_until_ns = now_ns + (min(wait_ns, usual_ns) if wait_ns > 0 else usual_ns)
         self.next_poll_ns = min(self.next_poll_ns, self._held_until_ns)
+
+    def let_go(self) -> None:
+        """The limits of the queue are others now: ask again."""
+        self._held_until_ns = 0
+        self._stirred = True
 
     def start(self) -> Claim | None:
         """The next job to run, if a slot is free."""
@@ -263,6 +270,15 @@ class Feeder:
         claims = list(self.buffer)
         self.buffer.clear()
         return claims
+
+    def drop(self, lost: Mapping[int, int]) -> list[Claim]:
+        """Forget those in the buffer that the store does not know, given by job and token."""
+        gone = [claim for claim in self.buffer if lost.get(claim.id) == claim.token]
+        for claim in gone:
+            self.buffer.remove(claim)
+        if gone:
+            self._stirred = True
+        return gone
 
     def check(self) -> None:
         """Assert every invariant."""

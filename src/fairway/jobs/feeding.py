@@ -72,6 +72,13 @@ class Feeding:
         feeder.stir()
         return True
 
+    def limits_changed(self, queue: str) -> None:
+        """A queue, or all of them (`*`), may start more, or less, from now on."""
+        for name, feeder in self.feeders.items():
+            if queue in (name, "*"):
+                feeder.lanes.doubt()
+                feeder.let_go()
+
     def wants_more(self, now_ns: int) -> bool:
         return any(feeder.demand(now_ns) for feeder in self.feeders.values())
 

@@ -10,28 +10,43 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 import msgspec
 from msgspec import Struct
 
-from fairway.errors import Conflict, Invalid, InvalidConfig, NotFound
+from fairway.errors import Conflict, Invalid, InvalidConfig, InvalidRequest, NotFound
 from fairway.jobs import outcome, workflow
+from fairway.jobs.clockwork import scheduled_context
 from fairway.jobs.context import Context
-from fairway.jobs.job import Ending, Fate, Filter, NewJob, Status
-from fairway.jobs.kinds import Kind, Options, Order, StepCall, function_kind, options_of
+from fairway.jobs.job import CANCELLED, Ending, Fate, Filter, NewJob, Status
+from fairway.jobs.kinds import (
+    Kind,
+    Options,
+    Order,
+    StepCall,
+    function_kind,
+    options_of,
+    time_ns,
+    wrong_text,
+)
 from fairway.jobs.rules import TaskState
 from fairway.jobs.workflow import RunState, TaskEnded, Workflow, WorkflowTask
+from fairway.runtime.clock import clock_of
 from fairway.runtime.targets import is_hidden, target_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from typing import Unpack
 
     from fairway.jobs.engine import Jobs, Kinds
     from fairway.jobs.handles import JobHandle
     from fairway.jobs.job import Job
+    from fairway.jobs.kinds import TaskOptions
     from fairway.jobs.rules import Rule
     from fairway.jobs.workflow import Event, Step
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 QUEUE: Final = "workflows"
 """Where runs wait: apart from tasks, so that long tasks never keep a run from going on."""
@@ -43,6 +58,7 @@ DONE: Final = Status.DONE
 _TASK: Final = "task"
 _PAUSE: Final = "pause"
 _RESUME: Final = "resume"
+_CANCEL: Final = "cancel"
 _CALLED: Final = "called"
 _ADVANCE: Final = "advance"
 
@@ -83,6 +99,7 @@ class Flow:
         version: int = 1,
         queue: str = "default",
         timeout_s: float | None = None,
+        context: Mapping[str, Any] | None = None,
     ) -> None:
         if not name or ":" in name or "." in name:
             raise InvalidConfig(f"a workflow's name is not empty and has no : or .: {name!r}")
@@ -94,7 +111,10 @@ class Flow:
         self._timeout_s = timeout_s
         self._tasks: list[WorkflowTask] = []
         self._kinds: dict[str, Kind] = {}
+        self._arguments: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
         self._callbacks: dict[Fate, Kind] = {}
+        self._context = dict(context or {})
+        self._scheduled: list[Mapping[str, Any]] = []
         self._graph: Workflow | None = None
         self._declared = False
 
@@ -103,11 +123,20 @@ class Flow:
 
     # Declaring
 
+    @overload
+    def task(self, function: F, /) -> F: ...
+    @overload
     def task(
         self,
-        function: Callable[..., Any] | None = None,
-        /,
         *,
+        name: str | None = None,
+        after: Callable[..., Any] | str | Iterable[Callable[..., Any] | str] = (),
+        rule: Rule | None = None,
+        **options: Unpack[TaskOptions],
+    ) -> Callable[[F], F]: ...
+    def task(
+        self,
+        *functions: Any,
         name: str | None = None,
         after: Callable[..., Any] | str | Iterable[Callable[..., Any] | str] = (),
         rule: Rule | None = None,
@@ -130,17 +159,18 @@ class Flow:
             if called in self._kinds:
                 raise InvalidConfig(f"workflow {self.name!r}: two tasks are called {called!r}")
             self._kinds[called] = kind
+            self._arguments[called] = task_arguments(function, f"{self.name}.{called}")
             self._tasks.append(WorkflowTask(called, names, rule))
             return function
 
-        return declare if function is None else declare(function)
+        return declare(*functions) if functions else declare
 
-    def on_success(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def on_success(self, function: F) -> F:
         """Call this, as a job of its own, when a run is done. It changes nothing about the run."""
         self._callbacks[Fate.DONE] = self._callback(function, "on_success")
         return function
 
-    def on_failure(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def on_failure(self, function: F) -> F:
         """Call this, as a job of its own, when a run failed; `error` says why."""
         self._callbacks[Fate.FAILED] = self._callback(function, "on_failure")
         return function
@@ -160,6 +190,11 @@ class Flow:
                         f"{self._told(name)}: isolation='process' finds its function by name, and"
                         f" {kind.declared.__qualname__!r} is something else in its module"
                     )
+            for values in self._scheduled:
+                try:
+                    self.check(scheduled_context(0, values))
+                except InvalidRequest as misfit:
+                    raise InvalidConfig(f"the schedule of {misfit}") from None
             self._declared = True
             for kind in (*self._kinds.values(), *self._callbacks.values(), self._run_kind()):
                 kinds.add(kind)
@@ -191,6 +226,34 @@ class Flow:
 
     # Starting and looking
 
+    def schedule_with(self, values: Mapping[str, Any]) -> None:
+        """Runs are started by a schedule, with these values; checked once all is declared."""
+        self._scheduled.append(values)
+
+    def context(self, given: Mapping[str, Any] | None, now_wall_ns: int) -> dict[str, Any]:
+        """The context of a run that somebody starts: what was declared, and what he gives.
+
+        It is what the schedule would give, if there is one, as of now; of several schedules that
+        differ, what they have in common is what the workflow itself declares.
+        """
+        declared = self._context
+        if self._scheduled and all(one == self._scheduled[0] for one in self._scheduled):
+            declared = scheduled_context(now_wall_ns, {**declared, **self._scheduled[0]})
+        elif self._scheduled:
+            declared = scheduled_context(now_wall_ns, declared)
+        return {**declared, **(given or {})}
+
+    def check(self, context: dict[str, Any]) -> None:
+        """Raise `InvalidRequest` if a task that would start with this context does not take it."""
+        started = workflow.advance(
+            self.graph, RunState.of(self.graph), workflow.Started(context)
+        ).start
+        for one in started:
+            try:
+                self._arguments[one.task.name](one.context)
+            except Invalid as misfit:
+                raise InvalidRequest(f"workflow {self.name!r}: {misfit}") from None
+
     def order(self, context: Mapping[str, Any] | None = None, **given: Any) -> Order:
         """A run with this context, not enqueued."""
         try:
@@ -218,22 +281,38 @@ class Flow:
         delay_s: float = 0.0,
         within: Any = None,
     ) -> JobHandle[dict[str, Any]]:
-        """Start a run; durable when this returns. With `key`, at most one at a time."""
+        """Start a run; durable when this returns. With `key`, at most one at a time.
+
+        `context` is added to the one that was declared, with `scheduled_at_ms` as of now if the
+        workflow has a schedule. Raises `InvalidRequest` if a first task does not take it.
+        """
+        if key is not None and (wrong := wrong_text("key", key)):
+            raise InvalidRequest(f"workflow {self.name!r}: {wrong}")
+        whole = self.context(context, clock_of().wall_ns())
         order = self.order(
-            context,
+            whole,
             unique_key=None if key is None else f"{PREFIX}{self.name}:{key}",
-            window_ns=round(window_s * 1e9),
-            delay_ns=round(delay_s * 1e9),
+            window_ns=max(0, time_ns("window_s", window_s)),
+            delay_ns=max(0, time_ns("delay_s", delay_s)),
         )
+        self.check(state_in(order.job.state).context)  # as JSON gives it back
         (added,) = await self._jobs().enqueue([order.job], within=within)
         return self._handle(added.id, added.fresh)
 
     async def pause(self, run: int) -> None:
-        """Start no more tasks of a run; what runs goes on, and its end is noted."""
-        await self._jobs().signal(run, _PAUSE)
+        """Start no more tasks of a run; what runs goes on, and its end is noted.
+
+        Raises `Conflict` if it has ended, and `NotFound` if there is none.
+        """
+        await steer(self._jobs(), run, _PAUSE)
 
     async def resume(self, run: int) -> None:
-        await self._jobs().signal(run, _RESUME)
+        """Let a paused run go on. Raises as `pause` does."""
+        await steer(self._jobs(), run, _RESUME)
+
+    async def cancel(self, run: int, reason: str = CANCELLED) -> None:
+        """End a run and its tasks. Raises as `pause` does."""
+        await steer(self._jobs(), run, _CANCEL, reason)
 
     async def retry(self, run: int) -> None:
         """Go on with a run that failed or was cancelled: what failed, or had not ended, runs again.
@@ -348,11 +427,44 @@ def triggering(function: Callable[..., Any], flow: Flow) -> Callable[..., Any]:
     return ask
 
 
+async def steer(jobs: Jobs, run: int, action: str, reason: str = CANCELLED) -> None:
+    """Pause, resume or cancel a run. Raises `Conflict` if it has ended, and `NotFound`.
+
+    To cancel one that was cancelled is no error: it is as was asked for.
+    """
+    job = await jobs.find(run)
+    state_of(job)
+    if not job.status.ended:
+        if action == _CANCEL:
+            cancelled = await jobs.cancel(run, reason=reason)
+            if run in (*cancelled.ended, *cancelled.running):
+                return
+        else:
+            try:
+                await jobs.signal(run, action)
+            except NotFound:
+                pass  # it ended just now
+            else:
+                return
+        job = await jobs.find(run)
+    if action == _CANCEL and job.status is Status.CANCELLED:
+        return
+    raise Conflict(
+        f"run {run} had ended already: {job.status.word}",
+        code="job_ended",
+        detail={"status": job.status.word},
+    )
+
+
+def state_in(stored: bytes) -> Run:
+    return msgspec.json.decode(stored, type=Run)
+
+
 def state_of(job: Job) -> Run:
     """What the job of a run keeps. Raises `Invalid` for a job that is none."""
     if not job.kind.startswith(PREFIX):
         raise Conflict(f"job {job.id} is no run of a workflow", code="not_a_run")
-    return msgspec.json.decode(job.state, type=Run)
+    return state_in(job.state)
 
 
 def drawn(flows: Mapping[str, Flow], job: Job) -> str:
@@ -388,11 +500,12 @@ def _report(task: str, retries: int) -> str:
     return f"{_TASK}{retries or ''}:{task}"
 
 
-def task_kind(name: str, function: Callable[..., Any], options: Options) -> Kind:
-    """The kind of a task: its job is given the whole context, the function what it asks for."""
-    inner = function_kind(function, name, 1, options)
-    step = inner.steps[inner.initial]
-    wants = inner.arguments.__struct_fields__
+def task_arguments(
+    function: Callable[..., Any], name: str
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What a task's function is given of a context. Raises `Invalid` if that does not fit."""
+    wanted = function_kind(function, name, 1, Options()).arguments
+    wants = wanted.__struct_fields__
     whole = wants == ("context",)
 
     def arguments(context: dict[str, Any]) -> dict[str, Any]:
@@ -402,21 +515,36 @@ def task_kind(name: str, function: Callable[..., Any], options: Options) -> Kind
         if "context" in wants:
             chosen["context"] = context
         try:
-            state = msgspec.convert(chosen, inner.arguments)
+            state = msgspec.convert(chosen, wanted)
         except msgspec.ValidationError as error:
             raise Invalid(f"task {name!r}: its context does not fit: {error}") from None
         return {field: getattr(state, field) for field in wants}
 
+    return arguments
+
+
+def task_kind(name: str, function: Callable[..., Any], options: Options) -> Kind:
+    """The kind of a task: its job is given the whole context, the function what it asks for."""
+    inner = function_kind(function, name, 1, options)
+    step = inner.steps[inner.initial]
+    arguments = task_arguments(function, name)
+
     if step.is_async:
 
         async def run(ctx: Context[Any], context: dict[str, Any]) -> Any:
-            given = arguments(context)
+            try:
+                given = arguments(context)
+            except Invalid as misfit:
+                return outcome.Stop(str(misfit))  # it will not fit better the next time
             return await (step.call(ctx, **given) if step.wants_context else step.call(**given))
 
     else:
 
         def run(ctx: Context[Any], context: dict[str, Any]) -> Any:  # type: ignore[misc]
-            given = arguments(context)
+            try:
+                given = arguments(context)
+            except Invalid as misfit:
+                return outcome.Stop(str(misfit))
             return step.call(ctx, **given) if step.wants_context else step.call(**given)
 
     assert inspect.iscoroutinefunction(run) == step.is_async

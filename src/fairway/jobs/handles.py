@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Final,
     Generic,
     ParamSpec,
     Protocol,
@@ -16,11 +18,18 @@ from typing import (
 import msgspec
 
 from fairway.errors import InvalidRequest
-from fairway.jobs.kinds import Kind, Order
+from fairway.jobs.kinds import (
+    Kind,
+    Order,
+    time_ns,
+    wrong_priority,
+    wrong_queue,
+    wrong_text,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-    from datetime import datetime
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from typing import Self
 
     from fairway.jobs.context import Context
     from fairway.jobs.engine import Jobs
@@ -31,7 +40,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=msgspec.Struct)
 
-SECOND_NS = 1_000_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+AT_MAX_NS: Final = 7_258_118_400 * 1_000_000_000
+"""The year 2200, as over HTTP."""
 
 
 class JobHandle(msgspec.Struct, Generic[R], frozen=True, gc=False):
@@ -89,7 +100,7 @@ class _Declared:
         partition_key: str | None = None,
         traceparent: str | None = None,
         within: Any = None,
-    ) -> Any:
+    ) -> Self:
         """The same, enqueued with something else than was declared.
 
         `delay_s` or `at` start it later; `key` makes it unique, for at least `window_s`; `within`
@@ -97,16 +108,24 @@ class _Declared:
         """
         if delay_s is not None and at is not None:
             raise InvalidRequest("a job starts after `delay_s` or `at` a time, not both")
-        if at is not None and at.tzinfo is None:
-            raise InvalidRequest("`at` needs a time zone, such as datetime.now(UTC)")
+        wrong = (queue is not None and wrong_queue(queue)) or (
+            priority is not None and wrong_priority(priority)
+        )
+        texts = {"tenant": tenant, "key": key, "partition_key": partition_key}
+        for what, text in {**texts, "traceparent": traceparent}.items():
+            wrong = wrong or (text is not None and wrong_text(what, text))
+        if not wrong and "" in (key, partition_key):
+            wrong = "a key is not empty"
+        if wrong:
+            raise InvalidRequest(f"job {self.kind.name!r}: {wrong}")
         given: dict[str, Any] = {
             "queue": queue,
             "tenant": tenant,
             "priority": priority,
-            "delay_ns": None if delay_s is None else round(max(0.0, delay_s) * SECOND_NS),
-            "at_wall_ns": None if at is None else round(at.timestamp() * 1e6) * 1000,
+            "delay_ns": None if delay_s is None else max(0, time_ns("delay_s", delay_s)),
+            "at_wall_ns": None if at is None else _wall_ns(at),
             "unique_key": key,
-            "window_ns": None if window_s is None else round(window_s * SECOND_NS),
+            "window_ns": None if window_s is None else max(0, time_ns("window_s", window_s)),
             "partition_key": partition_key,
             "trace": traceparent,
         }
@@ -147,6 +166,11 @@ class JobFunction(_Declared, Generic[P, R]):
                 raise InvalidRequest(
                     f"job {self.kind.name!r} takes {len(names)} arguments, not {len(args)}"
                 )
+            if twice := [name for name in names[: len(args)] if name in kwargs]:
+                raise InvalidRequest(
+                    f"job {self.kind.name!r}: argument {twice[0]!r} is given twice,"
+                    " by its place and by its name"
+                )
             values = {**dict(zip(names, args, strict=False)), **kwargs}
         return self.kind.job(values, **self._given)
 
@@ -156,10 +180,10 @@ class JobDecorator(Protocol):
 
     @overload
     def __call__(
-        self, function: Callable[Concatenate[Context[Any], P], Awaitable[R]], /
+        self, function: Callable[Concatenate[Context[Any], P], Coroutine[Any, Any, R]], /
     ) -> JobFunction[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, Awaitable[R]], /) -> JobFunction[P, R]: ...
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> JobFunction[P, R]: ...
     @overload
     def __call__(
         self, function: Callable[Concatenate[Context[Any], P], R], /
@@ -192,4 +216,18 @@ class Machine(_Declared, Generic[S]):
                 f" not with a {type(state).__name__}"
             )
         # What is stored is what can be read back: a field of the wrong type is refused here.
-        return self.kind.job(msgspec.to_builtins(state), **self._given)
+        try:
+            fields = msgspec.to_builtins(state)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidRequest(f"machine {self.kind.name!r}: not JSON: {error}") from None
+        return self.kind.job(fields, **self._given)
+
+
+def _wall_ns(at: datetime) -> int:
+    """Nanoseconds since 1970; a time before that has passed all the same."""
+    if at.tzinfo is None:
+        raise InvalidRequest("`at` needs a time zone, such as datetime.now(UTC)")
+    wall_ns = max(0, (at - _EPOCH) // timedelta(microseconds=1) * 1_000)
+    if wall_ns > AT_MAX_NS:
+        raise InvalidRequest("`at` is before the year 2200")
+    return wall_ns

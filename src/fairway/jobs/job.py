@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, overload
 from msgspec import Raw, Struct, json, structs
 
 from fairway.core.priority import band_of
+from fairway.wire.jobs import check_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,6 +30,11 @@ KEY_MAX: Final = 500
 """Characters of a key, a tenant or a queue: what is in an index of a database has an end there."""
 CANCELLED: Final = "cancelled"
 """The reason of a cancel that was given none."""
+
+
+def last_line(error: str) -> str:
+    """What a traceback comes to."""
+    return error.strip().rpartition("\n")[2]
 
 
 class Status(Enum):
@@ -250,7 +256,7 @@ class Claim(Struct, gc=False):
     parent: int | None
     trace: str | None
     timed_out: bool
-    """Whether it was woken by the end of its waiting time."""
+    """Whether it was woken by the end of its waiting time, and nothing it waited for is there."""
     cancelling: str | None
     """Why it is to end, if somebody cancelled it."""
     retries: int = 0
@@ -276,6 +282,7 @@ class Fate(Enum):
 
 
 TERMINAL: Final = frozenset({Fate.DONE, Fate.FAILED, Fate.CANCELLED})
+GOES_ON: Final = frozenset({Fate.NEXT, Fate.WAIT, Fate.SPAWN})
 
 
 class Settlement(Struct, gc=False, kw_only=True):
@@ -301,6 +308,22 @@ class Settlement(Struct, gc=False, kw_only=True):
     anybody is if it is empty; None leaves that as it is. A release takes others of its kind,
     version and step along, from the head of its lanes, at most `ASIDE_MAX` of each."""
 
+    @property
+    def consumed(self) -> tuple[int, ...]:
+        """The signals that this commit uses up: those the step was given, if it goes on.
+
+        A step that failed is given them again, and so is one that was not run. When a job ends its
+        whole inbox goes; but one that stopped in order, its state saved, has dealt with these.
+        """
+        fate = self.fate
+        if not self.claim.signals or not (
+            fate in GOES_ON
+            or (fate is Fate.RETRY and not self.counts)
+            or (fate is Fate.FAILED and self.state is not None)
+        ):
+            return ()
+        return tuple(signal.id for signal in self.claim.signals)
+
 
 ASIDE_MAX: Final = 1_000
 
@@ -314,6 +337,19 @@ class Beat(NamedTuple):
     """Jobs of this worker that somebody cancelled, and why."""
     released: int = 0
     """Leases the store had for this worker that the worker knew nothing of."""
+    lost: Mapping[int, int] = MappingProxyType({})
+    """Jobs, by token, that the worker has and the store has no lease of: what the worker settled a
+    moment ago, and claims that a crash of the database undid."""
+
+
+class Died(NamedTuple):
+    """A job that is dead: its worker died with it too often."""
+
+    id: int
+    kind: str
+    attempt: int
+    """Which try it was, deaths included."""
+    error: str
 
 
 class Reaped(NamedTuple):
@@ -323,16 +359,24 @@ class Reaped(NamedTuple):
     returned: int = 0
     dead: int = 0
     lanes: frozenset[Lane] = frozenset()
+    died: tuple[Died, ...] = ()
+    """Those that are dead now, by id."""
 
 
 class Limits(Struct, frozen=True, kw_only=True):
-    """What a queue may do, over all workers together. None is no limit."""
+    """What a queue may do, over all workers together. None is no limit.
+
+    Raises `Invalid` for what cannot be kept, such as a rate of 0 or one that is no number.
+    """
 
     concurrency: int | None = None
     rate_per_s: float | None = None
     """Starts per second on average."""
     burst: int = 1
     """How many starts a quiet queue saves up."""
+
+    def __post_init__(self) -> None:
+        check_limits(self.concurrency, self.rate_per_s, self.burst)
 
 
 class QueueState(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, Literal, get_type_hints
+from math import isfinite
+from string import Formatter
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args, get_type_hints
 
 import msgspec
 
@@ -20,10 +22,16 @@ from fairway.jobs.job import KEY_MAX, MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import TypeGuard
 
+_NOT_JSON: Final = (TypeError, ValueError, OverflowError, RecursionError)
+_NULL: Final = b"null"
 SECOND_NS: Final = 1_000_000_000
 BACKOFF: Final = BackoffConfig(base_ns=SECOND_NS, cap_ns=300 * SECOND_NS, jitter=0.25)
 """1 s, doubled after each failure, at most 5 minutes, less up to a quarter by chance."""
+TIME_MAX_NS: Final = 100 * 365 * 86_400 * SECOND_NS
+"""A hundred years: with it, every time still fits 63 bits of nanoseconds."""
+TRIES_MAX: Final = 1_000_000
 
 Isolation = Literal["none", "process"]
 
@@ -35,6 +43,11 @@ class Unique:
     key: str | None = None
     """A template over the arguments, such as `order-{id}`; None takes all of them."""
     window_ns: int = 0
+
+    def __post_init__(self) -> None:
+        _check_template("unique", self.key)
+        if not _is_int(self.window_ns) or not 0 <= self.window_ns <= TIME_MAX_NS:
+            raise InvalidConfig("window_ns is 0 or more, and a hundred years at most")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +78,105 @@ class Options:
     """`process` runs it in a process of its own, which a timeout or a cancel ends."""
 
     def __post_init__(self) -> None:
-        if not self.queue or self.queue == "*":
-            raise InvalidConfig("a queue has a name, and `*` stands for all of them")
-        if self.max_attempts < 1 or self.max_crashes < 1:
-            raise InvalidConfig("max_attempts and max_crashes are at least 1")
-        if not -1000 <= self.priority <= 1000:
-            raise InvalidConfig(f"a priority lies between -1000 and 1000, not at {self.priority}")
-        if self.timeout_ns is not None and self.timeout_ns <= 0:
-            raise InvalidConfig("a timeout is positive")
+        if wrong := wrong_queue(self.queue) or wrong_priority(self.priority):
+            raise InvalidConfig(wrong)
+        for limit in (self.max_attempts, self.max_crashes):
+            if not _is_int(limit) or not 1 <= limit <= TRIES_MAX:
+                raise InvalidConfig(
+                    f"max_attempts and max_crashes are at least 1, and {TRIES_MAX:,} at most"
+                )
+        if self.timeout_ns is not None and not 0 < self.timeout_ns <= TIME_MAX_NS:
+            raise InvalidConfig("a timeout is positive, and a hundred years at most")
+        if self.isolation not in get_args(Isolation):
+            raise InvalidConfig(
+                f"isolation is none or process, not {self.isolation!r}: a synchronous job runs in"
+                " a thread anyway"
+            )
+        _check_template("partition_key", self.partition_key)
+        _check_template("tenant", self.tenant)
+
+
+class TaskOptions(TypedDict, total=False):
+    """What a task of a workflow may be declared with: see `Options`."""
+
+    queue: str
+    priority: int
+    max_attempts: int
+    max_crashes: int
+    backoff: BackoffConfig
+    timeout: float | None
+    isolation: Isolation
+
+
+class MachineOptions(TypedDict, total=False):
+    """What a machine may be declared with: see `Options`."""
+
+    name: str | None
+    version: int
+    queue: str
+    priority: int
+    max_attempts: int
+    max_crashes: int
+    backoff: BackoffConfig
+    timeout: float | None
+    partition_key: str | None
+    strict: bool
+    tenant: str
+    unique: bool | str | Unique
+
+
+class JobOptions(MachineOptions, total=False):
+    """What a job may be declared with: see `Options`."""
+
+    isolation: Isolation
+
+
+def wrong_queue(name: object) -> str | None:
+    """What is wrong with the name of a queue that jobs are to wait in."""
+    if name in ("", "*"):
+        return "a queue has a name, and `*` stands for all of them"
+    return wrong_text("queue", name)
+
+
+def wrong_priority(priority: object) -> str | None:
+    if _is_int(priority) and -1000 <= priority <= 1000:
+        return None
+    return f"a priority is a whole number between -1000 and 1000, not {priority!r}"
+
+
+def wrong_text(what: str, text: object) -> str | None:
+    """What is wrong with a name or a key: every store can keep it, and find it again."""
+    if not isinstance(text, str):
+        return f"its {what} is a string, not {text!r}"
+    if len(text) > KEY_MAX:
+        return f"its {what} is longer than {KEY_MAX} characters"
+    if not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text):
+        return f"its {what} holds half a character: a lone surrogate"
+    return f"its {what} holds a zero byte" if "\0" in text else None
+
+
+def time_ns(what: str, seconds: float) -> int:
+    """Seconds as people write them, as nanoseconds. `InvalidRequest` for what is no such time."""
+    if not isinstance(seconds, int | float) or not isfinite(seconds):
+        raise InvalidRequest(f"{what} is a number of seconds, not {seconds!r}")
+    if abs(seconds) * SECOND_NS > TIME_MAX_NS:
+        raise InvalidRequest(f"{what} is a hundred years at most")
+    return round(seconds * SECOND_NS)
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_template(what: str, template: object) -> None:
+    if template is None:
+        return
+    if not isinstance(template, str):
+        raise InvalidConfig(f"{what} is a template such as 'order-{{id}}', not {template!r}")
+    try:
+        list(Formatter().parse(template))
+    except ValueError as error:
+        raise InvalidConfig(f"the template {template!r} of {what}: {error}") from None
 
 
 def options_of(
@@ -83,8 +187,10 @@ def options_of(
         unique = Unique()
     elif isinstance(unique, str):
         unique = Unique(key=unique)
+    if timeout is not None and not (isinstance(timeout, int | float) and isfinite(timeout)):
+        raise InvalidConfig(f"a timeout is a number of seconds, not {timeout!r}")
     return Options(
-        timeout_ns=None if timeout is None else round(timeout * SECOND_NS),
+        timeout_ns=None if timeout is None else round(min(timeout, 1e12) * SECOND_NS),
         unique=unique or None,
         **given,
     )
@@ -130,7 +236,14 @@ class Kind:
         if not states or self._templated:
             return [self.job_with(state, **given) for state in states]
         first = self.job_with(states[0], **given)
-        return JobBatch(first, list(map(msgspec.json.encode, states)))
+        try:
+            encoded = list(map(msgspec.json.encode, states))
+        except _NOT_JSON:
+            encoded = [self._encoded(state) for state in states]  # to tell why
+        if any(_NULL in one for one in encoded):
+            for one in encoded:
+                self._check_null(one)
+        return JobBatch(first, encoded)
 
     def _all_checked(self, many: list[Mapping[str, Any]]) -> list[msgspec.Struct]:
         try:
@@ -149,6 +262,30 @@ class Kind:
             return msgspec.convert(dict(values), self.arguments, from_attributes=True)
         except msgspec.ValidationError as error:
             raise InvalidRequest(f"job {self.name!r}: {_plainly(str(error))}") from None
+        except (TypeError, ValueError):
+            raise InvalidRequest(
+                f"job {self.name!r}: its arguments are a mapping, not {values!r:.80}"
+            ) from None
+
+    def _encoded(self, state: msgspec.Struct) -> bytes:
+        """The arguments as they are stored; refused if they could not be read back."""
+        try:
+            encoded = msgspec.json.encode(state)
+        except _NOT_JSON as error:
+            raise InvalidRequest(f"job {self.name!r}: an argument is not JSON: {error}") from None
+        self._check_null(encoded)
+        return encoded
+
+    def _check_null(self, encoded: bytes) -> None:
+        """A float that JSON has not is written as null: found here, not by whoever runs the job."""
+        if _NULL not in encoded:
+            return
+        try:
+            self.decoder.decode(encoded)
+        except msgspec.ValidationError as error:
+            raise InvalidRequest(
+                f"job {self.name!r}: JSON has no such number: {_plainly(str(error))}"
+            ) from None
 
     @property
     def _templated(self) -> bool:
@@ -164,7 +301,7 @@ class Kind:
         unique = options.unique
         key = given.pop("unique_key", None)
         window_ns = given.pop("window_ns", None)
-        encoded = msgspec.json.encode(state)
+        encoded = self._encoded(state)
         if key is None and unique is not None:
             rest = _filled(unique.key, state) if unique.key else _short(encoded)
             key = f"{self.name}:{rest}"
@@ -176,10 +313,8 @@ class Kind:
             tenant = _filled(options.tenant, state) if "{" in options.tenant else options.tenant
         named = {"tenant": tenant, "partition_key": partition_key, "unique_key": key}
         for what, text in named.items():
-            if text is not None and len(text) > KEY_MAX:
-                raise InvalidRequest(
-                    f"job {self.name!r}: its {what} is longer than {KEY_MAX} characters"
-                )
+            if text is not None and (wrong := wrong_text(what, text)):
+                raise InvalidRequest(f"job {self.name!r}: {wrong}")
         return NewJob(
             kind=self.name,
             version=self.version,
@@ -296,6 +431,8 @@ def _filled(template: str, state: msgspec.Struct) -> str:
         return template.format(**msgspec.structs.asdict(state))
     except (KeyError, IndexError, AttributeError) as error:
         raise InvalidRequest(f"the template {template!r} needs {error}") from None
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"the template {template!r} cannot be filled: {error}") from None
 
 
 def _short(arguments: bytes) -> str:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 from typing import TYPE_CHECKING
 
-from fairway.errors import InvalidConfig
+from fairway.core.backoff import Backoff, BackoffConfig
+from fairway.errors import InvalidConfig, OutcomeUnknown, TryLater
 from fairway.jobs.clockwork import Clockwork
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.worker import Worker, WorkerConfig
-from fairway.storage.wals import directory_of
+from fairway.masking import masked
+from fairway.runtime.clock import SYSTEM_CLOCK, sleep_ns
+from fairway.storage.wals import directory_of, no_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,7 +26,11 @@ if TYPE_CHECKING:
     from fairway.jobs.store import JobStore
     from fairway.runtime.telemetry import Telemetry
 
+logger = logging.getLogger("fairway.jobs")
+
 FILE = "jobs.db"
+OPENING = BackoffConfig(base_ns=100_000_000, cap_ns=2_000_000_000, jitter=0.5)
+"""How often a database that cannot be used yet is tried."""
 
 
 def store_at(place: str | Path) -> JobStore:
@@ -45,8 +54,11 @@ def store_at(place: str | Path) -> JobStore:
 
     path = directory_of(place)
     if path is None:
-        raise InvalidConfig(f"{text!r} names no store for jobs")
-    path.mkdir(parents=True, exist_ok=True)
+        raise InvalidConfig(f"{masked(text)!r} names no store for jobs")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise (no_place(error) or error) from None
     return SqliteStore(path / FILE)
 
 
@@ -63,8 +75,12 @@ class JobsPart:
         config: WorkerConfig | None,
         schedules: Mapping[str, Schedule],
         telemetry: Telemetry | None = None,
+        *,
+        patient: bool = False,
     ) -> None:
+        """With `patient`, a database that cannot be used yet is waited for, however long."""
         self.store = store
+        self._patient = patient
         self.engine = Jobs(store, kinds)
         self.worker: Worker | None = None
         if config is not None:
@@ -77,7 +93,7 @@ class JobsPart:
         self._running: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        await self.store.open()
+        await self._open()
         await self._group.__aenter__()
         if self.worker is not None:
             clockwork = Clockwork(self.engine, self.store.timetable, self._schedules)
@@ -87,6 +103,25 @@ class JobsPart:
             ]
             await self.worker.wait_started()
         return self
+
+    async def _open(self) -> None:
+        """Open the store, as soon as its database is reached, has started or is free.
+
+        Whatever waiting does not mend is raised at once: a wrong password, an unknown database, the
+        tables of a newer release.
+        """
+        backoff = Backoff(OPENING, random.Random())
+        said = ""
+        while True:
+            try:
+                return await self.store.open()
+            except (TryLater, OutcomeUnknown) as error:
+                if not self._patient:
+                    raise
+                if str(error) != said:
+                    said = str(error)
+                    logger.warning("waiting for the database of the jobs: %s", said)
+                await sleep_ns(backoff.failed(SYSTEM_CLOCK.now_ns()) or OPENING.cap_ns)
 
     async def __aexit__(
         self,

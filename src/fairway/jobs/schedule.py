@@ -33,7 +33,7 @@ class Catchup(Enum):
     """What to do with times that passed while nothing ran."""
 
     SKIP = "skip"
-    """Only what is on time fires, which is what is at most `grace_ns` late."""
+    """The latest time fires if it is at most `grace_ns` late; all before it are let go."""
     LATEST_ONLY = "latest_only"
     """One run makes up for all of them: the latest, however late."""
     RUN_ALL = "run_all"
@@ -47,7 +47,8 @@ class CatchupConfig:
     runs_max: int = 100
     """The most that fire at once. Raising it makes up for more and floods longer."""
     grace_ns: int = 60_000_000_000
-    """How late is still on time. Raising it forgives longer pauses under `skip`."""
+    """How late the latest time may be under `skip`, and still fire. Raising it forgives longer
+    pauses."""
 
     def __post_init__(self) -> None:
         if self.runs_max < 1:
@@ -79,11 +80,10 @@ def due(cron: Times, handled_ns: int, now_ns: int, config: CatchupConfig) -> Due
     last_ns = cron.latest(handled_ns, now_ns)
     if last_ns is None:
         return Due((), handled_ns, cron.after(handled_ns), 0)
-    since_ns, most = handled_ns, config.runs_max
+    most = config.runs_max if config.policy is Catchup.RUN_ALL else 1
+    since_ns = handled_ns
     if config.policy is Catchup.SKIP:
         since_ns = max(handled_ns, now_ns - config.grace_ns - 1)
-    elif config.policy is Catchup.LATEST_ONLY:
-        most = 1
     fire = _latest(cron, since_ns, last_ns, most)
     passed_ns = fire[0] - 1 if fire else last_ns
     skipped = len(cron.between(handled_ns, passed_ns, SKIPPED_COUNTED_MAX))

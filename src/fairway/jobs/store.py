@@ -87,7 +87,7 @@ class Delivered(NamedTuple):
     job: int | None
     """The job it reached; None if there is none that could still read it."""
     fresh: bool
-    """False if one with the same dedup key was in its inbox already."""
+    """False if the job had one with the same dedup key, in its inbox still or dealt with."""
     woken: Lane | None
 
 
@@ -115,7 +115,8 @@ class Heart(Protocol):
 
         `held` maps the jobs the worker knows it has to their tokens. Leases in the store that it
         does not know of, and that are older than `grace_ns`, are released: the reply that told of
-        them was lost. Raises `TryLater` if the store does not answer.
+        them was lost. Those that the worker knew of before it asked, and that the store does not
+        have, are named in the answer. Raises `TryLater` if the store does not answer.
         """
         ...
 
@@ -173,6 +174,15 @@ class JobStore(Protocol):
         """
         ...
 
+    async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
+        """Count a crash for each of these: the worker began it, and the store lost its claim.
+
+        Once for a claim, however often it is told; not if the worker has the lease after all, and
+        not if the job has come further since, or ended. Nobody's lease changes, and no job is dead
+        of it.
+        """
+        ...
+
     def heart(self) -> Heart: ...
 
     async def promote(self, limit: int) -> Promoted:
@@ -190,7 +200,12 @@ class JobStore(Protocol):
     async def signal(
         self, target: int | str, name: str, payload: bytes, *, dedup: str | None = None
     ) -> Delivered:
-        """Put a signal into the inbox of a job, named by its id or its unique key."""
+        """Put a signal into the inbox of a job, named by its id or its unique key.
+
+        A `dedup` key stands as long as its signal is in the inbox and, once the step that was
+        given it has committed, until `prune` forgets it: a repeat changes nothing. A signal that
+        goes with the inbox of a job that ends, not dealt with, takes its key with it.
+        """
         ...
 
     async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
@@ -234,9 +249,18 @@ class JobStore(Protocol):
         """Set what a queue may do; the queue `*` is all of them together."""
         ...
 
-    async def prune(self, older_than_ns: int, *, exact: bool = True) -> int:
-        """Forget jobs that ended longer ago. What an unfinished parent may still read stays.
+    async def prune(
+        self,
+        older_than_ns: int,
+        *,
+        failed_older_than_ns: int | None = None,
+        dedup_older_than_ns: int | None = None,
+        exact: bool = True,
+    ) -> int:
+        """Forget jobs that ended longer ago; how many. What an unfinished parent may read stays.
 
-        With `exact` off a store may keep some a day longer, if that lets it drop them in one piece.
+        Those that failed or died go by a time of their own, if one is given; and so do the dedup
+        keys of signals, counted from when the signal was dealt with: without one they all stay.
+        With `exact` off a store may leave some for the next time, so that one call is not too long.
         """
         ...

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fairway.errors import FairwayError
+from fairway.jobs.failures import log_died
 from fairway.runtime.clock import sleep_ns
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairway.jobs")
 
 SECOND_NS = 1_000_000_000
+DAY_NS = 24 * 3600 * SECOND_NS
 BATCH = 1_000
 
 
@@ -36,8 +38,16 @@ class Upkeep:
     age_batch: int = 256
     """How many at the head of each lane may move at a time."""
     prune_interval_ns: int = 600 * SECOND_NS
-    retention_ns: int = 24 * 3600 * SECOND_NS
-    """How long ended jobs are kept. Raising it answers older questions and costs disk."""
+    """How often what is old is forgotten."""
+    retention_ns: int = DAY_NS
+    """How long jobs are kept that are done or cancelled. Raising it answers older questions and
+    costs disk."""
+    failed_retention_ns: int = 30 * DAY_NS
+    """How long jobs are kept that failed or are dead. Raising it leaves more time to look into them
+    and to retry them, and costs disk."""
+    dedup_window_ns: int = 7 * DAY_NS
+    """How long the dedup key of a signal stands after the signal was dealt with. Raising it refuses
+    later repeats, and keeps a row for each key as long."""
 
     def services(
         self,
@@ -63,6 +73,7 @@ class Upkeep:
                         reaped.returned,
                         reaped.dead,
                     )
+                log_died(reaped.died)
                 tell(reaped)
                 if reaped.returned + reaped.dead >= BATCH:
                     continue
@@ -78,10 +89,19 @@ class Upkeep:
             except FairwayError as error:
                 logger.warning("waiting jobs could not be moved up: %s", error)
 
+    async def prune(self, store: JobStore) -> int:
+        """Forget what is old by now; how many jobs."""
+        return await store.prune(
+            self.retention_ns,
+            failed_older_than_ns=self.failed_retention_ns,
+            dedup_older_than_ns=self.dedup_window_ns,
+            exact=False,
+        )
+
     async def _prune(self, store: JobStore) -> None:
         while True:
             try:
-                await store.prune(self.retention_ns, exact=False)
+                await self.prune(store)
             except FairwayError as error:
                 logger.warning("old jobs could not be forgotten: %s", error)
             await sleep_ns(self.prune_interval_ns)

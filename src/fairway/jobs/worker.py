@@ -20,9 +20,10 @@ from fairway.core.backoff import Backoff, BackoffConfig
 from fairway.core.lease import LeaseConfig
 from fairway.errors import FairwayError, InvalidConfig
 from fairway.jobs import verdict
+from fairway.jobs.failures import log_failed
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.feeding import Feeding, Plan
-from fairway.jobs.job import Fate, Settlement, Skill, skill_in
+from fairway.jobs.job import TERMINAL, Fate, Settlement, Skill, skill_in
 from fairway.jobs.liveness import Lease, Liveness
 from fairway.jobs.metrics import JobMetrics
 from fairway.jobs.steps import Run, Steps
@@ -130,6 +131,12 @@ class Worker:
         self._runs: dict[int, Run] = {}
         self._held: dict[int, int] = {}
         self._settled: deque[Settlement] = deque()
+        self._lost: list[Claim] = []
+        """Claims that the store lost, and has not been told of."""
+        self._failed_at_ns: int | None = None
+        """When an exchange failed, until a heartbeat that was sent later is answered."""
+        self._repeating = False
+        """Whether what is settled next was sent before, and perhaps committed."""
         self._progress: deque[tuple[int, bytes]] = deque()  # threads add to it
         self._worker = 0
         self._token = 0
@@ -165,7 +172,7 @@ class Worker:
             told=lambda lease, beat: self._on_loop(self._beaten, lease, beat),
             lost=lambda lease, reason: self._on_loop(self._lease_lost, lease, reason),
         )
-        pulse = Pulse(
+        self._pulse = pulse = Pulse(
             "job-heart",
             self._liveness.beat,
             self._config.heartbeat_interval_ns,
@@ -268,6 +275,11 @@ class Worker:
         if self._feeding.look(queue):
             self._stir()
 
+    def limits_changed(self, queue: str) -> None:
+        """Somebody here said what a queue may do from now on."""
+        self._feeding.limits_changed(queue)
+        self._stir()
+
     def cancel(self, reasons: Mapping[int, str]) -> None:
         """Stop these jobs, each for its reason, if they run here."""
         for id, reason in reasons.items():
@@ -306,6 +318,10 @@ class Worker:
                 backoff.recovered(self._clock.now_ns())
             except FairwayError as error:
                 self._metrics.exchange_failed()
+                # Perhaps the database crashed, and has lost claims of ours. Before any is made
+                # again, it is told which were begun: the heartbeat compares.
+                self._failed_at_ns = self._clock.now_ns()
+                self._pulse.beat_now()
                 wait_ns = backoff.failed(self._clock.now_ns()) or RECONNECT.cap_ns
                 logger.warning(
                     "the job store failed; trying again in %.2f s: %s", wait_ns / 1e9, error
@@ -326,7 +342,7 @@ class Worker:
     async def _wait_for_work(self) -> None:
         """Until something happened, or a queue is due."""
         if not self._work.is_set():
-            if not self._draining:
+            if not self._draining and self._failed_at_ns is None:
                 delay_s = max(0, self._feeding.next_poll_ns - self._clock.now_ns()) / 1e9
                 timer = self._loop.call_later(delay_s, self._work.set)
             else:
@@ -340,9 +356,12 @@ class Worker:
 
     async def _exchange(self) -> None:
         now_ns = self._clock.now_ns()
+        if self._lost:
+            await self._store.count_lost(self._worker, self._lost)
+            self._lost = []
         settlements = [self._settled.popleft() for _ in range(min(len(self._settled), SETTLE_MAX))]
         plan = NOTHING
-        if not self._draining:
+        if not self._draining and self._failed_at_ns is None and not self._repeating:
             plan = self._feeding.plan(settlements, self.pressure(), now_ns)
         if self._settled:
             self._stir()
@@ -363,6 +382,7 @@ class Worker:
             # In doubt or not, they are settled again: what was committed is stale by then.
             if worker == self._worker:
                 self._settled.extendleft(reversed(settlements))
+                self._repeating = bool(settlements)
             self._feeding.failed(plan)
             if not self._held:
                 self._quiet.set()
@@ -390,8 +410,17 @@ class Worker:
                 del held[one.claim.id]
             if one.delay_ns:
                 self._timers.expect(one.delay_ns)
+        log_failed(settlements, out.stale)
+        if self._repeating:
+            self._repeating = False
+            self._stir()
         for id in out.stale:
             logger.warning("job %d: what it said came too late, somebody else has it now", id)
+        if out.stale:
+            stale = set(out.stale)
+            self._lost += [
+                one.claim for one in settlements if one.claim.id in stale and _shows(one)
+            ]
         held.update((claim.id, claim.token) for claim in out.claims)
         self._feeding.arrived(plan, out, now_ns)
         if out.cancelling:
@@ -482,6 +511,38 @@ class Worker:
             if beat.released:
                 logger.warning("%d claims whose reply was lost were given back", beat.released)
             self.cancel(beat.cancel)
+            self._give_up(beat.lost)
+            if self._failed_at_ns is not None and lease.renewed_at_ns >= self._failed_at_ns:
+                self._failed_at_ns = None
+                self._stir()
+
+    def _give_up(self, lost: Mapping[int, int]) -> None:
+        """Stop the runs whose claims the store does not have: others may have their jobs by now.
+
+        What was settled is not among them, though the store has no lease of it either: a run that
+        goes on, or waits in a buffer, has said nothing to the store yet.
+        """
+        gone = []
+        for id, token in lost.items():
+            run = self._runs.get(id)
+            if run is not None and run.claim.token == token:
+                gone.append(run.claim)
+                run.cancelled = "the store lost its claim"
+                run.interrupt(run.cancelled)
+        for feeder in self._feeders:
+            gone += feeder.drop(lost)
+        for claim in gone:
+            self._held.pop(claim.id, None)
+        if gone:
+            logger.error(
+                "the store lost the claims of %d jobs, which are stopped: %s",
+                len(gone),
+                ", ".join(str(claim.id) for claim in gone[:10]),
+            )
+            self._lost += gone
+            if not self._held:
+                self._quiet.set()
+            self._stir()
 
     def _lease_lost(self, lease: Lease, reason: str) -> None:
         """Somebody else may have our jobs by now: stop all of them, and start over as another."""
@@ -495,6 +556,9 @@ class Worker:
         self._worker = 0
         self._held = {}
         self._settled.clear()
+        self._lost.clear()
+        self._failed_at_ns = None
+        self._repeating = False
         self._progress.clear()
         for feeder in self._feeders:
             feeder.release()
@@ -504,6 +568,16 @@ class Worker:
             run.interrupt(run.cancelled)
         self._quiet.set()  # nothing is held any more, should somebody wait for that
         self._stir()
+
+
+def _shows(one: Settlement) -> bool:
+    """Whether the job would look different had this been committed: if it does not, its run is lost
+    with its claim, and counts as a crash."""
+    return (
+        one.fate in TERMINAL
+        or (one.fate is Fate.RETRY and one.counts)
+        or (one.fate is not Fate.RELEASE and one.step != one.claim.step)
+    )
 
 
 def _unknown(claim: Claim, kind: Kind | None) -> Settlement:

@@ -29,7 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from fairway.errors import InvalidConfig
-from fairway.jobs.job import Ending, Fate, Status
+from fairway.jobs.job import Ending, Fate, Status, last_line
 from fairway.jobs.rules import FAILURES, Context, Rule, TaskState, handles, holds, named, said
 
 if TYPE_CHECKING:
@@ -425,7 +425,7 @@ def _outcome(workflow: Workflow, state: RunState) -> Outcome:
     first = state.tasks[bad[0]]
     error = f"task {bad[0]!r} {first.state.value}"
     if first.error:
-        error += f": {_last_line(first.error)}"
+        error += f": {last_line(first.error)}"
     if len(bad) > 1:
         error += f" (and {len(bad) - 1} more: {', '.join(bad[1:])})"
     return Outcome(Fate.FAILED, context, error)
@@ -493,10 +493,5 @@ def _line(task: WorkflowTask, state: RunState | None) -> str:
     if state is None:
         return f"{task.name}{tail}"
     run = state.tasks[task.name]
-    error = f": {_last_line(run.error)[:ERROR_SHOWN_MAX]}" if run.error else ""
+    error = f": {last_line(run.error)[:ERROR_SHOWN_MAX]}" if run.error else ""
     return f"{MARKS[run.state]} {task.name} {run.state.value}{tail}{error}"
-
-
-def _last_line(error: str) -> str:
-    """What a traceback comes to."""
-    return error.strip().rpartition("\n")[2]

@@ -56,6 +56,18 @@ class LoopClock:
 
 SYSTEM_CLOCK = SystemClock()
 
+_BOOTTIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boottime_ns() -> int:
+    """Monotonic nanoseconds that go on counting while the machine is suspended, where the system
+    has such a clock (Linux: CLOCK_BOOTTIME).
+
+    For what others measure meanwhile, such as a lease: `now_ns` stands still in a laptop that
+    sleeps, and whoever went by it would wake up believing that no time has passed.
+    """
+    return time.clock_gettime_ns(_BOOTTIME)
+
 
 def clock_of(loop: asyncio.AbstractEventLoop | None = None) -> Clock:
     """The clock that belongs to `loop` (the running one if not given).

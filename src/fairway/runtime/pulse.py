@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
-
-from fairway.runtime.clock import sleep_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,14 +37,25 @@ class Pulse:
         self._end = end
         self._tell: Callable[[], object] = lambda: None
         self._ended = threading.Event()
+        self._woken = threading.Event()
+        self._woken_virtually = asyncio.Event()
+
+    def beat_now(self) -> None:
+        """Do not wait for the next time. From the event loop."""
+        self._woken.set()
+        self._woken_virtually.set()
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         if is_virtual(loop):
             try:
                 while True:
+                    self._woken_virtually.clear()
                     wait_ns = self._beat()
-                    await sleep_ns(self._interval_ns if wait_ns is None else wait_ns)
+                    wait_s = (self._interval_ns if wait_ns is None else wait_ns) / 1e9
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(wait_s):
+                            await self._woken_virtually.wait()
             finally:
                 self._end()
         gone: asyncio.Future[None] = loop.create_future()
@@ -62,14 +72,16 @@ class Pulse:
             raise RuntimeError(f"{self.name} ended although nobody stopped it")
         finally:
             self._ended.set()
+            self._woken.set()
 
     def _go_on(self) -> None:
         try:
             while True:
-                wait_ns = self._beat()
-                wait_s = (self._interval_ns if wait_ns is None else wait_ns) / 1e9
-                if self._ended.wait(wait_s):
+                self._woken.clear()
+                if self._ended.is_set():
                     return
+                wait_ns = self._beat()
+                self._woken.wait((self._interval_ns if wait_ns is None else wait_ns) / 1e9)
         finally:
             self._end()
             if not self._ended.is_set():

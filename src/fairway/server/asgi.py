@@ -15,7 +15,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from fairway import errors
 from fairway.server import problems
 from fairway.server.connection import check_header
+from fairway.server.door import PLENTY, Door
 from fairway.server.exchange import UNCOUNTED, Disconnected, Reply, Request
+from fairway.server.peers import KNOWN
 from fairway.settings import UNLIMITED
 
 if TYPE_CHECKING:
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
 
     from fairway.server.auth import Identity
     from fairway.server.connection import Answer
+    from fairway.server.door import Room
     from fairway.server.exchange import Message, Receive, Scope, Send
     from fairway.server.host import Host
+    from fairway.server.peers import Peer
+    from fairway.storage.ownership import Ownership
 
     Handler = Callable[..., Awaitable[Reply | None]]
     Express = Callable[..., bool]
@@ -34,6 +39,13 @@ logger = logging.getLogger("fairway.server")
 PATHS_REMEMBERED: Final = 1024
 REFUSAL: Final = "fairway.refusal"
 """Where a scope holds why its request is not let in."""
+UNOWNED: Final = frozenset({"/healthz", "/readyz"})
+"""What is answered whoever owns the log: it is about this process."""
+WAITS: Final = "fairway.waits"
+"""Where a scope says what a server that is not ready waits for."""
+IDENTITY: Final = "fairway.identity"
+"""Where a scope holds who asks, once that is known."""
+CONNECTIONS_RETRY_NS: Final = 1_000_000_000
 SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"),)
 
 
@@ -145,20 +157,96 @@ class HttpApp:
         self.host: Host | None = None
         self.mounts: dict[str, Callable[[Scope, Receive, Send], Awaitable[None]]] = {}
         """Other ASGI applications by the beginning of their paths."""
+        self.ownership: Ownership | None = None
+        """Of the log that is answered from, if it is owned for a time only."""
+        self.door: Door | None = Door(self._room)
         self._routes = routes
         self._progress = progress
 
-    def admit(self, scope: Scope, begin: Callable[[], object]) -> None:
-        """Begin a request in its turn; one that finds the line full begins at once, to be told."""
+    def withholds(self, scope: Scope) -> bool:
+        """Whether what was made ready for a request must not go out: it was read, and another
+        process may own the log by now. What was written is true whoever owns it."""
+        ownership = self.ownership
+        if ownership is None or not ownership.overdue:
+            return False
+        return reads(scope["method"], scope["path"])
+
+    def _room(self) -> Room:
+        return self.host.gate.room if self.host is not None else PLENTY
+
+    def admit(self, peer: Peer, answer: Answer, begin: Callable[[], object]) -> None:
+        """Begin a request in its turn. Strangers, and whoever finds the line full, are told so."""
         host = self.host
-        if host is None or host.gate.passes():
+        if host is None:
+            begin()
+            return
+        if host.access.keyed:
+            if not self._identified(host, peer, answer, begin):
+                return
+        elif peer.standing is not KNOWN:
+            peer.show(None)
+        if host.gate.passes():
+            if peer.due_ns:
+                host.gate.forget(peer)
             begin()
             return
         try:
-            host.wait_turn(scope["path"], begin)
+            host.wait_turn(answer.scope["path"], begin, peer)
         except errors.Throttled as refusal:
+            self._refuse(host, answer, begin, refusal)
+
+    def lost(self, peer: Peer) -> None:
+        if self.host is not None:
+            self.host.gate.forget(peer)
+
+    def _identified(
+        self, host: Host, peer: Peer, answer: Answer, begin: Callable[[], object]
+    ) -> bool:
+        """Whether it is known who asks, or need not be. Decided before the line, and once."""
+        scope: Scope = answer.scope  # type: ignore[assignment]
+        found = self._routes.find(scope["path"])
+        if found is None:
+            private = scope["method"] != "OPTIONS" and self._mount_of(scope["path"]) is not None
+        else:
+            route = found[0].get("GET" if scope["method"] == "HEAD" else scope["method"])
+            private = route is not None and not route.public
+        # A ticket is used up when it is looked at, so that is left to whoever serves its request.
+        if not private or b"ticket=" in scope["query_string"]:
+            peer.seems_strange()
+            return True
+        try:
+            identity = identify(host, Request(scope, answer.receive))
+            if not peer.show(identity.name):
+                raise errors.Throttled(
+                    f"key {identity.name!r} has too many connections",
+                    retry_after_ns=CONNECTIONS_RETRY_NS,
+                    limit="connections_per_key",
+                    maximum=peer.key_connections_max,
+                )
+        except errors.FairwayError as refusal:
+            peer.seems_strange()
+            self._refuse(host, answer, begin, refusal)
+            return False
+        scope[IDENTITY] = identity
+        return True
+
+    def _refuse(
+        self, host: Host, answer: Answer, begin: Callable[[], object], refusal: errors.FairwayError
+    ) -> None:
+        """Tell it in as few steps as can be, unless something about the request is special."""
+        scope: Scope = answer.scope  # type: ignore[assignment]
+        plain = isinstance(refusal, errors.Throttled | errors.Unauthorized)
+        if not plain or answer.more_body or scope["method"] == "HEAD" or host.cors.enabled:
             scope[REFUSAL] = refusal
             begin()
+            return
+        host.count_refusal(refusal)
+        if isinstance(refusal, errors.Throttled):
+            # In steps of a hundredth of a second, of which few are remembered.
+            retry_after_ns = -(-refusal.retry_after_ns // 10**7) * 10**7
+            answer.reply(*_throttled(str(refusal), retry_after_ns, refusal.limit, refusal.maximum))
+        else:
+            answer.reply(*_unauthorized(str(refusal)))
 
     def express(self, answer: Answer) -> bool:
         """Serve a request without a task if its route can, and nothing about it is special."""
@@ -166,6 +254,8 @@ class HttpApp:
         scope: Scope = answer.scope  # type: ignore[assignment]
         found = self._routes.find(scope["path"])
         if found is None or host is None or REFUSAL in scope:
+            return False
+        if self.ownership is not None and self.ownership.overdue:
             return False
         route = found[0].get(scope["method"])
         if route is None or route.express is None:
@@ -197,6 +287,9 @@ class HttpApp:
             mount = self._mount_of(scope["path"])
             if host is not None and host.cors.enabled:
                 cors = host.cors_headers(request)
+            if self.ownership is not None and scope["path"] not in UNOWNED:
+                # Before anything is done: so it is a refusal, whatever was asked.
+                self.ownership.check()
             if mount is None:
                 reply = await self._serve(host, request)
             elif host is not None:
@@ -222,6 +315,8 @@ class HttpApp:
         if route is None or (head and route.stream):
             return self._other_method(host, request, routes)
         if route.public:
+            if host is None:
+                request.scope[WAITS] = self._waits_for()
             return await route.handler(host, request)
         if host is None:
             return self._not_ready()
@@ -240,11 +335,17 @@ class HttpApp:
         finally:
             allowance.end()
 
+    def _waits_for(self) -> str:
+        return "standing by" if "standing_by" in self._progress() else "recovering"
+
     def _not_ready(self) -> Reply:
+        stands_by = "standing_by" in self._progress()
         return problems.reply(
             503,
             "not_ready",
-            "the data is being recovered",
+            "another process owns the data: this one stands by"
+            if stands_by
+            else "the data is being recovered",
             self._progress(),
             ((b"retry-after", b"1"),),
         )
@@ -298,7 +399,7 @@ class HttpApp:
         if request.method != "OPTIONS":
             identity = identify(host, request, lasts=_reads_events(request))
             identity.require(_scope_of(request.method))
-            scope["fairway.identity"] = identity
+            scope[IDENTITY] = identity
             allowance = host.begin(identity)
             if allowance is not None:
                 with ExitStack() as counted:
@@ -318,6 +419,13 @@ def failure(host: Host | None, error: BaseException, request: Request) -> Reply:
     return problems.reply(500, "internal", "the server failed; its log says how")
 
 
+def reads(method: str, path: str) -> bool:
+    """Whether the answer to such a request tells what is, and not what was done."""
+    if path in UNOWNED:
+        return False
+    return method in ("GET", "HEAD") or path.endswith("/diff")
+
+
 def write(answer: Answer, reply: Reply) -> None:
     """A whole reply in one write, without ASGI."""
     head = b"%b%d\r\n\r\n" % (head_of(reply.status, reply.headers), len(reply.body))
@@ -333,6 +441,27 @@ def head_of(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
         lines += (name, b": ", value, b"\r\n")
     lines.append(b"content-length: ")
     return b"".join(lines)
+
+
+@lru_cache(maxsize=1024)
+def _throttled(
+    message: str, retry_after_ns: int, limit: str | None, maximum: int | None
+) -> tuple[bytes, bytes]:
+    """The head and the body of a refusal for the time being."""
+    return _parts(
+        errors.Throttled(message, retry_after_ns=retry_after_ns, limit=limit, maximum=maximum)
+    )
+
+
+@lru_cache(maxsize=64)
+def _unauthorized(message: str) -> tuple[bytes, bytes]:
+    """The head and the body of what strangers are told."""
+    return _parts(errors.Unauthorized(message))
+
+
+def _parts(error: errors.FairwayError) -> tuple[bytes, bytes]:
+    reply = problems.problem(error)
+    return b"%b%d\r\n\r\n" % (head_of(reply.status, reply.headers), len(reply.body)), reply.body
 
 
 def _adding(send: Send, headers: list[tuple[bytes, bytes]]) -> Send:
@@ -362,6 +491,9 @@ def identify(host: Host, request: Request, *, lasts: bool = False) -> Identity:
 
     `lasts` says that the answer is an event stream or a WebSocket, which a ticket may open.
     """
+    if IDENTITY in request.scope:
+        known_before: Identity = request.scope[IDENTITY]
+        return known_before
     headers = request.headers
     if b"origin" not in headers and b"authorization" not in headers:
         known = host.access.known(headers.get(b"host"))

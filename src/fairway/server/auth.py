@@ -104,6 +104,9 @@ ANYONE: Final = Identity(name="anyone", scopes=frozenset(SCOPES), id="anyone")
 class Access(Protocol):
     """How requests are admitted. `admit` and `confirm` raise `Unauthorized` or `Forbidden`."""
 
+    keyed: bool
+    """Whether a key is needed: then whoever shows none is a stranger."""
+
     def admit(
         self, *, authorization: str | None, host: str | None, origin: str | None, wall_ns: int
     ) -> Identity:
@@ -195,6 +198,8 @@ class KeyedAccess:
     nothing. Listeners hear the ids that stopped being good, to end what was begun under them.
     """
 
+    keyed = True
+
     def __init__(self, keyring: Keyring) -> None:
         self.keyring = keyring
         self._listeners: list[Callable[[frozenset[str]], None]] = []
@@ -284,6 +289,8 @@ class OpenAccess:
     us by a name of its own that it let point here (DNS rebinding), the Host does. `insecure` is for
     those who asked for it: any Host is good, and an Origin that is the same as the Host.
     """
+
+    keyed = False
 
     def __init__(self, cors: Cors, *, insecure: bool = False) -> None:
         if cors.any_origin and not insecure:

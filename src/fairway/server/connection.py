@@ -23,16 +23,27 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from fairway.server.held_bytes import FREE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from fairway.server.http_protocol import HttpProtocol
+    from fairway.storage.ownership import Ownership
 
 EXTENSION = "fairway.connection"
 LAST_CHUNK = b"0\r\n\r\n"
 
 _JOINED_MAX = 16 * 1024  # a body up to this is copied behind its head, to save a system call
 _FAILED = b'{"error":{"code":"internal","message":"the server failed; its log says how"}}'
+_WITHHELD = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"x-content-type-options: nosniff\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+)
+_WITHHELD_BODY = (
+    b'{"error":{"code":"fenced","message":"the lease of this server ran out while it answered:'
+    b' another process may own the data"}}'
+)
 _SIOCOUTQ = termios.TIOCOUTQ  # Linux gives both requests one number: bytes sent and not yet acked
 _NO_BYTES = bytes(4)  # where the answer goes, a C int
 
@@ -71,6 +82,7 @@ class Answer(RequestResponseCycle):
     access_log = False  # it would hold query strings, and tickets
     body: bytes | bytearray = b""  # type: ignore[assignment]
     more_body = True
+    held = 0  # bytes of the body that are counted
     disconnected = False
     response_started = False
     response_complete = False
@@ -83,9 +95,11 @@ class Answer(RequestResponseCycle):
         self.scope = scope
         self.transport = protocol.transport
         self.flow = protocol.flow
+        self._budget = protocol.held
         self.logger = protocol.logger
         self.default_headers = protocol.server_state.default_headers
         self.message_event = News()  # type: ignore[assignment]
+        self.site = protocol.site
         self.on_response = protocol.on_response_complete
         self.keep_alive = keep_alive
         self.waiting_for_100_continue = protocol.expect_100_continue
@@ -115,7 +129,12 @@ class Answer(RequestResponseCycle):
         """A whole response at once, without ASGI; `head` ends in its empty line."""
         if self.disconnected:
             return
+        if self.site is not None and self.site.ownership is not None and self._withheld():
+            return
         self.response_started = True
+        if len(body) > FREE and not self._budget.has_room(len(body)):
+            self._refuse_held()
+            return
         if not self.keep_alive:
             head = head[:-2] + b"connection: close\r\n\r\n"
         self.transport.write(head + body)
@@ -174,7 +193,26 @@ class Answer(RequestResponseCycle):
         lines.append(b"\r\n")
         return b"".join(lines)
 
+    def _withheld(self) -> bool:
+        """Whether this must not be written any more. Then the client is told to ask again; if it
+        has part of the answer already, its connection ends."""
+        assert self.site is not None
+        if not self.site.withholds(self.scope):
+            return False
+        self._head = b""
+        self.keep_alive = False
+        if not self.response_started:
+            self.response_started = True
+            body = b"" if self.scope["method"] == "HEAD" else _WITHHELD_BODY
+            self.transport.write(_WITHHELD % len(_WITHHELD_BODY) + body)
+            self.complete()
+        else:
+            self.transport.abort()
+        return True
+
     def _go_on(self, body: bytes, more: bool) -> None:
+        if self.site is not None and self.site.ownership is not None and self._withheld():
+            return
         if self.scope["method"] == "HEAD":
             body = b""
         elif self.chunked_encoding:
@@ -186,6 +224,9 @@ class Answer(RequestResponseCycle):
         if self._head:
             head, self._head = self._head, b""
             self.response_started = True
+            if len(body) > FREE and not self._budget.has_room(len(body)):
+                self._refuse_held()
+                return
             if len(body) <= _JOINED_MAX:
                 body = head + body
             else:
@@ -194,6 +235,13 @@ class Answer(RequestResponseCycle):
             self.transport.write(body)
         if not more:
             self.complete()
+
+    def _refuse_held(self) -> None:
+        """The answer is made, and there is no room to hold it until the client has read it."""
+        self.keep_alive = False
+        self.transport.write(self._budget.refusal.render(self.default_headers))
+        self.complete()
+        self.disconnected = True  # whatever else the app has to say is for nobody
 
     def complete(self) -> None:
         """The last byte is written: close, or let the next request have its turn."""
@@ -225,6 +273,9 @@ class Connection:
     """Called once after a refused `write`, when at most half the limit is still buffered."""
     on_closed: Callable[[], None] | None = None
     """Called once when `closed` becomes true before `finish`; set it before `open`."""
+
+    ownership: Ownership | None = None
+    """Of the log that the stream is written from, if it is owned for a time only."""
 
     _protocol: HttpProtocol | None
     _transport: asyncio.Transport | None = None  # while the stream is open
@@ -263,6 +314,8 @@ class Connection:
             check_header(name, value)
         keep_alive = self._protocol.start_stream(self)
         self._transport = self._protocol.transport
+        if self._protocol.site is not None:
+            self.ownership = self._protocol.site.ownership
         self._bound_kernel()
         lines = [STATUS_LINE[status]]
         for name, value in self._protocol.server_state.default_headers + headers:
@@ -284,10 +337,15 @@ class Connection:
         if transport is None or self._refused:
             return False
         waiting = transport.get_write_buffer_size()
-        if waiting and waiting + self._kernel_bytes() + len(framed) > self._limit:
+        if waiting and (
+            waiting + self._kernel_bytes() + len(framed) > self._limit
+            or (waiting > FREE and not self._room_for(len(framed)))
+        ):
             self._refuse(transport, len(framed))
             return False
         transport.write(framed)
+        if waiting > FREE and self._protocol is not None:
+            self._protocol.count_unread()
         return True
 
     def finish(self) -> None:
@@ -321,7 +379,7 @@ class Connection:
         if not self._refused or self._transport is None:
             return
         self._refused = False
-        self._transport.set_write_buffer_limits()
+        self._transport.set_write_buffer_limits(FREE)
         if self.on_writable is not None:
             self.on_writable()
 
@@ -341,6 +399,9 @@ class Connection:
         asyncio.get_running_loop().call_soon(self._tell_closed)
 
     # --- inside
+
+    def _room_for(self, size: int) -> bool:
+        return self._protocol is not None and self._protocol.held.has_room(size)
 
     def _end(self) -> None:
         self._protocol = self._transport = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
@@ -9,6 +10,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from fairway.errors import InvalidRequest
+from fairway.wire.integers import with_integers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
@@ -31,6 +33,7 @@ TRUE: Final = ("true", "True", "TRUE", "1", "")
 QUERY_REMEMBERED: Final = 64
 TRACE_BYTES_MAX: Final = 256
 FALSE: Final = ("false", "False", "FALSE", "0")
+_FRACTION: Final = "got `float`"
 _encode = msgspec.json.Encoder().encode
 
 
@@ -160,6 +163,11 @@ def parse(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if _FRACTION in str(error):
+            # To JSON 1.0 is an integer, and some clients write every number so. Asked for only
+            # here, where the request would be refused otherwise.
+            with suppress(msgspec.DecodeError, RecursionError):
+                return decoder.decode(with_integers(body, decoder.type))
         raise InvalidRequest(str(error)) from None
 
 

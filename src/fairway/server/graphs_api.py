@@ -18,6 +18,7 @@ from fairway.errors import (
     Conflict,
     FairwayError,
     GraphFailed,
+    InvalidConfig,
     InvalidRequest,
     NotFound,
     OutcomeUnknown,
@@ -355,9 +356,10 @@ async def fire(
 
 
 def _cache_of(managed: Managed, cache: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
-    sources = managed.graph.checked(cache)
     values = {}
-    for name, raw in sources.items():
+    for name, raw in cache.items():
+        if name not in managed.graph.sources:
+            raise NotFound("source", name)
         try:
             values[name] = managed.graph.sources[name].schema.of_json(bytes(raw))
         except InvalidRequest as error:
@@ -412,9 +414,12 @@ async def load_graph(host: Host, request: Request) -> Reply:
     message = await request.json(_LOAD)
     with host.audit.command(request.identity, "load", message.graph, None) as note:
         request.identity.require_prefix("admin", "")
-        declared = await host.pool.run(graph_at, message.graph, message.fresh)
-        note.graph, note.tenant, note.detail = declared.name, declared.tenant, message.graph
-        managed = await host.graphs.load(declared, wait=False)
+        try:
+            declared = await host.pool.run(graph_at, message.graph, message.fresh)
+            note.graph, note.tenant, note.detail = declared.name, declared.tenant, message.graph
+            managed = await host.graphs.load(declared, wait=False)
+        except InvalidConfig as error:  # the request is well formed; what it names cannot be run
+            raise Conflict(str(error), code="graph_not_loadable") from None
         try:
             await _wait_started(host, managed)
         except Conflict:

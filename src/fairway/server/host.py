@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from fairway.server.auth import Access, Cors, Identity
     from fairway.server.connection import Connection
     from fairway.server.exchange import Request
+    from fairway.server.peers import Peer
     from fairway.server.quotas import Allowance
     from fairway.server.sse import EventStream
     from fairway.topics.engine import Topics
@@ -45,8 +46,12 @@ OWNED_FRESH_NS: Final = 1_000_000_000
 TOPICS_PATH: Final = "/v0/topics/"
 JOBS_PATH: Final = "/v0/jobs/"
 GRAPHS_PATH: Final = "/v0/graphs/"
+METRICS_PATH: Final = "/metrics"
 UNGATED: Final = frozenset({"/healthz", "/readyz"})
 """Asked by whoever decides whether this server lives: answered at once, however long the line."""
+
+OWNED_CHECK_NS: Final = 250_000_000
+"""How soon streams that are quiet end, once another process may own the log."""
 
 STEP_MS: Final = 500
 """How exactly heartbeats are kept."""
@@ -166,6 +171,20 @@ class Host:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.heartbeats.run(), name="heartbeats")
             group.create_task(self._purge(), name="sessions")
+            group.create_task(self._watch_ownership(), name="ownership")
+
+    async def _watch_ownership(self) -> None:
+        """End what is open once another process may own the log, though nothing is to be sent."""
+        ownership = self.topics.ownership
+        while ownership is not None:
+            await sleep_ns(OWNED_CHECK_NS)
+            if ownership.overdue:
+                self.dismiss(ownership.refusal())
+
+    def dismiss(self, error: FairwayError) -> None:
+        """End every stream and socket, and say why."""
+        for guest in list(self._guests.values()):
+            guest.end(error)
 
     async def _purge(self) -> None:
         while True:
@@ -175,22 +194,24 @@ class Host:
             await self.sessions.purge(self.now_ms())
             self.tickets.purge(self.clock.now_ns())
 
-    def wait_turn(self, path: str, begin: Callable[[], object]) -> None:
+    def wait_turn(self, path: str, begin: Callable[[], object], peer: Peer | None = None) -> None:
         """Begin a request in its turn: that of its topic, if it is about one.
 
         Raises `Throttled`.
         """
         if path.startswith(TOPICS_PATH):
-            self.gate.wait(path[len(TOPICS_PATH) :].partition("/")[0], begin)
+            self.gate.wait(path[len(TOPICS_PATH) :].partition("/")[0], begin, peer)
         elif path in UNGATED:
             begin()
+        elif path == METRICS_PATH:
+            self.gate.wait(path, begin, peer, probes=True)
         else:
             # All that is about single jobs is one key, or many ids would be many turns; and all
             # that is about one graph.
             key = JOBS_PATH if path.startswith(JOBS_PATH) else path
             if path.startswith(GRAPHS_PATH):
                 key = "/".join(path.split("/", 4)[:4])
-            self.gate.wait(key, begin)
+            self.gate.wait(key, begin, peer)
 
     def _band_of(self, key: str) -> Band:
         """The band of what waits under a key: a topic's own, or the middle one."""

@@ -31,7 +31,21 @@ class HttpLimits:
     costs about 3 KB each; past it the rest is dropped and the connection closed after them."""
     connections_max: int = 10_000
     """Open connections, WebSockets included. Raising it costs a file descriptor and some 10 KB
-    each; one more is answered 503."""
+    each; one more takes the place of a stranger, or is answered 503 if there is none."""
+    connections_per_address: int = 9_000
+    """Of these, those from one address. Programs on one machine, or behind one proxy, share it.
+    Lowering it keeps one address from taking the places of others; one more is answered 429."""
+    connections_per_key: int = 9_000
+    """Of these, those that show the same key; one more is answered 429. Lowering it keeps one key
+    from taking the places of others."""
+    connections_reserved: int = 1_000
+    """Of these, those that strangers cannot have: whoever has shown no key that is good (without
+    keys: was not served yet). At most half. Raising it keeps more places for known clients."""
+    held_bytes_max: int = 256 * 1024 * 1024
+    """Bytes of all connections together: bodies that are being received or wait for their turn, and
+    answers that clients do not read. Each connection has 16 KiB of either that are not counted.
+    Raising it serves more large requests at once and costs that much memory; a request that does
+    not fit is answered 429."""
     first_byte_ns: int = 10 * SECOND_NS
     """From the connection to its first byte. Raising it lets browsers keep spare connections."""
     idle_ns: int = 75 * SECOND_NS
@@ -80,10 +94,20 @@ class Refusal:
     code: str
     message: str
     retry_after_s: int = 0
+    limit: str | None = None
+    """The limit that was reached, if it is one over several connections."""
+    maximum: int = 0
 
     def render(self, default_headers: list[tuple[bytes, bytes]]) -> bytes:
         """The whole response."""
-        body = msgspec.json.encode({"error": {"code": self.code, "message": self.message}})
+        error: dict[str, object] = {"code": self.code, "message": self.message}
+        if self.limit is not None:
+            error["detail"] = {
+                "retry_after_ms": self.retry_after_s * 1000,
+                "limit": self.limit,
+                "max": self.maximum,
+            }
+        body = msgspec.json.encode({"error": error})
         lines = [STATUS_LINE[self.status]]
         for name, value in default_headers:
             lines += (name, b": ", value, b"\r\n")
@@ -100,4 +124,18 @@ BODY_LATE = Refusal(408, "request_timeout", "the request's body took too long")
 BODY_LARGE = Refusal(413, "payload_too_large", "the request's body is too large")
 URL_LONG = Refusal(414, "uri_too_long", "the request's target is too long")
 HEAD_LARGE = Refusal(431, "headers_too_large", "the request's headers are too large or too many")
+HELD_FULL = Refusal(
+    429,
+    "throttled",
+    "too many bytes of requests and answers are in memory: come back later",
+    1,
+    "held_bytes_max",
+)
+ADDRESS_CROWDED = Refusal(
+    429,
+    "throttled",
+    "there are too many connections from this address already",
+    1,
+    "connections_per_address",
+)
 CROWDED = Refusal(503, "too_many_connections", "the server has no free connection", 1)

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from fairway.runtime.clock import clock_of
 from fairway.server.connection import EXTENSION, Answer, Connection
 from fairway.server.deadline import Deadline
+from fairway.server.held_bytes import FREE, HeldBytes
 from fairway.server.http_limits import (
     BODY_LARGE,
     BODY_LATE,
@@ -33,6 +34,8 @@ from fairway.server.http_limits import (
     HttpLimits,
     Refusal,
 )
+from fairway.server.peers import NOWHERE, Peer, Peers
+from fairway.server.read_turns import Standing
 from fairway.server.same_head import TRIES, SameHead
 
 if TYPE_CHECKING:
@@ -44,16 +47,38 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
     from uvicorn.server import ServerState
 
+    from fairway.server.door import Door
+    from fairway.storage.ownership import Ownership
+
+PROBES = (b"GET /healthz ", b"GET /readyz ", b"GET /metrics ")
+"""How requests begin that ask how the server is."""
+
 
 class Site(Protocol):
     """What a server may know of its requests before an ASGI app sees them."""
 
-    def admit(self, scope: Any, begin: Callable[[], object]) -> None:
-        """Call `begin` when it is the turn of this request."""
+    door: Door | None
+    """Decides which client is read; without one, all are as soon as they speak."""
+
+    def admit(self, peer: Peer, answer: Answer, begin: Callable[[], object]) -> None:
+        """Call `begin` when it is the turn of this request; or answer it, if it is refused."""
         ...
 
     def express(self, answer: Answer) -> bool:
         """Serve a request that is whole without the app, and so without a task; or return False."""
+        ...
+
+    @property
+    def ownership(self) -> Ownership | None:
+        """Until when answers are true; None if for as long as there is a server."""
+        ...
+
+    def withholds(self, scope: Any) -> bool:
+        """Whether the answer to a request may be out of date by now, and must not be written."""
+        ...
+
+    def lost(self, peer: Peer) -> None:
+        """The connection of `peer` is gone."""
         ...
 
 
@@ -81,6 +106,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     limits: ClassVar[HttpLimits] = HttpLimits()
     site: ClassVar[Site | None] = None
+    held: ClassVar[HeldBytes] = HeldBytes(limits.held_bytes_max)
+    peers: ClassVar[Peers] = Peers(limits)
     cycle: Answer
 
     @classmethod
@@ -89,7 +116,13 @@ class HttpProtocol(HttpToolsProtocol):
 
         `site` decides when requests begin, and may serve some itself; else all begin at once.
         """
-        return type(cls.__name__, (cls,), {"limits": limits, "site": site})
+        shared = {
+            "limits": limits,
+            "site": site,
+            "held": HeldBytes(limits.held_bytes_max),
+            "peers": Peers(limits),
+        }
+        return type(cls.__name__, (cls,), shared)
 
     def __init__(
         self,
@@ -102,6 +135,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._now_ns = clock_of(self.loop).now_ns
         self._deadline = Deadline(self.loop, self._now_ns, self._lose_patience)
         self._unsent = 0  # what waited to be sent when we last looked for progress
+        self._unread = 0  # of that, what is counted
+        self._door = self.site.door if self.site is not None else None
+        self._waiting = b""  # what was received and is not read yet: it waits for its turn
+        self._waiting_counted = 0
 
         self._running: Answer | None = None  # `cycle` is the one last parsed
         self._stream: Connection | None = None
@@ -128,11 +165,17 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        excess = len(self.connections) - self.limits.connections_max
-        if excess <= 0:
+        transport.set_write_buffer_limits(FREE)
+        self.peer = Peer(self.peers, self.client[0] if self.client else NOWHERE, self._make_room)
+        refusal, goes = self.peers.enter(self.peer)
+        if goes is not None:
+            goes.make_room()
+        if refusal is None:
+            if self.site is None:
+                self.peer.show(None)  # nobody tells strangers from others
             self._deadline.grant(self.limits.first_byte_ns)
-        elif excess <= 1 + self.limits.connections_max // 10:
-            self._answer(CROWDED)
+        elif len(self.connections) <= 1 + self.limits.connections_max * 11 // 10:
+            self._answer(refusal)
         else:  # telling them politely needs connections too
             self._reading = OVER
             transport.abort()
@@ -141,7 +184,68 @@ class HttpProtocol(HttpToolsProtocol):
         before = self._reading
         if before is OVER:
             return
-        messages = self._messages
+        door = self._door
+        if door is None or before is BODY:
+            self._read(data)
+        elif self._waiting or self.peer.due_ns or not door.passes():
+            self._hold(data, door)
+        else:
+            self._read(data)
+
+    def _hold(self, data: bytes, door: Door) -> None:
+        """Keep what came until it is our turn. Whoever sends more meanwhile is not read."""
+        if self._waiting:
+            self._waiting += data
+            self.transport.pause_reading()
+        else:
+            self._waiting = data
+            peer, standing = self.peer, self.peer.standing
+            if self._reading is BETWEEN and data.startswith(PROBES):
+                standing = Standing.PROBE
+            elif peer.due_ns and peer.due_ns <= self._now_ns():
+                standing = Standing.RETURNING
+            door.wait(self, standing, peer.holder)
+        more = len(self._waiting) - self._waiting_counted
+        if more > FREE:
+            if self.held.take(more):
+                self._waiting_counted += more
+            else:
+                door.leave(self)
+                self._take_waiting()
+                self._refuse(self.held.refusal)
+
+    def _take_waiting(self) -> bytes:
+        data, self._waiting = self._waiting, b""
+        self.held.give(self._waiting_counted)
+        self._waiting_counted = 0
+        return data
+
+    def read_held(self) -> None:
+        """It is our turn: what came is read, and whatever comes next may be."""
+        data = self._take_waiting()
+        if not self.flow.read_paused:
+            self.transport.resume_reading()
+        if self._reading is not OVER:
+            self._read(data)
+
+    def _leave_door(self) -> bytes:
+        """Wait no more; what had waited, if anything did."""
+        if not self._waiting:
+            return b""
+        assert self._door is not None
+        self._door.leave(self)
+        return self._take_waiting()
+
+    def _make_room(self) -> None:
+        """We are a stranger, and somebody else needs the place."""
+        if self._reading is OVER or self._owes_answer():
+            self.transport.abort()
+        else:
+            self._leave_door()
+            self._answer(CROWDED)
+
+    def _read(self, data: bytes) -> None:
+        before, messages = self._reading, self._messages
         size = self._read_bytes = len(data)
         if self._same_head is not None and before is BETWEEN and self._repeats(data):
             return
@@ -182,7 +286,7 @@ class HttpProtocol(HttpToolsProtocol):
         size = len(data) - at
         if not at or self._owes_answer() or at > self.limits.head_bytes_max:
             return False
-        if size > HIGH_WATER_LIMIT or size > self.limits.body_bytes_max:
+        if size > FREE or size > self.limits.body_bytes_max:  # a larger one is counted
             return False
         self._tries = TRIES
         self._body_bytes = size
@@ -197,6 +301,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. A request that is complete is still answered, if soon."""
+        if self._waiting:
+            self._read(self._leave_door())
         if self._stream is not None or self._answer_lasts():
             self.transport.abort()
         elif self._owes_answer() and self._reading is not BODY and self.scheme == "http":
@@ -214,6 +320,11 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading = OVER
         self._deadline.end()
+        self._leave_door()
+        self._release()
+        self.held.give(self._unread)
+        self._unread = 0
+        self._left()
         self.pipeline.clear()
         owed = self._running if self._owes_answer() else None
         super().connection_lost(exc)
@@ -222,15 +333,43 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self.count_unread()
         if self._stream is None and not self._lingering:
             self._expect_progress()
 
     def resume_writing(self) -> None:
         super().resume_writing()
+        self.held.give(self._unread)
+        self._unread = 0
         if self._stream is not None:
             self._stream.drained()
         elif not self._lingering and not self.transport.is_closing():
             self._expect_client()
+
+    def _left(self) -> None:
+        if self.site is not None:
+            self.site.lost(self.peer)
+        self.peers.leave(self.peer)
+
+    def count_unread(self) -> None:
+        """Count what waits to be sent: it is more than is free, and will be until it is less.
+
+        Counted even beyond the bound: it is there. What makes it is refused before, in `Answer`.
+        """
+        more = self.transport.get_write_buffer_size() - self._unread
+        if more > 0:
+            self.held.used += more
+            self._unread += more
+
+    def _release(self) -> None:
+        """The bodies of all that was asked are held no more."""
+        for answer in (self._running, *(answer for answer, _ in self.pipeline)):
+            if answer is not None:
+                self._give_body(answer)
+
+    def _give_body(self, answer: Any) -> None:
+        self.held.give(answer.held)
+        answer.held = 0
 
     def shutdown(self) -> None:
         """Finish the answer under way, if there is one, and close. Streams end at once."""
@@ -298,6 +437,8 @@ class HttpProtocol(HttpToolsProtocol):
         size = self._content_length if self._transfer_encoding is None else None
         self._hosts = self._content_length = self._head_bytes = self._body_bytes = 0
         self._transfer_encoding = self._same_head = None
+        if version == "1.0":  # it knows nothing of it, and would take a 100 for its answer
+            self.expect_100_continue = False
         scope["method"] = parser.get_method().decode("ascii")
         if upgrade and self._should_upgrade():
             return
@@ -334,7 +475,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._run(cycle, app)
         else:
             assert isinstance(cycle, Answer)
-            self.site.admit(cycle.scope, partial(self._begin, cycle, app))
+            self.site.admit(self.peer, cycle, partial(self._begin, cycle, app))
 
     def _begin(self, cycle: Answer, app: ASGI3Application) -> None:
         """It is its turn. Not if its client left while it waited."""
@@ -357,6 +498,12 @@ class HttpProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle.response_complete or self._stream is not None:
             return
+        if self._body_bytes > FREE:
+            more = len(body) if cycle.held else self._body_bytes
+            if not self.held.take(more):
+                self._refuse(self.held.refusal)
+                raise _Over
+            cycle.held += more
         cycle.take_in(body)
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
@@ -384,6 +531,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
+        if self._running is not None and self._running.held:
+            self._give_body(self._running)
         if self.transport.is_closing():
             if self.transport.get_write_buffer_size():
                 self._expect_progress()
@@ -403,7 +552,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._linger()
         else:
             self.flow.resume_reading()
-            if self._reading is BETWEEN:
+            if self.flow.write_paused:
+                self._expect_progress()
+            elif self._reading is BETWEEN:
                 self._deadline.grant(self.limits.idle_ns)
 
     def start_stream(self, connection: Connection) -> bool:
@@ -417,6 +568,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise RuntimeError("a response is opened once, in its turn, and not after `send`")
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
+        self.peer.show(self.peer.key)  # a ticket is as good as a key
         self._stream = connection
         if self.pipeline or self._reading is not BETWEEN:
             self.pipeline.clear()
@@ -444,6 +596,8 @@ class HttpProtocol(HttpToolsProtocol):
             return HEAD_LARGE
         if self._content_length > limits.body_bytes_max:
             return BODY_LARGE
+        if b"#" in self.url:  # what is behind it would be cut off, and another name be meant
+            return replace(MALFORMED, message="a # in the request target is written as %23")
         if version == "1.1":
             if self._hosts != 1:
                 return replace(MALFORMED, message="HTTP/1.1 asks for exactly one Host header")
@@ -490,7 +644,14 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._reading = OVER
             self._deadline.end()
+            self._leave_door()
             self.handle_websocket_upgrade()
+            # The connection is the socket's from here on, and counts until that is lost.
+            self.peer.show(self.peer.key)  # or its handshake is refused, and it leaves
+            upgraded: Any = self.transport.get_protocol()
+            upgraded.on_lost = self._left
+            upgraded.door, upgraded.holder = self._door, self.peer.holder
+            upgraded.limits = self.limits
 
     # --- refusing
 
@@ -499,6 +660,8 @@ class HttpProtocol(HttpToolsProtocol):
         in_body = self._reading is BODY
         self._reading = OVER
         self._deadline.lift()
+        if in_body and self.cycle.held:
+            self._give_body(self.cycle)
         if in_body and self.cycle is not self._running:
             self.pipeline.popleft()  # it was waiting for its turn; the refusal takes its place
         elif in_body and self.cycle.response_started:
@@ -580,7 +743,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _lose_patience(self) -> None:
         unsent = self.transport.get_write_buffer_size()
-        if self._lingering:
+        if self._waiting and not self._lingering:  # it is we who do not read
+            self._deadline.grant(self.limits.head_ns)
+        elif self._lingering:
             self.transport.abort()
         elif unsent and self._stream is None and self._reading is not HEAD:
             if unsent < self._unsent:

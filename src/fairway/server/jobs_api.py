@@ -301,7 +301,12 @@ async def retry_job(host: Host, request: Request, id: str) -> Reply:
 async def prune_jobs(host: Host, request: Request) -> Reply:
     message = await request.json(_PRUNE)
     request.identity.require_prefix("delete", "")
-    return json_reply(PruneReply(pruned=await host.jobs.prune(message.older_than_ms * MS_NS)))
+    failed_ms = message.failed_older_than_ms
+    pruned = await host.jobs.prune(
+        message.older_than_ms * MS_NS,
+        failed_older_than_ns=None if failed_ms is None else failed_ms * MS_NS,
+    )
+    return json_reply(PruneReply(pruned=pruned))
 
 
 # Queues
@@ -332,7 +337,7 @@ async def put_queue(host: Host, request: Request, queue: str) -> Reply:
     if paused is msgspec.UNSET and limits is msgspec.UNSET:
         raise InvalidRequest("say `paused`, `limits`, or both")
     if queue == ALL_QUEUES and paused is not msgspec.UNSET:
-        raise InvalidRequest("queues are paused one by one; `*` has limits only")
+        raise Conflict("queues are paused one by one; `*` has limits only", code="all_queues")
     # The careful order: nothing starts under limits that are about to change.
     if paused is True:
         await host.jobs.pause(queue)

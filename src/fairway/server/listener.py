@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 
 GRACE_S: Final = 2
 """How long a stop waits for requests under way before it cuts them off."""
+ACCEPTED_PER_TURN: Final = 8
+"""Connections taken in one turn of the loop. libuv takes one for each listening handle; with one
+handle a few thousand that come at once would keep the next one waiting for seconds."""
 
 
 def listening(
@@ -64,7 +69,31 @@ class Listener(uvicorn.Server):
             raise InvalidConfig(
                 f"cannot listen on {config.host}:{config.port}: it is taken, or not ours"
             ) from None
+        await self._accept_faster()
         self.listening.set()
+
+    async def _accept_faster(self) -> None:
+        """Listen on the same sockets through more handles."""
+        loop = asyncio.get_running_loop()
+        if loop.__class__.__module__.partition(".")[0] != "uvloop":
+            return  # asyncio takes all that wait
+        config = self.config
+        for listener in [held for server in self.servers for held in server.sockets]:
+            for _ in range(ACCEPTED_PER_TURN - 1):
+                again = socket.socket(fileno=os.dup(listener.fileno()))
+                self.servers.append(
+                    await loop.create_server(
+                        self._make_protocol, sock=again, ssl=config.ssl, backlog=config.backlog
+                    )
+                )
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        return protocol
 
     async def wait_listening(self) -> None:
         await self.listening.wait()

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 import msgspec
 
 from fairway.server.exchange import FALSE, TRUE
-from fairway.wire.jobs import TEXT_MAX, StatusName
-from fairway.wire.records import RECORDS_MAX
+from fairway.wire.graphs import FireRequest, RestartRequest
+from fairway.wire.jobs import NO_NUL, TEXT_MAX, CancelRequest, StatusName
+from fairway.wire.records import META_KEYS_MAX, NODE_BYTES_MAX, RECORDS_MAX, TAG_BYTES_MAX
+from fairway.wire.server import TicketRequest
 from fairway.wire.topics import (
     INT_MAX,
+    KEY_BYTES_MAX,
     AppendRequest,
     DiffReply,
+    DiffRequest,
     ErrorReply,
     Tombstone,
     TopicPatch,
 )
+from fairway.wire.workflows import StartRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,17 +41,19 @@ class RecordIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A record to append."""
 
     data: Any
-    tag: str | None = None
-    node: str | None = None
-    meta: dict[str, Any] | None = None
+    tag: Annotated[str, msgspec.Meta(max_length=TAG_BYTES_MAX)] | None = None
+    node: Annotated[str, msgspec.Meta(max_length=NODE_BYTES_MAX)] | None = None
+    meta: Annotated[dict[str, Any], msgspec.Meta(max_length=META_KEYS_MAX)] | None = None
 
 
 class AppendBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Records to append, and what goes for all of them."""
 
     records: Annotated[list[RecordIn], msgspec.Meta(min_length=1, max_length=RECORDS_MAX)]
-    node: str | None = None
-    idempotency_key: str | None = None
+    node: Annotated[str, msgspec.Meta(max_length=NODE_BYTES_MAX)] | None = None
+    idempotency_key: Annotated[str, msgspec.Meta(min_length=1, max_length=KEY_BYTES_MAX)] | None = (
+        None
+    )
     create: bool | None = None
     config: TopicPatch | None = None
     disable_backpressure: bool = False
@@ -70,6 +77,42 @@ SHOWN_AS: Final[dict[Any, Any]] = {AppendRequest: AppendBody, DiffReply: DiffBod
 """Messages whose records are kept raw, as people should read them."""
 
 
+MAY_BE_LEFT_OUT: Final = frozenset(
+    {
+        *(CancelRequest, DiffRequest, FireRequest, RestartRequest, StartRequest),
+        *(TicketRequest, TopicPatch),
+    }
+)
+"""Bodies without which a request means the defaults of all their fields."""
+
+
+def _one_of(*fields: str) -> list[dict[str, Any]]:
+    """At least one of these fields is there, and not null."""
+    return [
+        {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in fields
+    ]
+
+
+REFINED: Final[dict[str, dict[str, Any]]] = {
+    "DeleteRequest": {"anyOf": _one_of("before_seq", "match")},
+    "WatchRequest": {
+        "anyOf": [
+            {"required": ["topics"], "properties": {"topics": {"minProperties": 1}}},
+            *_one_of("prefix"),
+        ]
+    },
+    "QueueSettings": {"anyOf": [{"required": ["paused"]}, {"required": ["limits"]}]},
+    "PushRequest": {"oneOf": [{"required": ["data"]}, {"required": ["events"]}]},
+    "JobOrder": {
+        "not": {
+            "required": ["delay_ms", "at"],
+            "properties": {"delay_ms": {"type": "integer"}, "at": {"type": "integer"}},
+        }
+    },
+}
+"""What goes for fields together, which their types do not say."""
+
+
 def document(routes: Iterable[Route]) -> dict[str, Any]:
     """The whole document."""
     routes = list(routes)
@@ -77,6 +120,9 @@ def document(routes: Iterable[Route]) -> dict[str, Any]:
     kinds = list(dict.fromkeys([*shown, ErrorReply]))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
     by_kind = dict(zip(kinds, schemas, strict=True))
+    for name, more in REFINED.items():
+        if name in components:
+            components[name] |= more
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, by_kind)
@@ -124,7 +170,12 @@ def _operation(route: Route, by_kind: dict[Any, Any]) -> dict[str, Any]:
                 for name in _arguments(route.path)
             ),
             *(
-                {"name": name, "in": "query", "schema": _query(name, kind), "description": meaning}
+                {
+                    "name": name,
+                    "in": "query",
+                    "schema": _query(route.path, name, kind),
+                    "description": meaning,
+                }
                 for name, kind, meaning in route.query
             ),
         ],
@@ -132,7 +183,7 @@ def _operation(route: Route, by_kind: dict[Any, Any]) -> dict[str, Any]:
     if route.body is not None:
         schema = by_kind[SHOWN_AS.get(route.body, route.body)]
         operation["requestBody"] = {
-            "required": True,
+            "required": route.body not in MAY_BE_LEFT_OUT,
             "content": {"application/json": {"schema": schema}},
         }
     return operation
@@ -152,11 +203,23 @@ _COMMON: Final = {
 }
 
 
-def _query(name: str, kind: str) -> dict[str, Any]:
+_SHAPES: Final[dict[str, dict[str, Any]]] = {
+    # Tokens that the server gives out: any other string of that shape is refused as well.
+    "cursor": {"pattern": "^[A-Za-z0-9_-]*$", "format": "fairway-token"},
+    "last_event_id": {"pattern": "^[A-Za-z0-9_.-]*$", "format": "fairway-token"},
+}
+_OF_JOBS: Final = ("queue", "kind", "tenant")
+
+
+def _query(path: str, name: str, kind: str) -> dict[str, Any]:
     if kind == "boolean":
         return {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": [*TRUE, *FALSE]}]}
     if name == "status":
         return {"type": kind, "enum": list(get_args(StatusName))}
+    if path == "/v0/jobs" and name in _OF_JOBS:
+        return {"type": kind, **NO_NUL}
+    if name in _SHAPES:
+        return {"type": kind, **_SHAPES[name]}
     if kind != "integer":
         return {"type": kind}
     return {"type": kind, "minimum": 1 if name == "page_size" else 0, "maximum": INT_MAX}
@@ -178,6 +241,6 @@ def _name(argument: str) -> dict[str, Any]:
     if argument == "id":
         return {"type": "integer", "minimum": 1, "maximum": INT_MAX}
     if argument == "key":
-        return {"type": "string", "minLength": 1, "maxLength": TEXT_MAX}
+        return {"type": "string", "minLength": 1, "maxLength": TEXT_MAX, **NO_NUL}
     pattern = _PATTERNS.get(argument, "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$")
     return {"type": "string", "pattern": pattern, "minLength": 1, "maxLength": 255}

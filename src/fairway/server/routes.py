@@ -46,6 +46,7 @@ _WATCH_QUERY: Final = (
     ("include_meta", "boolean", "send `meta`"),
     ("include_tags", "boolean", "send `$tag`"),
     ("include_data", "boolean", "send `data`"),
+    ("touch", "boolean", "false leaves its recency alone"),
     ("last_event_id", "string", "as the header Last-Event-ID"),
 )
 _PAGING: Final = (
@@ -322,6 +323,7 @@ ROUTES: Final = Routes(
             "Pause or resume a queue, or limit it; `*` limits all of them together",
             body=jobs_wire.QueueSettings,
             reply=jobs_wire.QueueView,
+            statuses={409: "queues are paused one by one, not all of them"},
         ),
         Route(
             "GET",
@@ -366,7 +368,7 @@ ROUTES: Final = Routes(
             "Pause, resume or cancel a run",
             body=workflows_wire.RunAction,
             reply=workflows_wire.RunActionReply,
-            statuses={404: "there is no such run", 409: "the job is no run of a workflow"},
+            statuses={404: "there is no such run", 409: "it has ended, or is no run of a workflow"},
         ),
         Route(
             "GET",
@@ -399,7 +401,10 @@ ROUTES: Final = Routes(
             "Run a graph that a module declares",
             body=graphs_wire.LoadRequest,
             reply=graphs_wire.GraphSummary,
-            statuses={201: "loaded", 409: "there is one of that name, or it cannot start"},
+            statuses={
+                201: "loaded",
+                409: "there is one of that name, or it cannot be loaded or start",
+            },
         ),
         Route(
             "GET",
@@ -509,7 +514,10 @@ ROUTES: Final = Routes(
             "Fire it now, with the cache it has or with another",
             body=graphs_wire.FireRequest,
             reply=graphs_wire.FiringView,
-            statuses={**_GRAPH, 409: "it does not run, or the firing failed"},
+            statuses={
+                404: "there is no such graph or source",
+                409: "it does not run, or the firing failed",
+            },
             query=_TENANT,
         ),
         Route(

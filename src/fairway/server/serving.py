@@ -2,7 +2,8 @@
 
 The socket is open before the data is recovered, and answers 503 `not_ready` until then. A stop
 refuses new work, ends streams and long polls, drains what was accepted, and closes; a second one
-ends at once.
+ends at once. A server whose log was taken over by another answers 503 from then on, ends its
+streams, and stands by again if that was asked for; else it ends.
 """
 
 from __future__ import annotations
@@ -13,13 +14,9 @@ import logging
 import secrets
 import sys
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.exceptions import InvalidHandshake
-
-from fairway.errors import FairwayError, NotFound, Unavailable
+from fairway.errors import FairwayError, Fenced, NotFound, Unavailable
 from fairway.graphs.loading import Folder
 from fairway.runtime.blocking import BlockingPool
 from fairway.server.asgi import HttpApp, identify
@@ -27,11 +24,12 @@ from fairway.server.auth import Cors, LiveKeys, OpenAccess, check_bind
 from fairway.server.exchange import Request
 from fairway.server.graphs_socket import place_of, serve_graph_socket
 from fairway.server.host import Host
-from fairway.server.http_limits import MALFORMED, HttpLimits
+from fairway.server.http_limits import HttpLimits
 from fairway.server.http_protocol import HttpProtocol
 from fairway.server.listener import Listener, listening
 from fairway.server.problems import problem
 from fairway.server.routes import ROUTES
+from fairway.server.socket_protocol import SocketProtocol
 from fairway.server.streams.app import StreamsApp
 from fairway.server.streams.protocol import PREFIX
 from fairway.server.websocket import serve_socket
@@ -40,14 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import uvicorn
-    from websockets.http11 import Request as Handshake
 
     from fairway.app import Fairway
     from fairway.runtime.service import StopSwitch
     from fairway.server.auth import Access
     from fairway.server.exchange import Receive, Scope, Send
+    from fairway.server.held_bytes import HeldBytes
     from fairway.server.streams.live import StreamsConfig
     from fairway.settings import ServerSettings
+    from fairway.storage.log import Log
 
 logger = logging.getLogger("fairway.server")
 
@@ -82,14 +81,21 @@ class Server:
         self.port = settings.port
         self._http = HttpApp(ROUTES, lambda: app.progress)
         self._limits = limits or HttpLimits()
+        self._protocol = HttpProtocol.limited_to(self._limits, self._http)
         self._streams = streams
         self._host: Host | None = None
+        self._http.mounts[PREFIX] = _not_mounted  # a path that is known, before it can be served
 
     @property
     def url(self) -> str:
         scheme = "https" if self.settings.tls_cert is not None else "http"
         host = self.settings.host
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def held(self) -> HeldBytes:
+        """What all connections make it hold."""
+        return self._protocol.held
 
     async def run(self, stop: StopSwitch) -> None:
         """Serve until `stop` is pressed; pressed again, or before it is ready, end at once.
@@ -125,29 +131,59 @@ class Server:
                 if serving.done():
                     return  # the group raises what it met
                 self.port = uvicorn_server.port
-                async with self.app:
-                    self.app.log.told_per_turn = TOLD_PER_TURN
-                    services = [*self._start(group, pool)]
-                    if self.settings.graphs is not None:
-                        folder = Folder(self.app.graphs, self.settings.graphs, pool=pool)
-                        await folder.look(at_once=True)
-                        services.append(group.create_task(folder.run(), name=folder.name))
-                    self.ready.set()
-                    await self._until(stop, serving)
-                    self.app.topics.stop_admitting()
-                    if self._host is not None:
-                        self._host.polls.stop()
-                    uvicorn_server.should_exit = True
-                    await asyncio.wait({serving})
-                    for service in services:
-                        service.cancel()
-                    self._http.host = None
+                while (
+                    lost := await self._own(stop, group, pool, uvicorn_server, serving)
+                ) is not None:
+                    if not self.app.stands_by_again:
+                        uvicorn_server.should_exit = True
+                        await asyncio.wait({serving})
+                        raise Fenced(f"{lost}; this server ends (--standby would take over again)")
+                    logger.warning("standing by again")
+
+    async def _own(
+        self,
+        stop: StopSwitch,
+        group: asyncio.TaskGroup,
+        pool: BlockingPool,
+        uvicorn_server: Listener,
+        serving: asyncio.Task[None],
+    ) -> Fenced | None:
+        """Serve while the log is ours. Returns why it is not any more; None after a stop."""
+        async with self.app:
+            log = self.app.log
+            log.told_per_turn = TOLD_PER_TURN
+            services = [*self._start(group, pool)]
+            if self.settings.graphs is not None:
+                folder = Folder(self.app.graphs, self.settings.graphs, pool=pool)
+                await folder.look(at_once=True)
+                services.append(group.create_task(folder.run(), name=folder.name))
+            self.ready.set()
+            await self._until(stop, serving)
+            host, lost = self._host, log.lost
+            assert host is not None
+            if lost is not None:
+                self.ready.clear()
+                self._http.host = None  # from here on: not ready
+                host.dismiss(lost)
+            self.app.topics.stop_admitting()
+            host.polls.stop()
+            if lost is None:
+                uvicorn_server.should_exit = True
+                await asyncio.wait({serving})
+            for service in services:
+                service.cancel()
+            self._http.host = None
+        return lost
 
     async def _until(self, stop: StopSwitch, listening: asyncio.Task[None]) -> None:
+        """Until there is a reason to serve no longer: a stop, or the loss of the log."""
         async with asyncio.TaskGroup() as group:
             pressed = group.create_task(stop.wait_pressed())
-            await asyncio.wait({pressed, listening}, return_when=asyncio.FIRST_COMPLETED)
+            replaced = group.create_task(_wait_lost(self.app.log))
+            awaited = {pressed, listening, replaced}
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             pressed.cancel()
+            replaced.cancel()
 
     def _start(self, group: asyncio.TaskGroup, pool: BlockingPool) -> Iterator[asyncio.Task[None]]:
         settings = self.settings
@@ -173,10 +209,23 @@ class Server:
         if settings.keyed:
             keys.access.listen(lambda gone: host.quotas.retain(keys.access.keyring.names))
             keys.access.listen(lambda gone: host.review())
+        gauge = self.app.topics.telemetry.gauge
+        gauge("fairway_connections", "Open connections", lambda: len(self._protocol.peers))
+        gauge(
+            "fairway_connections_strangers",
+            "Open connections that have shown no key that is good",
+            lambda: self._protocol.peers.strangers,
+        )
+        gauge(
+            "fairway_held_bytes",
+            "Bytes of bodies and of unread answers that are in memory",
+            lambda: self._protocol.held.used,
+        )
         yield group.create_task(host.run(), name="host")
         streams = StreamsApp(self.app.topics, config=self._streams, meter=host)
         streams.start()  # not at the first request: what expired meanwhile goes though nobody asks
         self._http.mounts[PREFIX] = streams
+        self._http.ownership = self.app.log.ownership
         self._http.host = self._host = host
 
     def _config(self) -> uvicorn.Config:
@@ -185,8 +234,8 @@ class Server:
             self._asgi,
             settings.host,
             settings.port,
-            http=HttpProtocol.limited_to(self._limits, self._http),
-            ws=_SocketProtocol,
+            http=self._protocol,
+            ws=type("SocketProtocol", (SocketProtocol,), {"site": self._http}),
             ws_max_size=self._limits.body_bytes_max,
             backlog=2048,
         )
@@ -213,6 +262,8 @@ class Server:
             host = self._http.host
             if host is None:
                 raise Unavailable("the data is being recovered")
+            if self._http.ownership is not None:
+                self._http.ownership.check()
             request.query(() if place is None else ("tenant",))
             identity = identify(host, request, lasts=True)
             scope["query_string"] = b""  # uvicorn logs it, and it may hold a ticket
@@ -246,35 +297,20 @@ def _interpreter_for_serving() -> Iterator[None]:
         gc.set_threshold(*before[1])
 
 
-class _SocketProtocol(WebSocketsSansIOProtocol):
-    """uvicorn's, except for handshakes: those refused are answered and logged as requests are."""
+async def _wait_lost(log: Log) -> None:
+    """Until the log belongs to another process."""
+    lost = asyncio.Event()
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.conn.debug = False  # its log of the handshake would hold keys and tickets
+    def tell(error: Fenced) -> None:
+        lost.set()
 
-    def handle_connect(self, event: Handshake) -> None:
-        try:
-            self.conn.process_request(event)
-        except InvalidHandshake as error:
-            # Before uvicorn sees it: that would answer in plain text.
-            refusal = replace(MALFORMED, message=f"this is no WebSocket handshake: {error}")
-            self.handshake_complete = self.close_sent = True
-            self.transport.write(refusal.render(self.default_headers))
-            self.transport.close()
-        else:
-            super().handle_connect(event)
+    log.when_lost.append(tell)
+    try:
+        if log.lost is None:
+            await lost.wait()
+    finally:
+        log.when_lost.remove(tell)
 
-    async def run_asgi(self) -> None:
-        app = self.app
 
-        async def answered(scope: Any, receive: Any, send: Any) -> None:
-            await app(scope, receive, send)
-            # A refusal completes a handshake as well. uvicorn would log it as a fault of ours.
-            self.handshake_complete |= self.close_sent
-
-        self.app = answered
-        try:
-            await super().run_asgi()
-        finally:
-            self.app = app
+async def _not_mounted(scope: Scope, receive: Receive, send: Send) -> None:
+    raise AssertionError("nothing is served before the host is there")

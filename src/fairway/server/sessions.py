@@ -4,12 +4,16 @@ The definition is stored with the log (it survives a restart of the server); how
 stands in the event ids that the client sends back, and nowhere else: what was sent is not what
 arrived. Both name incarnations of topics, not topics: one that was made anew is noticed, however
 late. A session that nobody reads is forgotten after five minutes.
+
+They are bounded, all together and for each key; the last ones are for keys that have few, so that
+nobody can take the place of all others.
 """
 
 from __future__ import annotations
 
 import base64
 import logging
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -33,6 +37,9 @@ logger = logging.getLogger("fairway.server")
 KIND: Final = "watch"
 SESSION_TTL_MS: Final = 300_000
 SESSIONS_MAX: Final = 10_000
+RESERVED: Final = 2_000
+"""How many of them are for keys that have fewer than `FEW`."""
+FEW: Final = 100
 PURGE_MAX: Final = 1000
 """Sessions removed from the store by one write."""
 
@@ -59,6 +66,7 @@ class Definition(msgspec.Struct, array_like=True):
     tags: bool
     meta: bool
     data: bool
+    touch: bool = True
 
     def view(self, encoder: Encoder, *, dedupe_node: bool) -> View:
         return View(
@@ -67,6 +75,7 @@ class Definition(msgspec.Struct, array_like=True):
             Projection(self.tags, self.meta, self.data),
             self.limit,
             self.max_bytes,
+            self.touch,
         )
 
 
@@ -85,6 +94,20 @@ class Session:
         """Streams that read it now."""
 
 
+class _Held:
+    """The sessions of one key: how many, and those that nobody reads, the first to expire first."""
+
+    __slots__ = ("count", "idle")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.idle: OrderedDict[str, Session] = OrderedDict()
+
+    def next_ms(self) -> int | None:
+        """When the next one expires; None if all of them are read."""
+        return next((session.expires_ms for session in self.idle.values()), None)
+
+
 class Sessions:
     """All sessions. Expired ones go when new ones come and when upkeep looks."""
 
@@ -92,6 +115,8 @@ class Sessions:
         self._catalog = catalog
         self._random_bytes = random_bytes
         self._sessions: dict[str, Session] = {}
+        self._all = _Held()
+        self._by_key: dict[str, _Held] = {}
         self._forgotten: list[str] = []
 
     def __len__(self) -> int:
@@ -101,22 +126,59 @@ class Sessions:
         """What the last run of the server left."""
         for wid, named in stored.items():
             definition = _decode(named.value)
-            self._sessions[wid] = Session(wid, definition, now_ms + SESSION_TTL_MS)
+            session = Session(wid, definition, now_ms + SESSION_TTL_MS)
+            self._count(definition.identity)
+            self._keep(session)
 
-    async def create(self, definition: Definition, now_ms: int) -> Session:
+    async def create(
+        self, definition: Definition, now_ms: int, *, most: int = 0, keyed: bool = False
+    ) -> Session:
+        """Make a session. Raises `Throttled` if its key has `most` already, or has more than a few
+        while there is no room but the reserve; 0 is no bound. Without keys nothing is reserved."""
         await self.purge(now_ms)
-        if len(self._sessions) >= SESSIONS_MAX:
-            raise Throttled(
-                f"{SESSIONS_MAX:,} watch sessions exist",
-                retry_after_ns=10_000_000_000,
-                limit="watch_sessions",
-                maximum=SESSIONS_MAX,
-            )
+        key = definition.identity
+        self._check(self._by_key.get(key), most, now_ms, keyed)
         token = base64.urlsafe_b64encode(self._random_bytes(18)).decode()
         session = Session(f"wid_{token}", definition, now_ms + SESSION_TTL_MS)
-        await self.save(session)
-        self._sessions[session.wid] = session
+        self._count(key)  # before it is written: those that come meanwhile find it counted
+        try:
+            await self.save(session)
+        except BaseException:
+            self._discount(key)
+            raise
+        self._keep(session)
         return session
+
+    def _check(self, held: _Held | None, most: int, now_ms: int, keyed: bool) -> None:
+        count = held.count if held is not None else 0
+        room = SESSIONS_MAX - (RESERVED if keyed and count >= FEW else 0)
+        if held is not None and most and count >= most:
+            raise _refusal(f"this key has {count:,} watch sessions", most, held.next_ms(), now_ms)
+        if self._all.count >= room:
+            raise _refusal(
+                f"{self._all.count:,} watch sessions exist", room, self._all.next_ms(), now_ms
+            )
+
+    def _count(self, key: str) -> None:
+        self._all.count += 1
+        self._by_key.setdefault(key, _Held()).count += 1
+
+    def _discount(self, key: str) -> None:
+        self._all.count -= 1
+        held = self._by_key[key]
+        held.count -= 1
+        if not held.count:
+            del self._by_key[key]
+
+    def _keep(self, session: Session) -> None:
+        self._sessions[session.wid] = session
+        self._rest(session)
+
+    def _rest(self, session: Session) -> None:
+        """Nobody reads it from now on: the last one to expire."""
+        for held in (self._all, self._by_key[session.definition.identity]):
+            held.idle[session.wid] = session
+            held.idle.move_to_end(session.wid)
 
     async def save(self, session: Session) -> None:
         await self._catalog.put(
@@ -136,15 +198,30 @@ class Sessions:
             raise NotFound("watch", wid)
         return session
 
-    def touch(self, session: Session, now_ms: int) -> None:
+    def opened(self, session: Session) -> None:
+        """A stream reads it; `closed` must follow."""
+        session.open += 1
+        for held in (self._all, self._by_key[session.definition.identity]):
+            held.idle.pop(session.wid, None)
+
+    def closed(self, session: Session, now_ms: int) -> None:
+        session.open -= 1
         session.expires_ms = now_ms + SESSION_TTL_MS
+        if not session.open:
+            self._rest(session)
 
     async def purge(self, now_ms: int) -> None:
         """Forget what expired. What cannot be removed from the store now is removed next time."""
-        for session in list(self._sessions.values()):
-            if not session.open and session.expires_ms <= now_ms:
-                del self._sessions[session.wid]
-                self._forgotten.append(session.wid)
+        idle = self._all.idle
+        while idle:
+            session = next(iter(idle.values()))
+            if session.expires_ms > now_ms:
+                break
+            key = session.definition.identity
+            del idle[session.wid], self._by_key[key].idle[session.wid]
+            del self._sessions[session.wid]
+            self._discount(key)
+            self._forgotten.append(session.wid)
         gone = self._forgotten[:PURGE_MAX]
         if not gone:
             return
@@ -154,6 +231,14 @@ class Sessions:
             logger.warning("expired watch sessions not removed, will try again: %s", error)
         else:
             del self._forgotten[: len(gone)]
+
+
+def _refusal(why: str, maximum: int, next_ms: int | None, now_ms: int) -> Throttled:
+    """Says when the next one expires: nothing else makes room."""
+    wait_ms = SESSION_TTL_MS if next_ms is None else max(next_ms - now_ms, 1)
+    return Throttled(
+        why, retry_after_ns=wait_ms * 1_000_000, limit="watch_sessions", maximum=maximum
+    )
 
 
 def define(
@@ -179,4 +264,5 @@ def define(
         tags=request.include_tags,
         meta=request.include_meta,
         data=request.include_data,
+        touch=request.touch,
     )

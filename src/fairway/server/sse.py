@@ -191,6 +191,9 @@ class EventStream:
 
     def send(self, frame: Frame) -> bool:
         connection = self.connection
+        if connection.ownership is not None and connection.ownership.overdue:
+            connection.abort()
+            return False
         if connection.write(frame.chunk if connection.chunked else frame.bare):
             self.quiet = False
             return True
@@ -199,12 +202,16 @@ class EventStream:
     def beat(self) -> None:
         """Say that the stream lives."""
         connection = self.connection
+        if connection.ownership is not None and connection.ownership.overdue:
+            connection.abort()
+            return
         connection.write(_HEARTBEAT.chunk if connection.chunked else _HEARTBEAT.bare)
 
     def end(self, reason: FairwayError) -> None:
         """Say why, if there is room for it, and end the response."""
-        self.send(problem_event(reason))
-        self.connection.finish()
+        connection, frame = self.connection, problem_event(reason)
+        connection.write(frame.chunk if connection.chunked else frame.bare)
+        connection.finish()
 
     def _resume(self) -> None:
         stalled, self._stalled = self._stalled, []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from fairway.server import metrics
+from fairway.server.asgi import WAITS
 from fairway.server.exchange import Reply, Request, json_reply
 from fairway.wire.server import Health, Readiness, TicketReply, TicketRequest
 
@@ -24,9 +25,12 @@ async def healthz(host: Host | None, request: Request) -> Reply:
 
 async def readyz(host: Host | None, request: Request) -> Reply:
     if host is None:
-        return json_reply(Readiness(ready=False, writable=False, reason="recovering"), 503)
+        waits = request.scope.get(WAITS, "recovering")
+        return json_reply(Readiness(ready=False, writable=False, reason=waits), 503)
     topics = host.topics
     reason = "shutting down" if topics.closing else topics.read_only
+    if topics.ownership is not None and topics.ownership.overdue:
+        reason = "fenced: another process owns the log, or may own it by now"
     return json_reply(
         Readiness(
             ready=reason is None,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from fairway.errors import InvalidRequest
+from fairway.errors import Conflict, Forbidden, InvalidRequest
 from fairway.server.exchange import JSON, Reply, Request, flag, json_reply, number, parse
 from fairway.server.streams.protocol import refuse_append
 from fairway.settings import UNLIMITED
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fairway.server.asgi import ExpressReply
+    from fairway.server.auth import Identity
     from fairway.server.host import Host
+    from fairway.settings import Scope
     from fairway.topics.outcome import Appended
     from fairway.topics.reading import Diff
     from fairway.topics.topic import Topic
@@ -317,15 +319,34 @@ def _summary(host: Host, topic: Topic) -> TopicSummary:
 async def delete_topic(host: Host, request: Request, topic: str) -> Reply:
     query = request.query(("if_empty",))
     check_name(topic)
-    request.identity.require("delete", topic)
+    identity = request.identity
+    identity.require("delete", topic)
     if_empty = flag(query.get("if_empty"), "if_empty", default=False)
+    shown = {name for name, rule in host.topics.routers().items() if _is_of(identity, rule.config)}
     routers = await host.topics.delete(topic, if_empty=if_empty)
     return json_reply(
-        DeleteTopicReply(topic=topic, deleted=routers is not None, routers_removed=routers or [])
+        DeleteTopicReply(
+            topic=topic,
+            deleted=routers is not None,
+            routers_removed=[name for name in routers or () if name in shown],
+        )
     )
 
 
-# Routers
+# Routers: what belongs to others is refused or left out, and never named
+
+
+def _is_of(identity: Identity, rule: RouterConfig) -> bool:
+    """Whether a key may know of a rule: whether it may touch both of its topics."""
+    return identity.may_touch(rule.source) and identity.may_touch(rule.dest)
+
+
+def _permit(identity: Identity, scope: Scope, router: str, rule: RouterConfig) -> None:
+    identity.require(scope)
+    if not _is_of(identity, rule):
+        raise Forbidden(
+            f"key {identity.name!r} may not touch the router {router!r}", detail={"name": router}
+        )
 
 
 async def put_router(host: Host, request: Request, router: str) -> Reply:
@@ -333,12 +354,21 @@ async def put_router(host: Host, request: Request, router: str) -> Reply:
     identity = request.identity
     identity.require("admin", config.source, config.dest)
     refuse_append(config.dest)
-    made, created = await host.topics.put_router(
-        router,
-        config,
-        owner=identity.name,
-        permit=lambda replaced: identity.require("admin", replaced.source, replaced.dest),
-    )
+    try:
+        made, created = await host.topics.put_router(
+            router, config, owner=identity.name, permit=partial(_permit, identity, "admin", router)
+        )
+    except Conflict as error:
+        cycle = cast("list[str]", error.detail.get("cycle", []))
+        own = [name for name in cycle if identity.may_touch(name)]
+        if own == cycle:
+            raise
+        raise Conflict(
+            f"router {router!r} would close a cycle with routers that key {identity.name!r} may"
+            " not touch",
+            code=error.code,
+            detail={"cycle": own},
+        ) from None
     reply = PutRouterReply(router=router, created=created, **msgspec.structs.asdict(made.config))
     return json_reply(reply, 201 if created else 200)
 
@@ -347,7 +377,7 @@ async def get_router(host: Host, request: Request, router: str) -> Reply:
     request.query()
     check_name(router, what="router")
     found = host.topics.router(router)
-    request.identity.require("read", found.config.source, found.config.dest)
+    _permit(request.identity, "read", router, found.config)
     return json_reply(found.state())
 
 
@@ -364,8 +394,7 @@ async def list_routers(host: Host, request: Request) -> Reply:
         and name.startswith(query.get("prefix", ""))
         and query.get("source") in (None, router.config.source)
         and query.get("dest") in (None, router.config.dest)
-        and identity.may_touch(router.config.source)
-        and identity.may_touch(router.config.dest)
+        and _is_of(identity, router.config)
     ]
     page = found[:size]
     more = len(found) > size
@@ -383,7 +412,7 @@ async def delete_router(host: Host, request: Request, router: str) -> Reply:
     identity = request.identity
     identity.require("delete")
     deleted = await host.topics.delete_router(
-        router, permit=lambda doomed: identity.require("delete", doomed.source, doomed.dest)
+        router, permit=partial(_permit, identity, "delete", router)
     )
     return json_reply(DeleteRouterReply(router=router, deleted=deleted))
 

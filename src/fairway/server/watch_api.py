@@ -20,6 +20,7 @@ from fairway.server.sse import (
     problem_event,
 )
 from fairway.server.topics_api import nodes_of
+from fairway.settings import UNLIMITED
 from fairway.topics.batch import Projection
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
@@ -59,6 +60,7 @@ _QUERY: Final = (
     "include_meta",
     "include_tags",
     "include_data",
+    "touch",
     "last_event_id",
 )
 
@@ -85,6 +87,7 @@ async def watch_topic(host: Host, request: Request, topic: str) -> Reply | None:
             or WATCH_BYTES_DEFAULT,
             WATCH_BYTES_MAX,
         ),
+        flag(query.get("touch"), "touch", default=True),
     )
     heartbeat_ms = number(query.get("heartbeat_ms"), "heartbeat_ms", default=15_000)
     epoch, cursor = _start(request, query, found)
@@ -169,7 +172,12 @@ async def create_watch(host: Host, request: Request) -> Reply:
     )
     positions = {name: _position(host, one) for name, one in followed.items()}
     host.topics.writability.check()  # it is stored, and what is left of a full disk is for deletes
-    session = await host.sessions.create(definition, host.now_ms())
+    session = await host.sessions.create(
+        definition,
+        host.now_ms(),
+        most=identity.quota.watch_sessions,
+        keyed=identity.quota is not UNLIMITED,
+    )
     return json_reply(
         WatchReply(
             wid=session.wid,
@@ -258,7 +266,7 @@ class _Follower:
         from its first record.
         """
         self._open = True
-        self._session.open += 1
+        self._host.sessions.opened(self._session)
         topics, definition = self._host.topics, self._session.definition
         named = set(self._to_begin)
         for followed in self._to_begin.values():
@@ -316,8 +324,7 @@ class _Follower:
             self._host.topics.unwatch(watcher)
         if self._joined in self._host.topics.created:
             self._host.topics.created.remove(self._joined)
-        self._session.open -= 1
-        self._host.sessions.touch(self._session, self._host.now_ms())
+        self._host.sessions.closed(self._session, self._host.now_ms())
 
     def _follow(self, topic: Topic, cursor: int) -> None:
         self._stream.place(topic.epoch, cursor)

@@ -22,6 +22,7 @@ import msgspec
 from fairway.errors import FairwayError, InvalidRequest
 from fairway.server.exchange import TRACE_BYTES_MAX
 from fairway.server.problems import detail_of, status_of
+from fairway.server.socket_protocol import WRITTEN_MAX
 from fairway.server.streams.protocol import refuse_append
 from fairway.server.topics_api import nodes_of
 from fairway.topics.batch import Projection, encode_record
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from fairway.topics.watching import Watcher
 
 BUFFER_BYTES: Final = 256 * 1024
+"""What a socket may have queued and unsent, pongs included."""
+QUEUE_BYTES: Final = BUFFER_BYTES - WRITTEN_MAX
 SUBSCRIPTIONS_MAX: Final = 256
 
 Trace = Annotated[str, msgspec.Meta(min_length=1, max_length=TRACE_BYTES_MAX)]
@@ -60,6 +63,8 @@ class Subscribe(msgspec.Struct, tag_field="op", tag="subscribe", forbid_unknown_
     limit: Count = 256
     include_meta: bool = True
     include_tags: bool = False
+    touch: bool = True
+    """Whether it counts as consuming, for the topic's automatic priority."""
     id: str | int | None = None
 
 
@@ -156,7 +161,7 @@ class Socket:
     # As a sink
 
     def write(self, watcher: Watcher, frame: bytes, to_seq: int) -> bool:
-        if self._over or (self._out_bytes and self._out_bytes + len(frame) > BUFFER_BYTES):
+        if self._over or (self._out_bytes and self._out_bytes + len(frame) > QUEUE_BYTES):
             self._stalled.append(watcher)
             return False
         self._queue(frame)
@@ -178,7 +183,7 @@ class Socket:
                     message = self._out.popleft()
                     await self._send({"type": "websocket.send", "text": message.decode()})
                     self._out_bytes -= len(message)
-                    if self._out_bytes <= BUFFER_BYTES // 2:
+                    if self._out_bytes <= QUEUE_BYTES // 2:
                         self._drained()
                 self._more.clear()
             await self._send({"type": "websocket.close", "code": 1008, "reason": self._end})
@@ -196,7 +201,7 @@ class Socket:
 
     async def wait_room(self) -> None:
         """Whoever sends requests without reading the answers waits until it has read some."""
-        if self._out_bytes > BUFFER_BYTES and not self._over:
+        if self._out_bytes > QUEUE_BYTES and not self._over:
             self._room.clear()
             await self._room.wait()
 
@@ -302,6 +307,7 @@ class Socket:
             ),
             Projection(request.include_tags, request.include_meta),
             min(request.limit or 256, LIMIT_MAX),
+            touch=request.touch,
         )
         cursor = topic.head if request.tail else request.from_seq
         self._queue(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from fairway.errors import InvalidRequest, NotFound
-from fairway.jobs.flows import PREFIX, TASKS_MAX, drawn, state_of
+from fairway.jobs.flows import PREFIX, TASKS_MAX, drawn, state_of, steer
 from fairway.jobs.job import Filter, Status
 from fairway.jobs.workflow import RunState, tree
 from fairway.server.exchange import Reply, Request, json_reply, number
@@ -161,12 +161,10 @@ async def get_run(host: Host, request: Request, id: str) -> Reply:
 async def steer_run(host: Host, request: Request, id: str) -> Reply:
     message = await request.json(_ACTION)
     job = await _run(host, request, "write", id)
-    if message.action == "cancel":
-        await host.jobs.cancel(job.id, reason=message.reason)
-    elif message.action == "retry":
+    if message.action == "retry":
         await host.jobs.retry_one(job.id)
     else:
-        await host.jobs.signal(job.id, message.action)
+        await steer(host.jobs, job.id, message.action, message.reason)
     return json_reply(RunActionReply(id=job.id, action=message.action))
 
 

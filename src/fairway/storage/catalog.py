@@ -36,9 +36,11 @@ class Named(NamedTuple):
 class Catalog:
     """Names and partition numbers, durable before they are used."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: Log, *, first: int = 1) -> None:
+        """`first` is the first number of a log that has given none out. One drawn by chance keeps a
+        position in one log from passing for one in another."""
         self._log = log
-        self._next = 1
+        self._next = first
 
     async def load(self) -> dict[str, dict[str, Named]]:
         """Every name by kind. Partitions that nobody owns (a delete that a crash cut short) go."""

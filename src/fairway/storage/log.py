@@ -18,7 +18,7 @@ from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.reader import FairReader, ReaderConfig
 from fairway.storage.tails import Tails
-from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation, Tail
+from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Leased, Operation, Tail, Vouching
 from fairway.storage.writer import Durability, FairWriter, WriterConfig
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from fairway.storage.completions import Waiter
+    from fairway.storage.ownership import Ownership
     from fairway.storage.statistics import ReaderStatistics, WriterStatistics
     from fairway.storage.wal import Wal
 
@@ -38,6 +39,8 @@ UPKEEP_S = (
     0.2  # short, so that a checkpoint has little to move and no commit waits long for the disk
 )
 SWEEP_ROWS = 250
+SWEEP_NS = 1_000_000_000
+"""How long rows are swept before the store's other upkeep has a turn."""
 
 
 class Log:
@@ -67,6 +70,8 @@ class Log:
         self._refusal: FairwayError = Closing("the log is not open")
         self._writer: FairWriter | None = None
         self._reader: FairReader | None = None
+        self.ownership: Ownership | None = wal.ownership if isinstance(wal, Leased) else None
+        """Until when it may be answered from; None if a lock decides, for as long as it is open."""
         self.lost: Fenced | None = None
         """Set once the store belongs to somebody else."""
         self.when_lost: list[Callable[[Fenced], None]] = []
@@ -274,6 +279,11 @@ class Log:
             self._writer.press_on()
 
     @property
+    def unsynced_kept(self) -> bool:
+        """See `Vouching`; False for a store that cannot tell."""
+        return isinstance(self._wal, Vouching) and self._wal.unsynced_kept
+
+    @property
     def busy_ratio(self) -> float:
         """The share of its threads' time in use of late, 0 to 1."""
         return self._pool.statistics().busy_ratio if self._writer is not None else 0.0
@@ -350,8 +360,16 @@ class Log:
         """How much is written at once at most, but for a single operation that is larger."""
         return self._writer_config.max_group_bytes
 
+    def check_owned(self) -> None:
+        """Raises `Fenced` once another process may own the store: what is known here may be out of
+        date then. For whoever answers from memory; what `read` and its like return was checked."""
+        if self.ownership is not None:
+            self.ownership.check()
+
     async def _read(self, partition: int, call: Callable[[], T]) -> T:
-        return await self._open_reader().submit(partition, call)
+        found = await self._open_reader().submit(partition, call)
+        self.check_owned()  # behind the read: it may have waited for long
+        return found
 
     async def _keep_up(self) -> None:
         """Checkpoints and sweeps: what keeps the files small and makes nobody wait."""
@@ -365,21 +383,33 @@ class Log:
                 await self._pool.run(self._wal.maintain)
                 await self._sweep_deleted()
             except Exception as error:  # the next write will meet the trouble and tell its caller
-                if isinstance(error, Fenced) and self.lost is None:
-                    self.lost = error
-                    for told in list(self.when_lost):
-                        told(error)
+                if isinstance(error, Fenced):
+                    self._lose(error)
+                    return  # nothing is left to keep up: the store is somebody else's
                 failures.add()
                 logger.warning("upkeep of the log failed, will try again: %s", error)
             with suppress(TimeoutError):
                 async with asyncio.timeout(UPKEEP_S):
                     await self._sweep.wait()
 
+    def _lose(self, error: Fenced) -> None:
+        logger.error("the log belongs to another process: %s", error)
+        self.lost = error
+        if self.ownership is not None:
+            self.ownership.lost = error
+        for told in list(self.when_lost):
+            told(error)
+
     async def _sweep_deleted(self) -> None:
         clock = clock_of()
+        until_ns = clock.now_ns() + SWEEP_NS
         while True:
             begin_ns = clock.now_ns()
             if not await self._pool.run(partial(self._wal.sweep, limit=SWEEP_ROWS)):
+                break
+            if begin_ns >= until_ns:
+                # The rest has its turn behind `maintain`, which may have a lease to renew.
+                self._sweep.set()
                 break
             # Writers wait for each chunk: let them have as much of the store's time as it took.
             await sleep_ns(clock.now_ns() - begin_ns)

@@ -7,10 +7,13 @@ completion belong to `writer` and `reader`, which call it from threads of the bl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 from zlib import crc32
 
 from fairway.errors import FairwayError, InvalidOperation
+
+if TYPE_CHECKING:
+    from fairway.storage.ownership import Ownership
 
 INT_MAX = 2**63 - 1
 """Partitions, keys and terms are whole numbers from 0 to this (keys from 1)."""
@@ -51,9 +54,9 @@ class Operation(NamedTuple):
     """One change of one partition, applied all or nothing and never split over groups.
 
     Applied in this order: `truncate_after` removes entries with a higher key; `entries` are
-    appended; `compact_before` removes entries with a lower key; `meta` sets names (None deletes);
-    `hard_state` replaces the former one. `delete` stands alone: the partition is gone from then on
-    and its rows are swept away in chunks.
+    appended; `compact_before` removes entries with a lower key; `remove` those in ranges of keys,
+    both ends included; `meta` sets names (None deletes); `hard_state` replaces the former one.
+    `delete` stands alone: the partition is gone from then on and its rows are swept away in chunks.
     """
 
     entries: Sequence[Entry] = ()
@@ -62,17 +65,19 @@ class Operation(NamedTuple):
     compact_before: int | None = None
     hard_state: HardState | None = None
     delete: bool = False
+    remove: Sequence[tuple[int, int]] = ()
 
     @classmethod
     def appending(cls, key: int, payload: bytes, term: int) -> Operation:
         """An append of one entry, made without the keyword machinery: there are very many."""
         entry = tuple.__new__(Entry, (key, payload, term))
-        return tuple.__new__(cls, ((entry,), NO_META, None, None, None, False))
+        return tuple.__new__(cls, ((entry,), NO_META, None, None, None, False, ()))
 
     @property
     def size(self) -> int:
         """Bytes it counts against byte limits: payloads, metadata, and what holding it costs."""
         size = 64 + 32 * len(self.entries) + sum(len(entry.payload) for entry in self.entries)
+        size += 32 * len(self.remove)
         for name, value in self.meta.items():
             size += len(name.encode()) + len(value or b"") + 32
         return size
@@ -110,6 +115,11 @@ class Operation(NamedTuple):
             floor = max(floor, self.compact_before)
             if floor > last_key:
                 last_term = 0
+        for first, last in self.remove:
+            if not (_whole(first) and _whole(last)) or not 1 <= first <= last <= last_key:
+                raise InvalidOperation(
+                    f"cannot remove {first} to {last}: the last key is {last_key}"
+                )
         if self.meta or self.hard_state is not None:
             self._check_values()
         return Tail(last_key, last_term, floor)
@@ -246,6 +256,25 @@ class Wal(Protocol):
     def close(self) -> None:
         """Give up ownership. Safe to call twice, or after a failed `open`."""
         ...
+
+
+@runtime_checkable
+class Vouching(Protocol):
+    """A `Wal` that can tell a crash of its process from one of the system."""
+
+    @property
+    def unsynced_kept(self) -> bool:
+        """Whether everything that the last owner wrote is there, synced or not: only its process
+        died. False if that is not known."""
+        ...
+
+
+@runtime_checkable
+class Leased(Protocol):
+    """A `Wal` that is owned for a time only, and says how long it may be answered from."""
+
+    @property
+    def ownership(self) -> Ownership: ...
 
 
 PARTITION_FACTOR, KEY_FACTOR, TERM_FACTOR = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from zlib import crc32
 
@@ -22,6 +23,9 @@ _SLOT = struct.Struct("<8sQI")  # magic, group number, checksum of both
 _MAGIC = b"fwmark01"
 _SLOT_BYTES = 512  # one sector each, so that a torn write cannot hurt both
 _NOTE_SLOT = 2
+_BOOT = struct.Struct("<8s16sI")  # magic, boot id, checksum of both
+_BOOT_MAGIC = b"fwboot01"
+_BOOT_SLOT = 3
 
 
 class Watermark:
@@ -29,7 +33,8 @@ class Watermark:
 
     It is written after the sync it speaks of and is not synced itself: after power loss it may be
     older than the data, never newer. One damaged slot is forgiven (the other is one step older);
-    two are not. The note is the store's own: any number up to 64 bits, None if there is none.
+    two are not. The note is the store's own: any number up to 64 bits, None if there is none. The
+    boot id says in which run of the system the store was last written: see `runtime.boot`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -38,6 +43,12 @@ class Watermark:
         self._value = 0
         self._next = 0  # the slot that is written next: the one with the older number
         self._note: int | None = None
+        self._boot: bytes | None = None
+
+    @property
+    def boot(self) -> bytes | None:
+        """The boot id last remembered, None if there is none or it is damaged."""
+        return self._boot
 
     @property
     def value(self) -> int:
@@ -73,6 +84,7 @@ class Watermark:
         except FileNotFoundError:
             raise Corrupt("the watermark is missing", place=str(self._path)) from None
         found = [_parse(os.pread(fd, _SLOT.size, slot * _SLOT_BYTES)) for slot in range(3)]
+        self._boot = _parse_boot(os.pread(fd, _BOOT.size, _BOOT_SLOT * _SLOT_BYTES))
         self._note = found.pop()
         sound = [number for number in found if number is not None]
         if not sound:
@@ -99,6 +111,17 @@ class Watermark:
         os.pwrite(self._fd, _slot(note), _NOTE_SLOT * _SLOT_BYTES)
         self._note = note
 
+    def remember_boot(self, boot: bytes | None) -> None:
+        """Replace the boot id; None if it is not known, or what was not synced may be gone."""
+        if boot == self._boot or self._fd is None:
+            return
+        raw = bytes(_BOOT.size)
+        if boot is not None:
+            raw = _BOOT.pack(_BOOT_MAGIC, boot, crc32(_BOOT_MAGIC + boot))
+        with suppress(OSError):
+            os.pwrite(self._fd, raw, _BOOT_SLOT * _SLOT_BYTES)
+            self._boot = boot
+
     def close(self) -> None:
         """Close the file. Safe to call twice."""
         if self._fd is not None:
@@ -118,3 +141,12 @@ def _parse(raw: bytes) -> int | None:
     if magic != _MAGIC or crc32(raw[:16]) != check:
         return None
     return int(number)
+
+
+def _parse_boot(raw: bytes) -> bytes | None:
+    if len(raw) != _BOOT.size:
+        return None
+    magic, boot, check = _BOOT.unpack(raw)
+    if magic != _BOOT_MAGIC or crc32(raw[:24]) != check:
+        return None
+    return bytes(boot)

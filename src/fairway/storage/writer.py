@@ -256,9 +256,10 @@ class FairWriter:
             state = self._tails.of(partition)
         if state.refusal is not None:
             raise state.refusal.again()
-        entries, meta, truncate, compact, hard_state, delete = operation
+        entries, meta, truncate, compact, hard_state, delete, remove = operation
         last_key, floor = state.last_key, state.floor
-        plain = truncate is None and compact is None and not (meta or hard_state or delete)
+        plain = truncate is None and compact is None
+        plain = plain and not (meta or hard_state or delete or remove)
         if plain and len(entries) == 1:
             # By far the most common, and checked without a call. All others, right or wrong, below.
             key, payload, term = entries[0]

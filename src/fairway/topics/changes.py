@@ -202,6 +202,9 @@ class Changes:
         stored = encode_topic(StoredTopic(config, topic.owner))
         try:
             meta = self._retention.snapshot_meta(topic)
+            if before.durability != config.durability:
+                # What is appended until the change is complete has the promise of the old class.
+                meta[names.RESERVED_DISK] = None
             if config.durability == "fsync" and topic.weak:
                 topic.config = config  # from here on nothing needs a reservation
                 meta[names.RESERVED] = None

@@ -147,7 +147,8 @@ class Delivery:
             live.routers.append(watcher)
         else:
             live.readers.setdefault(watcher.view, []).append(watcher)
-            self.touch(watcher.topic)
+            if watcher.view.touch:
+                self.touch(watcher.topic)
         watcher.on_resume = self._catch_up.queue
         self._catch_up.queue(watcher)
 
@@ -318,7 +319,8 @@ class Delivery:
         for view, group in list(live.readers.items()):
             watchers = [one for one in group if one.live]
             if watchers:
-                self.touch(topic)
+                if view.touch:
+                    self.touch(topic)
                 yield from self._deliver(topic, view, watchers, start, target)
             for watcher in list(group):
                 # Whoever is on its own way may now stand exactly where the others do, or not.

@@ -51,8 +51,10 @@ if TYPE_CHECKING:
     from typing import Self
 
     from fairway.core.pressure import Ladder
+    from fairway.errors import Fenced
     from fairway.storage.catalog import Named
     from fairway.storage.log import Log
+    from fairway.storage.ownership import Ownership
     from fairway.storage.reserve import DiskReserve
     from fairway.topics.batch import Batch
     from fairway.topics.match import TagMatch
@@ -97,12 +99,15 @@ class Topics:
         telemetry: Telemetry | None = None,
         sampler: PressureSampler | None = None,
         reserve: DiskReserve | None = None,
+        first_epoch: int = 1,
     ) -> None:
+        """`first_epoch` is where a new log begins to count the incarnations of its topics."""
         self.config = config or TopicsConfig()
         self.telemetry = telemetry if telemetry is not None else Telemetry()
         self.sampler = sampler or PressureSampler()
         self._log = log
         self._reserve = reserve
+        self._first_epoch = first_epoch
         self._registry = Registry(ephemeral_cap_bytes=self.config.ephemeral_cap_bytes)
         self._routers = Routers(self)
         self._closing = True
@@ -121,7 +126,7 @@ class Topics:
 
     async def __aenter__(self) -> Self:
         self._clock = clock_of()
-        self.catalog = Catalog(self._log)
+        self.catalog = Catalog(self._log, first=self._first_epoch)
         now_ms = self._now_ms()
         self._keys = KeyMemory(self.config.key_bytes, cold_until_ms=now_ms)
         self._hot = HotBytes(self.config.hot_bytes, self._dropped)
@@ -208,7 +213,7 @@ class Topics:
     ) -> None:
         self.stop_admitting()
         try:
-            if kind is None:
+            if kind is None and self._log.lost is None:
                 await self._save_all()
         except FairwayError as failure:
             logger.warning("snapshots were not written; the next start replays: %s", failure)
@@ -570,6 +575,20 @@ class Topics:
         for topic in self._registry:
             if topic.live is not None:
                 self.delivery.wake(topic.live)
+
+    def check_owned(self) -> None:
+        """Raises `Fenced` once another process may own the log: see `Log.check_owned`."""
+        self._log.check_owned()
+
+    @property
+    def ownership(self) -> Ownership | None:
+        """Until when topics may be answered from; None if for as long as the engine is open."""
+        return self._log.ownership
+
+    @property
+    def when_lost(self) -> list[Callable[[Fenced], None]]:
+        """Told once the log belongs to another process."""
+        return self._log.when_lost
 
     @property
     def read_only(self) -> str | None:

@@ -6,11 +6,13 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import aclosing
+from inspect import isawaitable
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from fairway.errors import InvalidRequest
+from fairway.errors import BadRecord, FairwayError, InvalidRequest
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
@@ -30,7 +32,8 @@ from fairway.wire.topics import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+    from typing import Self
 
     from fairway.topics.batch import Record as RawRecord
     from fairway.topics.engine import Topics
@@ -60,8 +63,8 @@ class RemoteTopics(Protocol):
     ) -> Read[Any]: ...
 
     def watch(
-        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
-    ) -> AsyncGenerator[Record[Any] | Lost, None]: ...
+        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch, touch: bool = True
+    ) -> AsyncGenerator[Record[Any] | Lost | BadRecord, None]: ...
 
     async def delete(self, name: str, asked: DeleteRequest) -> int: ...
 
@@ -98,7 +101,11 @@ class Lost(NamedTuple):
 
 
 class TopicHandle(Generic[T]):
-    """One topic, typed: what is appended is encoded, what is read is decoded and checked."""
+    """One topic, typed: what is appended is encoded, what is read is decoded and checked.
+
+    The type is a promise of this handle alone: over HTTP anybody with a key may append what does
+    not fit it. Such a record is told as `BadRecord`, and nobody stops at it.
+    """
 
     def __init__(self, app: HasTopics, name: str, type: Any, patch: TopicPatch) -> None:
         self.name = name
@@ -138,11 +145,14 @@ class TopicHandle(Generic[T]):
         check_writer(node, key)
         encode = msgspec.json.encode
         extra = b""
-        if tag is not None:
-            extra += b',"tag":' + encode(tag)
-        if meta is not None:
-            extra += b',"meta":' + encode(meta)
-        raw = b"[%b]" % b",".join(b'{"data":%b%b}' % (encode(value), extra) for value in values)
+        try:
+            if tag is not None:
+                extra += b',"tag":' + encode(tag)
+            if meta is not None:
+                extra += b',"meta":' + encode(meta)
+            raw = b"[%b]" % b",".join(b'{"data":%b%b}' % (encode(value), extra) for value in values)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InvalidRequest(f"topic {self.name!r}: a value is not JSON: {error}") from None
         new = NewBatch(records=parse_records(raw), node=node, key=key, patient=wait_for_room)
         _, appended, _ = await self._app.topics.append(self.name, new, config=self.patch)
         return appended
@@ -169,15 +179,15 @@ class TopicHandle(Generic[T]):
         asked = _asked(from_seq, epoch=epoch, limit=limit, node=node, match=match, wait_s=wait_s)
         if (remote := self._app.remote_topics) is not None:
             return await remote.read(self.name, self.type, asked, config=self.patch)
-        found = self._app.topics.find(self.name)
-        if found is None:
-            found, _ = await self._app.topics.create(self.name, self.patch)
+        known = self._app.topics.find(self.name)
+        if known is None:
+            known, _ = await self._app.topics.create(self.name, self.patch)
         answer = await self._app.topics.reading.diff(
             self.name,
             from_seq,
             epoch=epoch,
             limit=asked.limit,
-            selection=_selection(found, asked),
+            selection=_selection(known, asked),
             wait_ns=asked.wait_ms * MS_NS,
         )
         topic, page, recreated = answer
@@ -186,32 +196,54 @@ class TopicHandle(Generic[T]):
         if recreated:
             lost = (lost or Lost(1, 0, ""))._replace(reason="recreated")
         now = abs(topic.epoch)  # negative if it was deleted meanwhile
+        found = [self._record(record, now) for record in page.records]
+        bad = tuple(one for one in found if isinstance(one, BadRecord))
         return Read(
-            [self._record(record, now) for record in page.records],
+            [one for one in found if not isinstance(one, BadRecord)],
             lost,
             page.next_seq,
             page.next_seq >= topic.head,
             now,
+            bad,
         )
 
-    async def watch(
+    def watch(
         self,
         from_seq: int = 0,
         *,
         epoch: int | None = None,
         node: str | None = None,
         match: Match | None = None,
-    ) -> AsyncGenerator[Record[T] | Lost, None]:
+        touch: bool = True,
+        on_bad_record: Callable[[BadRecord], object] | None = None,
+    ) -> TopicWatch[T]:
         """Every record after `from_seq`, then every new one as it comes; `Lost` for a gap.
 
         A `from_seq` of another `epoch`, or one that the topic has not come to, is of another topic
         of that name: `Lost` says that it was recreated, and all of this one follows. Ends when the
         topic is deleted. A reader that is slow falls behind and catches up from the log: it costs
-        nobody else anything.
+        nobody else anything. Without `touch` it does not count as consuming: the topic's automatic
+        priority stays.
+
+        A record that does not fit the type raises `BadRecord`, which names topic and seq, and
+        iterating over the same watch again goes on behind it. With `on_bad_record` that is told,
+        awaited if it can be, and the watch goes on by itself.
         """
+        items = self._items(from_seq, epoch=epoch, node=node, match=match, touch=touch)
+        return TopicWatch(items, on_bad_record)
+
+    async def _items(
+        self,
+        from_seq: int,
+        *,
+        epoch: int | None,
+        node: str | None,
+        match: Match | None,
+        touch: bool,
+    ) -> AsyncGenerator[Record[T] | Lost | BadRecord, None]:
         asked = _asked(from_seq, epoch=epoch, node=node, match=match)
         if (remote := self._app.remote_topics) is not None:
-            watch = remote.watch(self.name, self.type, asked, config=self.patch)
+            watch = remote.watch(self.name, self.type, asked, config=self.patch, touch=touch)
             async with aclosing(watch) as items:
                 async for item in items:
                     yield item
@@ -221,16 +253,18 @@ class TopicHandle(Generic[T]):
         if topic is None:
             topic, _ = await engine.create(self.name, self.patch)
         inbox = _Inbox()
-        view = View(_PLAIN, _selection(topic, asked))
+        view = View(_PLAIN, _selection(topic, asked), touch=touch)
         now = topic.epoch
         recreated = epoch not in (None, now) or from_seq > topic.assigned
         start = topic.evict_floor - 1 if recreated else min(from_seq, topic.head)
         watcher = engine.watch(topic, view, inbox, start)
+        engine.when_lost.append(inbox.fail)
         try:
             if recreated:
                 yield Lost(1, start, "recreated")
             while True:
                 frame = await inbox.take()
+                engine.check_owned()
                 if frame is _DELETED:
                     return
                 if isinstance(frame, Gap):
@@ -240,6 +274,7 @@ class TopicHandle(Generic[T]):
                         yield self._record(record, now)
         finally:
             engine.unwatch(watcher)
+            engine.when_lost.remove(inbox.fail)
 
     async def delete(self, *, before_seq: int | None = None, match: Match | None = None) -> int:
         """Delete records that are there now, for good; returns how many.
@@ -261,18 +296,59 @@ class TopicHandle(Generic[T]):
 
         For the process that has the log; in `fairway worker` it raises `Closing`.
         """
+        self._app.topics.check_owned()
         return self._app.topics.get(self.name)
 
-    def _record(self, record: RawRecord, epoch: int) -> Record[T]:
+    def _record(self, record: RawRecord, epoch: int) -> Record[T] | BadRecord:
+        try:
+            data = self._decoder.decode(record.data)
+        except (msgspec.DecodeError, RecursionError) as error:
+            return BadRecord(self.name, record.seq, epoch, bytes(record.data), str(error))
         return Record(
             record.seq,
             record.ts,
-            self._decoder.decode(record.data),
+            data,
             record.tag,
             record.node,
             msgspec.json.decode(record.meta) if record.meta is not None else None,
             epoch,
         )
+
+
+class TopicWatch(Generic[T]):
+    """Records of a topic as they come. It outlives a record that does not fit its type."""
+
+    def __init__(
+        self,
+        items: AsyncGenerator[Record[T] | Lost | BadRecord, None],
+        on_bad_record: Callable[[BadRecord], object] | None,
+    ) -> None:
+        self._items = items
+        self._on_bad_record = on_bad_record
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Record[T] | Lost:
+        while True:
+            item = await anext(self._items)
+            if not isinstance(item, BadRecord):
+                return item
+            if self._on_bad_record is None:
+                raise item
+            answer = self._on_bad_record(item)
+            if isawaitable(answer):
+                await answer
+
+    async def aclose(self) -> None:
+        """Stop following."""
+        await self._items.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
 
 
 async def consumed(
@@ -311,6 +387,8 @@ class Read(NamedTuple, Generic[T]):
     caught_up: bool
     epoch: int
     """Of which incarnation of the topic `next_seq` is."""
+    bad: tuple[BadRecord, ...] = ()
+    """Records that do not fit the topic's type; they are not among `records`."""
 
 
 def _asked(
@@ -325,6 +403,8 @@ def _asked(
     """What a reader asks for, refused or brought into its range as it is over HTTP."""
     if not isinstance(node, str | None):
         raise InvalidRequest(f"node is one name, not {node!r}")
+    if not isfinite(wait_s):
+        raise InvalidRequest(f"wait_s is a number of seconds, not {wait_s}")
     asked = _checked(
         DiffRequest,
         from_seq=from_seq,
@@ -394,6 +474,12 @@ class _Inbox:
         self._frames: deque[Any] = deque()
         self._came = asyncio.Event()
         self._stalled: Watcher | None = None
+        self._failure: FairwayError | None = None
+
+    def fail(self, error: FairwayError) -> None:
+        """Nothing more comes: whoever takes is told why."""
+        self._failure = error
+        self._came.set()
 
     def write(self, watcher: Watcher, frame: Any, to_seq: int) -> bool:
         if len(self._frames) >= self.FRAMES_MAX and frame is not _DELETED:
@@ -405,6 +491,8 @@ class _Inbox:
 
     async def take(self) -> Any:
         while not self._frames:
+            if self._failure is not None:
+                raise self._failure.again()
             self._came.clear()
             await self._came.wait()
         frame = self._frames.popleft()

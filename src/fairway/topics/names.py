@@ -8,6 +8,9 @@ import msgspec
 
 SNAPSHOT: Final = "s"
 RESERVED: Final = "r"
+RESERVED_DISK: Final = "rd"
+"""The same number beside it, if it was reserved for the class `disk`: each of these seqs that was
+given out is written before anybody hears of it."""
 KEY: Final = "i/"
 PRODUCER: Final = "p/"
 RULE: Final = "x/"

@@ -52,6 +52,8 @@ def hot_page(
     topic: Topic, after: int, upto: int, limit: int, max_bytes: int, selection: Selection
 ) -> Page | None:
     """The next page if all of it is in memory, else None. Costs nothing but the records."""
+    if topic.holes:
+        after = max(after, min(topic.past_skipped(after), upto))
     gap = topic.gap_after(after)
     start = gap.last if gap is not None else after
     end = min(upto, topic.end_of_run(start))
@@ -78,6 +80,8 @@ async def cold_page(
 ) -> Page:
     """The next page, from the store."""
     limit = max(limit, 1)
+    if topic.holes:
+        after = max(after, min(topic.past_skipped(after), upto))
     while True:
         page = hot_page(topic, after, upto, limit, max_bytes, selection)
         if page is not None:
@@ -264,6 +268,7 @@ class Reading:
         page = hot_page(topic, after, upto, limit, max_bytes, selection)
         if page is None:
             page = await cold_page(self._log, topic, after, upto, limit, max_bytes, selection)
+        self._log.check_owned()
         return page
 
     async def batch_at(self, topic: Topic, seq: int) -> Batch | None:

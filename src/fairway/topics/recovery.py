@@ -44,6 +44,8 @@ _decode_topic = msgspec.msgpack.Decoder(StoredTopic).decode
 class _Found(NamedTuple):
     snapshot: bytes | None
     reserved: bytes | None
+    all_written: bool
+    """Whether every reserved seq that was given out is among the entries."""
     entries: list[Entry]
 
 
@@ -72,7 +74,8 @@ class Recovery:
             some = [stored.popitem() for _ in range(min(AT_ONCE, len(stored)))]
             topics = [self._new(name, named) for name, named in some]
             asked = [(topic.epoch, self._log.last_key(topic.epoch), topic.weak) for topic in topics]
-            found = await self._log.past_the_lanes(partial(_load, asked))
+            load = partial(_load, asked, self._log.unsynced_kept)
+            found = await self._log.past_the_lanes(load)
             for topic, facts in zip(topics, found, strict=True):
                 await self._complete(topic, facts)
                 self._admit(topic)
@@ -101,8 +104,12 @@ class Recovery:
         if topic.config.durability == "ephemeral" and topic.floor <= topic.head:
             topic.lose_all("crash")  # live or not: nobody must look for it in the store
         if found.reserved is not None:
-            # Not written down here: until it is, the jump in the seqs tells the same.
-            topic.note_crash(topic.head, names.decode_number(found.reserved))
+            reserved = names.decode_number(found.reserved)
+            if found.all_written and topic.config.durability == "disk":
+                topic.note_skip(reserved)
+            else:
+                # Not written down here: until it is, the jump in the seqs tells the same.
+                topic.note_crash(topic.head, reserved)
             topic.reserved = topic.head
         if topic.over_cap or topic.config.ttl_ms:
             # Before anybody reads: what was told to be lost does not come back.
@@ -119,7 +126,7 @@ class Recovery:
             after = page[-1][0]
 
 
-def _load(asked: list[tuple[int, int, bool]], wal: Wal) -> list[_Found]:
+def _load(asked: list[tuple[int, int, bool]], unsynced_kept: bool, wal: Wal) -> list[_Found]:
     """The snapshot of each partition, and the first page of what came after it."""
     found = []
     for epoch, last_key, weak in asked:
@@ -129,5 +136,8 @@ def _load(asked: list[tuple[int, int, bool]], wal: Wal) -> list[_Found]:
         if head < last_key:
             entries = wal.read(epoch, first=head + 1, limit=PAGE, max_bytes=PAGE_BYTES)
         reserved = wal.meta(epoch, names.RESERVED) if weak else None
-        found.append(_Found(snapshot, reserved, entries))
+        all_written = False
+        if unsynced_kept and reserved is not None:
+            all_written = wal.meta(epoch, names.RESERVED_DISK) == reserved
+        found.append(_Found(snapshot, reserved, all_written, entries))
     return found

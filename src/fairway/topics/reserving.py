@@ -1,8 +1,9 @@
 """Seqs of the weaker classes are reserved durably before they are given out.
 
 A crash may take the records that had them, and then the next start goes on behind the reservation:
-no seq ever means two records. More is reserved before the last of them is given out, so that hardly
-anybody waits for it.
+no seq ever means two records. If only this process died, those of the class `disk` are all there,
+and what is left of the reservation is skipped: it was never written. More is reserved before the
+last of them is given out, so that hardly anybody waits for it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from fairway.errors import FairwayError, NotFound, OutcomeUnknown, WriteFailed
 from fairway.storage.wal import Operation
 from fairway.topics import names
+from fairway.topics.topic import encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +70,12 @@ class Reserving:
     def _begin(self, topic: Topic, live: LivePart, count: int) -> asyncio.Future[int]:
         # Never less than another one asked for: the last of them is what the store keeps.
         upto = max(topic.assigned + count + step(topic), live.reserving)
-        meta = {names.RESERVED: names.encode_number(upto)}
+        number = names.encode_number(upto)
+        disk = topic.config.durability == "disk"
+        meta = {names.RESERVED: number, names.RESERVED_DISK: number if disk else None}
+        snapshot = topic.snapshot() if topic.skip_unsaved else None
+        if snapshot is not None:
+            meta[names.SNAPSHOT] = encode_snapshot(snapshot)
         written = self._log.submit(topic.epoch, Operation(meta=meta))
         live.reserving, live.reservation = upto, written
 
@@ -80,6 +87,8 @@ class Reserving:
             if (error := written.exception()) is not None:
                 self._writability.note(error, abs(topic.epoch))
                 return
+            if snapshot is not None:
+                topic.snapshot_head = max(topic.snapshot_head, snapshot.head)
             if live.reserving >= upto:  # else the class changed meanwhile, and took it back
                 topic.reserved = max(topic.reserved, upto)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from fairway.errors import Conflict, FairwayError, InvalidRequest, NotFound
+from fairway.errors import Conflict, FairwayError, NotFound
 from fairway.runtime.clock import sleep_ns
 from fairway.storage.writer import Durability
 from fairway.topics.match import TagMatch
@@ -146,7 +146,11 @@ class Routers:
         check_name(config.source)
         check_name(config.dest)
         if config.source == config.dest:
-            raise InvalidRequest(f"a router needs two topics, not {config.source!r} twice")
+            raise Conflict(
+                f"a router needs two topics, not {config.source!r} twice",
+                code="router_cycle",
+                detail={"cycle": [config.source, config.source]},
+            )
         if config.filter is not None:
             TagMatch.of(config.filter)
 

@@ -12,7 +12,7 @@ deletes too. Always `evict_floor <= earliest`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -26,12 +26,16 @@ if TYPE_CHECKING:
     from fairway.wire.topics import LossReason, TopicConfig
 
 
+SKIPPED: Final = "skipped"
+"""Why a hole is no loss: its seqs were reserved, and never written."""
+
+
 class Hole(NamedTuple):
-    """Seqs that are lost, with live records before them."""
+    """Seqs that are lost, with live records before them; or that were skipped."""
 
     first: int
     last: int
-    reason: LossReason
+    reason: LossReason | Literal["skipped"]
 
 
 class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -176,9 +180,26 @@ class Topic:
         if following < self.evict_floor:
             return Gap(following, self.evict_floor - 1, self.floor_reason or "cap")
         for hole in self.holes:
-            if hole.first <= following <= hole.last:
+            if hole.first <= following <= hole.last and hole.reason != "skipped":
                 return Gap(following, hole.last, hole.reason)
         return None
+
+    def past_skipped(self, seq: int) -> int:
+        """Where a reader at `seq` stands once it has passed over seqs that were never written."""
+        for hole in self.holes:
+            if hole.reason == SKIPPED and hole.first <= seq + 1 <= hole.last:
+                seq = hole.last
+        return seq
+
+    @property
+    def skip_unsaved(self) -> bool:
+        """Whether seqs were skipped at the end, and no snapshot tells of it: then the next record
+        must not be written before one does, or the jump would pass for a loss."""
+        return bool(
+            self.holes
+            and self.holes[-1].reason == SKIPPED
+            and self.holes[-1].last > self.snapshot_head
+        )
 
     def end_of_run(self, seq: int) -> int:
         """The last seq after `seq`, up to the head, before the next hole."""
@@ -288,16 +309,21 @@ class Topic:
         if floor <= self.evict_floor:
             return
         while self.holes and self.holes[0].first <= floor:
-            # A hole that the floor reaches is part of the lost prefix from now on.
+            # A hole that the floor reaches is part of the lost prefix from now on. What was skipped
+            # is so only if something behind it is lost, too.
             reached, *rest = self.holes
+            if reached.reason == SKIPPED:
+                if reached.first == floor:
+                    break
+            elif reason != reached.reason:
+                reason = "mixed"
             floor = max(floor, reached.last + 1)
-            reason = reason if reason == reached.reason else "mixed"
             self.holes = tuple(rest)
         if self.floor_reason not in (None, reason):
             reason = "mixed"
         self.evict_floor = floor
         self.floor_reason = reason
-        self.earliest = max(self.earliest, min(floor, self.head + 1))
+        self.start_at(min(floor, self.head + 1))
 
     def note_crash(self, last_known: int, upto: int) -> None:
         """Seqs above `last_known` up to `upto` were reserved and may have been acknowledged."""
@@ -312,6 +338,20 @@ class Topic:
             self.holes = (*self.holes, Hole(last_known + 1, upto, "crash"))
         if self.earliest > last_known or not self.count:
             self.earliest = upto + 1
+
+    def note_skip(self, upto: int) -> None:
+        """Seqs above the head up to `upto` were reserved, and certainly never written."""
+        first = self.head + 1
+        if upto < first:
+            return
+        self.head = self.assigned = self.drained = upto
+        if self.holes and self.holes[-1][1:] == (first - 1, SKIPPED):
+            first = self.holes[-1].first
+            self.holes = self.holes[:-1]
+        self.holes = (*self.holes, Hole(first, upto, "skipped"))
+        if not self.count:
+            self.earliest = upto + 1
+        self.start_at(self.earliest)
 
     def lose_range(self, first: int, last: int, count: int, size: int) -> None:
         """Published seqs of a class that promises nothing could not be written after all."""

@@ -43,6 +43,8 @@ class View:
     projection: Projection = DEFAULT
     limit: int = 256
     max_bytes: int = 256 * 1024
+    touch: bool = True
+    """Whether what they are given counts as consuming, for the topic's automatic priority."""
 
 
 class Sink(Protocol):

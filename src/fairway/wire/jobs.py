@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from fairway.errors import Invalid
+
 JOBS_MAX: Final = 1_000
 ARGS_BYTES_MAX: Final = 1024 * 1024
 TEXT_MAX: Final = 255
@@ -21,9 +23,13 @@ DURATION_MS_MAX: Final = 3_153_600_000_000
 AT_MS_MAX: Final = 7_258_118_400_000
 """The year 2200."""
 LIMIT_MAX: Final = 1_000_000
+RATE_MIN: Final = 1e-6
+"""One start in eleven and a half days. A queue that is to start nothing is paused."""
 VERSION_MAX: Final = 2**31 - 1
 
-Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX)]
+NO_NUL: Final = {"pattern": "^[^\\u0000]*$"}
+"""Not every store can keep a NUL."""
+Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX, extra_json_schema=NO_NUL)]
 QueueName: TypeAlias = Annotated[
     str,
     Meta(max_length=TEXT_MAX, extra_json_schema={"pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"}),
@@ -48,7 +54,7 @@ class JobOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     step: Text | None = None
     """Where a machine that the server does not know begins."""
     queue: QueueName | None = None
-    tenant: Annotated[str, Meta(max_length=TEXT_MAX)] | None = None
+    tenant: Annotated[str, Meta(max_length=TEXT_MAX, extra_json_schema=NO_NUL)] | None = None
     priority: Annotated[int, Meta(ge=-1000, le=1000)] | None = None
     delay_ms: Duration | None = None
     at: Annotated[int, Meta(ge=0, le=AT_MS_MAX)] | None = None
@@ -59,7 +65,9 @@ class JobOrder(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, om
     partition_key: Text | None = None
     """At most one job with it runs at a time."""
     max_attempts: Annotated[int, Meta(ge=1, le=LIMIT_MAX)] | None = None
-    traceparent: Annotated[str, Meta(min_length=1, max_length=TRACE_MAX)] | None = None
+    traceparent: (
+        Annotated[str, Meta(min_length=1, max_length=TRACE_MAX, extra_json_schema=NO_NUL)] | None
+    ) = None
     """Stored with the job; the header of the request if not given."""
 
 
@@ -153,7 +161,9 @@ class SignalReply(Struct, frozen=True, kw_only=True):
 
 
 class CancelRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    reason: Annotated[str, Meta(min_length=1, max_length=REASON_MAX)] = "cancelled"
+    reason: Annotated[str, Meta(min_length=1, max_length=REASON_MAX, extra_json_schema=NO_NUL)] = (
+        "cancelled"
+    )
     """Kept as the error of what it ends, and told to what runs."""
 
 
@@ -174,10 +184,34 @@ class QueueLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     concurrency: Annotated[int, Meta(ge=1, le=LIMIT_MAX)] | None = None
     """How many of its jobs run at once."""
-    rate_per_s: Annotated[float, Meta(gt=0, le=LIMIT_MAX)] | None = None
+    rate_per_s: Annotated[float, Meta(ge=RATE_MIN, le=LIMIT_MAX)] | None = None
     """Starts per second on average."""
     burst: Annotated[int, Meta(ge=1, le=LIMIT_MAX)] = 1
     """How many starts a quiet queue saves up."""
+
+
+def check_limits(concurrency: object, rate_per_s: object, burst: object) -> None:
+    """Refuse limits that cannot be kept. Raises `Invalid`.
+
+    A number that is none (NaN) would be written as null in JSON, and null is no limit at all.
+    """
+    if concurrency is not None and not _count(concurrency, 0):
+        raise Invalid(f"concurrency is a number from 0 to {LIMIT_MAX:,}, not {concurrency!r}")
+    if rate_per_s is not None and not (
+        isinstance(rate_per_s, (int, float))
+        and not isinstance(rate_per_s, bool)
+        and RATE_MIN <= rate_per_s <= LIMIT_MAX
+    ):
+        raise Invalid(
+            f"rate_per_s is from {RATE_MIN:g} to {LIMIT_MAX:,}, not {rate_per_s!r}:"
+            " pause a queue that is to start nothing"
+        )
+    if not _count(burst, 1):
+        raise Invalid(f"burst is a number from 1 to {LIMIT_MAX:,}, not {burst!r}")
+
+
+def _count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LIMIT_MAX
 
 
 class QueueView(Struct, frozen=True, kw_only=True):
@@ -206,9 +240,13 @@ class QueueSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """All of them: one that is not named is no limit."""
 
 
-class PruneRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PruneRequest(
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     older_than_ms: Duration
     """Forget jobs that ended longer ago; what an unfinished parent may still read stays."""
+    failed_older_than_ms: Duration | None = None
+    """The same for those that failed or are dead; null takes the other."""
 
 
 class PruneReply(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ embedded API refuse the same things with the same words. What needs a topic's st
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -88,6 +88,21 @@ class TopicPatch(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(config, **changes) if changes else config
 
 
+class TopicOptions(TypedDict, total=False):
+    """The fields of a `TopicConfig`, as keywords."""
+
+    ttl_ms: int
+    cap_records: int
+    cap_bytes: int
+    discard: Discard
+    durability: DurabilityName
+    priority: int | None
+    auto_priority: bool
+    auto_create: bool
+    idempotency_window_ms: int
+    dedupe_node: bool
+
+
 class AppendRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v0/topics/{t}`. The records are decoded apart: see `records`."""
 
@@ -111,7 +126,23 @@ class AppendReply(Struct, frozen=True, kw_only=True):
     deduped: bool
 
 
-MatchTuple: TypeAlias = tuple[Literal["tag"], Literal["Eq", "Glob"], str]
+TopicName: TypeAlias = Annotated[
+    str,
+    Meta(extra_json_schema={"pattern": f"^{NAME.pattern}$", "minLength": 1, "maxLength": 255}),
+]
+"""`check_name` says what is wrong with one."""
+MatchTuple: TypeAlias = Annotated[
+    tuple[Literal["tag"], Literal["Eq", "Glob"], str],
+    Meta(
+        extra_json_schema={
+            "prefixItems": [{"const": "tag"}, {"enum": ["Eq", "Glob"]}, {"type": "string"}],
+            "oneOf": [
+                {"prefixItems": [{}, {"const": "Eq"}, {}]},
+                {"prefixItems": [{}, {"const": "Glob"}, {"pattern": r"^[^*]*\*$"}]},
+            ],
+        }
+    ),
+]
 Match: TypeAlias = str | MatchTuple
 """A tag predicate: `"x"` and `["tag","Eq","x"]` are exact, `["tag","Glob","x*"]` is a prefix.
 
@@ -221,13 +252,23 @@ class DeleteTopicReply(Struct, frozen=True, kw_only=True):
 class RouterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rule that copies what is appended to `source` into `dest`."""
 
-    source: str
-    dest: str
+    source: TopicName
+    dest: TopicName
     filter: Match | None = None
     preserve_node: bool = True
     preserve_tag: bool = True
     create_dest: bool = True
     allow_cycle: bool = False
+
+
+class RouterOptions(TypedDict, total=False):
+    """The fields of a `RouterConfig` besides its two topics, as keywords."""
+
+    filter: Match | None
+    preserve_node: bool
+    preserve_tag: bool
+    create_dest: bool
+    allow_cycle: bool
 
 
 class RouterState(Struct, frozen=True, kw_only=True):
@@ -279,8 +320,13 @@ class WatchTopic(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class WatchRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v0/watch`: named topics, a prefix such as `orders.*`, or both."""
 
-    topics: dict[str, WatchTopic] = {}
-    prefix: str | None = None
+    topics: dict[TopicName, WatchTopic] = {}
+    prefix: (
+        Annotated[
+            str, Meta(extra_json_schema={"pattern": r"^([A-Za-z0-9][A-Za-z0-9._:-]{0,254})?\*?$"})
+        ]
+        | None
+    ) = None
     node: str | list[str] | None = None
     match: Match | None = None
     limit: Count = LIMIT_DEFAULT
@@ -289,6 +335,8 @@ class WatchRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     include_meta: bool = True
     include_tags: bool = False
     include_data: bool = True
+    touch: bool = True
+    """Whether it counts as consuming, for the automatic priority of its topics."""
 
 
 class WatchPosition(Struct, frozen=True, kw_only=True):
@@ -340,7 +388,12 @@ def match_of(match: Match | None) -> Match | None:
 
 def check_writer(node: str | None, key: str | None) -> None:
     """Refuse a node or an idempotency key that is too long."""
-    if node is not None and len(node.encode()) > NODE_BYTES_MAX:
-        raise InvalidRequest(f"node has more than {NODE_BYTES_MAX} bytes", code="record_too_large")
-    if key is not None and not 0 < len(key.encode()) <= KEY_BYTES_MAX:
-        raise InvalidRequest(f"idempotency_key has 1 to {KEY_BYTES_MAX} bytes")
+    try:
+        if node is not None and len(node.encode()) > NODE_BYTES_MAX:
+            raise InvalidRequest(
+                f"node has more than {NODE_BYTES_MAX} bytes", code="record_too_large"
+            )
+        if key is not None and not 0 < len(key.encode()) <= KEY_BYTES_MAX:
+            raise InvalidRequest(f"idempotency_key has 1 to {KEY_BYTES_MAX} bytes")
+    except UnicodeEncodeError:
+        raise InvalidRequest("node or idempotency_key holds half a character") from None

@@ -44,6 +44,7 @@ def _named(value: object) -> str:
         (Operation(compact_before=1), START),
         (Operation(compact_before=10), Tail(10, 4, 10)),
         (Operation(compact_before=11), Tail(10, 0, 11)),
+        (Operation(remove=[(1, 10), (4, 4)]), START),
         (DELETE, Tail()),
     ],
 )
@@ -85,6 +86,10 @@ def test_truncation_comes_first_and_compaction_after_the_entries(
         (Operation(compact_before=0), "cannot compact"),
         (Operation([Entry(20, b"")], compact_before=22), "the last key is 20"),
         (Operation(truncate_after=5, compact_before=7), "the last key is 5"),
+        (Operation(remove=[(1, 2), (5, 11)]), "cannot remove 5 to 11: the last key is 10"),
+        (Operation(remove=[(0, 2)]), "cannot remove"),
+        (Operation(remove=[(5, 4)]), "cannot remove"),
+        (DELETE._replace(remove=[(1, 2)]), "stands alone"),
         (DELETE._replace(meta={"name": b""}), "stands alone"),
         (DELETE._replace(entries=[Entry(11, b"")]), "stands alone"),
         (DELETE._replace(hard_state=HardState(1)), "stands alone"),

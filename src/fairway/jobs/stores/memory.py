@@ -20,6 +20,7 @@ from fairway.jobs.job import (
     Beat,
     Child,
     Claim,
+    Died,
     Enqueued,
     Fate,
     Filter,
@@ -75,6 +76,7 @@ class _Row(Struct, kw_only=True, eq=False):
     timed_out: bool = False
     cancelling: bool = False
     inbox: list[tuple[Signal, str | None]] = field(default_factory=list)
+    dedup: dict[str, int | None] = field(default_factory=dict)  # when its signal was dealt with
     progress: bytes | None = None
     result: bytes | None = None
     error: str | None = None
@@ -186,6 +188,7 @@ class MemoryStore:
 
     def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
         now = self._now()
+        known = dict(held)
         if not self._alive(worker):
             return Beat(alive=False)
         self._workers[worker] = max(self._workers[worker], now + ttl_ns)
@@ -197,7 +200,18 @@ class MemoryStore:
                 released += 1
             elif row.cancelling:
                 cancel[row.id] = row.error or CANCELLED
-        return Beat(alive=True, cancel=cancel, released=released)
+        have = {(row.id, row.token) for row in self._leased(worker)}
+        lost = {id: token for id, token in known.items() if (id, token) not in have}
+        return Beat(alive=True, cancel=cancel, released=released, lost=lost)
+
+    async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
+        have = {(row.id, row.token) for row in self._leased(worker)}
+        for claim in claims:
+            row = self._rows.get(claim.id)
+            if row is None or row.status.ended or (claim.id, claim.token) in have:
+                continue
+            then = (claim.step, claim.attempt, claim.crashes)
+            row.crashes += (row.step, row.attempt, row.crashes) == then
 
     def _alive(self, worker: int) -> bool:
         return self._workers.get(worker, 0) > self._now()
@@ -260,7 +274,6 @@ class MemoryStore:
 
     def _settle(self, row: _Row, settlement: Settlement) -> None:
         fate = settlement.fate
-        seen = frozenset(signal.id for signal in settlement.claim.signals)
         row.worker = None
         if row.cancelling and fate not in _END:
             self._end(row, Status.CANCELLED, None, row.error)
@@ -270,6 +283,8 @@ class MemoryStore:
         if settlement.progress is not None:
             row.progress = settlement.progress
         row.error = settlement.error
+        if consumed := settlement.consumed:
+            self._consume(row, consumed)
         if fate in _END:
             self._end(row, _END[fate], settlement.result, settlement.error)
             return
@@ -286,26 +301,33 @@ class MemoryStore:
         row.attempt = 0
         row.timed_out = False
         if fate is Fate.WAIT:
-            row.names = settlement.names
-            if any(one.name in row.names and one.id not in seen for one, _ in row.inbox):
-                self._give_back(row)
-            else:
-                self._park(row, Status.WAITING, settlement.delay_ns or None)
+            self._await(row, settlement)
             return
-        row.inbox = [entry for entry in row.inbox if entry[0].id not in seen]
         row.names = ()
         self._enqueue([_adopted(child, row.id) for child in settlement.children])
         if fate is Fate.SPAWN and settlement.names:
             # Children that report by signal: it waits for those.
-            row.names = settlement.names
-            if any(one.name in row.names for one, _ in row.inbox):
-                self._give_back(row)
-            else:
-                self._park(row, Status.WAITING, settlement.delay_ns or None)
+            self._await(row, settlement)
         elif fate is Fate.SPAWN and self._pending(row):
             self._park(row, Status.WAITING, settlement.delay_ns or None)
         else:
             self._give_back(row)
+
+    def _consume(self, row: _Row, signals: Collection[int]) -> None:
+        """A step has dealt with these; their dedup keys stand on."""
+        row.timed_out = False  # what it waited for had come
+        for one, dedup in row.inbox:
+            if one.id in signals and dedup is not None:
+                row.dedup[dedup] = self._now()
+        row.inbox = [entry for entry in row.inbox if entry[0].id not in signals]
+
+    def _await(self, row: _Row, settlement: Settlement) -> None:
+        """Wait for signals, unless one of them is there."""
+        row.names = settlement.names
+        if any(one.name in row.names for one, _ in row.inbox):
+            self._give_back(row)
+        else:
+            self._park(row, Status.WAITING, settlement.delay_ns or None)
 
     def _set_aside(self, settlement: Settlement) -> None:
         """Others like this one, at the heads of its lanes, wait for those who know them as well."""
@@ -440,6 +462,7 @@ class MemoryStore:
         row.status = Status.RUNNING
         row.worker, row.token, row.claimed_ns = worker, token, self._now()
         new = row.new
+        signals = tuple(one for one, _ in row.inbox if one.name in row.names)
         return Claim(
             id=row.id,
             token=token,
@@ -456,10 +479,10 @@ class MemoryStore:
             partition_key=new.partition_key,
             parent=new.parent,
             trace=new.trace,
-            timed_out=row.timed_out,
+            timed_out=row.timed_out and not signals,
             cancelling=(row.error or CANCELLED) if row.cancelling else None,
             retries=row.retries,
-            signals=tuple(one for one, _ in row.inbox if one.name in row.names),
+            signals=signals,
             children=tuple(
                 Child(child.id, child.new.kind, child.status, child.result, child.error)
                 for child in self._rows.values()
@@ -484,7 +507,8 @@ class MemoryStore:
 
     async def reap(self, limit: int) -> Reaped:
         lost = [worker for worker in self._workers if not self._alive(worker)]
-        returned = dead = 0
+        returned = 0
+        died = []
         lanes = set()
         rows = [row for worker in lost for row in self._leased(worker)]
         for row in rows[:limit]:
@@ -493,8 +517,9 @@ class MemoryStore:
             if row.cancelling:
                 self._end(row, Status.CANCELLED, None, row.error)
             elif spent or row.crashes >= row.new.max_crashes:
-                dead += 1
-                self._end(row, Status.DEAD, None, f"its worker died {row.crashes} times")
+                error = f"its worker died {row.crashes} times"
+                died.append(Died(row.id, row.new.kind, row.attempt + row.crashes, error))
+                self._end(row, Status.DEAD, None, error)
             else:
                 returned += 1
                 self._give_back(row)
@@ -502,7 +527,7 @@ class MemoryStore:
         for worker in lost:
             if not self._leased(worker):
                 del self._workers[worker]
-        return Reaped(len(lost), returned, dead, frozenset(lanes))
+        return Reaped(len(lost), returned, len(died), frozenset(lanes), tuple(sorted(died)))
 
     async def age(self, limit: int) -> int:
         now = self._now()
@@ -529,8 +554,10 @@ class MemoryStore:
         return self._deliver(row, name, payload, dedup)
 
     def _deliver(self, row: _Row, name: str, payload: bytes, dedup: str | None) -> Delivered:
-        if dedup is not None and any(dedup == known for _, known in row.inbox):
-            return Delivered(row.id, False, None)
+        if dedup is not None:
+            if dedup in row.dedup:
+                return Delivered(row.id, False, None)
+            row.dedup[dedup] = None
         self._last_signal += 1
         row.inbox.append((Signal(self._last_signal, name, payload), dedup))
         if row.status is Status.WAITING and name in row.names:
@@ -578,6 +605,7 @@ class MemoryStore:
             row.retries += 1
             row.timed_out = False
             row.finished_ns = row.error = row.result = None
+            row.dedup = {key: at for key, at in row.dedup.items() if at is not None}
             self._make_ready(row)
             again.append(id)
         return again
@@ -643,15 +671,26 @@ class MemoryStore:
         bucket.tokens = float(limits.burst)
         bucket.refilled_ns = self._now()
 
-    async def prune(self, older_than_ns: int, *, exact: bool = True) -> int:
-        horizon = self._now() - older_than_ns
-        gone = [
-            row.id
-            for row in self._rows.values()
-            if row.finished_ns is not None
-            and row.finished_ns <= horizon
-            and not self._parent_lives(row)
-        ]
+    async def prune(
+        self,
+        older_than_ns: int,
+        *,
+        failed_older_than_ns: int | None = None,
+        dedup_older_than_ns: int | None = None,
+        exact: bool = True,
+    ) -> int:
+        now = self._now()
+        if failed_older_than_ns is None:
+            failed_older_than_ns = older_than_ns
+        gone = []
+        for row in self._rows.values():
+            failed = row.status in (Status.FAILED, Status.DEAD)
+            horizon = now - (failed_older_than_ns if failed else older_than_ns)
+            if row.finished_ns is not None and row.finished_ns <= horizon:
+                gone += [] if self._parent_lives(row) else [row.id]
+            if dedup_older_than_ns is not None:
+                horizon = now - dedup_older_than_ns
+                row.dedup = {key: at for key, at in row.dedup.items() if at is None or at > horizon}
         for id in gone:
             del self._rows[id]
         for key, (id, until) in list(self._keys.items()):

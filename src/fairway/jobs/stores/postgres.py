@@ -7,11 +7,13 @@ tried again. Beside this file stand its nouns: lanes, intake, claiming, settling
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairway.core.priority import Band
-from fairway.errors import FairwayError, Invalid
-from fairway.jobs.job import Fate, Lane, Limits, QueueState, Reaped, Status, distinct, lane_of
+from fairway.errors import FairwayError, Invalid, InvalidConfig
+from fairway.jobs.job import Died, Fate, Lane, QueueState, Reaped, Status, distinct, lane_of
+from fairway.jobs.limits import stored_limits
 from fairway.jobs.store import Cancelled, Cursor, Delivered, Ended, Exchanged, Promoted
 from fairway.jobs.stores.postgres_browsing import browsing, job_of
 from fairway.jobs.stores.postgres_claiming import Claiming, by_id, put_off
@@ -23,16 +25,20 @@ from fairway.jobs.stores.postgres_lanes import LaneNumbers, LowWater
 from fairway.jobs.stores.postgres_locks import KeyLocks
 from fairway.jobs.stores.postgres_settling import Settling, lanes_with
 from fairway.jobs.stores.postgres_timetable import PostgresTimetable
-from fairway.jobs.stores.postgres_within import unwrapped
+from fairway.jobs.stores.postgres_within import Guests
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from fairway.jobs.job import Enqueued, Filter, Job, NewJob, Settlement
+    from fairway.jobs.job import Claim, Enqueued, Filter, Job, Limits, NewJob, Settlement
     from fairway.jobs.store import Want
     from fairway.jobs.stores.postgres_connections import Connection
 
 SCHEMA = "fairway_jobs"
+MILLISECOND_NS = 1_000_000
+LOCK_TIMEOUT_NS = 5_000 * MILLISECOND_NS
+LOOKS_MAX = 100
+"""How often a cancel looks for jobs that were on their way; each time somebody had moved them."""
 
 
 class PostgresStore:
@@ -45,24 +51,42 @@ class PostgresStore:
         schema: str = SCHEMA,
         connections: int = 8,
         keys: Literal["table", "advisory"] = "table",
+        claims: Literal["relaxed", "durable"] = "relaxed",
+        lock_timeout_ns: int = LOCK_TIMEOUT_NS,
         **options: Any,
     ) -> None:
         """`connections` at most; `options` go to `asyncpg.create_pool`.
+
+        `lock_timeout_ns` is how long a call waits for a transaction of somebody else that is in its
+        way, such as one that has enqueued the same unique key and is not committed yet; then it is
+        refused with `LockTimeout`, and nothing has changed. Raising it bears longer transactions
+        and lets their neighbours hang for longer.
 
         `keys` says how partition keys are held, and all workers of a schema must agree: in a table,
         which poolers do not disturb and which can keep strict order, or as advisory locks of one
         session.
 
+        `claims` says what of a claim is on disk when it is made. Those under a partition key or a
+        limit always are; with `durable` all of them, and a crash of the database undoes none.
+
         Behind a pooler in transaction mode give `statement_cache_size=0`.
         """
+        if claims not in ("relaxed", "durable"):
+            raise InvalidConfig(f"claims are relaxed or durable, not {claims!r}")
+        if lock_timeout_ns < MILLISECOND_NS:
+            raise InvalidConfig("lock_timeout is at least a millisecond")
         self._dsn = dsn
-        self._connections = Connections(dsn, schema=schema, size=connections, options=options)
+        self._lock_timeout_ns = lock_timeout_ns
+        waits = {"lock_timeout": str(lock_timeout_ns // MILLISECOND_NS)}
+        self._connections = Connections(
+            dsn, schema=schema, size=connections, options=options, settings=waits
+        )
         self._relaxed = Connections(
             dsn,
             schema=schema,
             size=2,
             options=options,
-            settings={"synchronous_commit": "off"},
+            settings={"synchronous_commit": "off", **waits} if claims == "relaxed" else waits,
         )
         self.timetable = PostgresTimetable(self._connections)
         self._sql = self._connections.sql
@@ -70,6 +94,7 @@ class PostgresStore:
         self._low_water = LowWater()
         self._locks = KeyLocks(dsn, schema) if keys == "advisory" else None
         self._intake = Intake(self._connections, self._lanes)
+        self._guests = Guests(self._connections, lock_timeout_ns // MILLISECOND_NS)
         self._history = History(self._connections)
         self._settling = Settling(self._sql, self._intake, self._lanes)
         self._claiming = Claiming(
@@ -105,13 +130,8 @@ class PostgresStore:
         if within is None and cursor is None and len(jobs) > 1 and alike(jobs):
             return await self._intake.add_alike(jobs)
         await self._lanes.ensure({lane_of(job) for job in distinct(jobs)})
-        if within is not None:
-            return await self._intake.add(await unwrapped(within), jobs)
-        if cursor is None and all(job.unique_key is None for job in distinct(jobs)):
-            async with self._connections.connection() as connection:  # one statement commits itself
-                return await self._intake.add(connection, jobs)
 
-        async def add(connection: Connection) -> list[Enqueued]:
+        async def add(connection: Any) -> list[Enqueued]:
             if cursor is not None:
                 name, epoch, seq, first = cursor
                 first = seq if first is None else first
@@ -119,6 +139,15 @@ class PostgresStore:
                     return []
             return await self._intake.add(connection, jobs)
 
+        one = cursor is None and all(job.unique_key is None for job in distinct(jobs))
+        if within is not None:
+            guest = await self._guests.welcome(within)
+            if one:
+                return await add(guest)
+            async with self._guests.all_or_none(guest):
+                return await add(guest)
+        if one:
+            return await self._connections.statement(add)  # one statement commits itself
         return await self._connections.transaction(add)
 
     async def cursor(self, name: str) -> Cursor | None:
@@ -135,6 +164,20 @@ class PostgresStore:
     async def unregister(self, worker: int) -> None:
         async with self._connections.connection() as connection:
             await connection.execute(self._sql["unregister"], worker)
+
+    async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
+        async def count(connection: Connection) -> None:
+            await connection.execute(
+                self._sql["count_lost"],
+                worker,
+                [one.id for one in claims],
+                [one.token for one in claims],
+                [one.step for one in claims],
+                [one.attempt for one in claims],
+                [one.crashes for one in claims],
+            )
+
+        await self._connections.statement(count)
 
     def heart(self) -> PostgresHeart:
         return PostgresHeart(self._dsn, self._sql, gave_back=self._low_water.clear)
@@ -164,14 +207,23 @@ class PostgresStore:
             lost = {one.id for one in keyed if not self._locks.holds((one.id, one.token))}
             settling = [put_off(one.claim, 0) if one.claim.id in lost else one for one in settling]
 
+        asked = {want.lane: want.most for want in wants}
+        left: dict[Lane, int] = {}
+
         async def trade(connection: Connection) -> Exchanged:
             out = _nothing()
             woken: set[int] = set()
+            # Asked at each try: the last one may have met a limit.
+            gated = self._claiming.may_be_limited(asked) and connection.is_in_transaction()
+            if gated:
+                await self._claiming.pass_gate(connection)
             if settling:
                 await self._settling.settle(connection, worker, settling, out, woken)
                 self._low_water.forget(woken)  # before the claim: what came back has lower numbers
-            if wants:
-                await self._claiming.claim(connection, worker, token, wants, out)
+            if asked:
+                left.update(
+                    await self._claiming.claim(connection, worker, token, asked, out, gated=gated)
+                )
                 await self._claiming.take_keys(connection, worker, out)
             if probe:
                 await self._claiming.probe(connection, worker, probe, out)
@@ -179,10 +231,11 @@ class PostgresStore:
             return out
 
         if not probe and self._plain_trade(settling, wants):
-            return await self._trade(worker, token, settling, wants)
+            out = await self._trade(worker, token, settling, asked, left)
+            return await self._claim_left(worker, token, left, out)
         if settling or self._locks is not None:
             try:
-                out = await self._connections.transaction(trade)
+                out = await self._claiming.transaction(self._connections, trade, asked)
             except FairwayError:
                 if self._locks is not None:
                     await self._locks.abandon(token)
@@ -191,10 +244,33 @@ class PostgresStore:
                 out.stale += sorted(lost - set(out.stale))
                 await self._locks.give_back([(claim.id, claim.token) for claim in keyed])
             return out
-        # A claim that a crash of the database undoes is only claimed again: it need not be on disk.
+        # A claim that a crash of the database undoes is made again, and its first run is stopped by
+        # the heartbeat: it need not be on disk. Those under a key or a limit ask for it themselves.
         if probe or self._claiming.limited or not wants:
-            return await self._relaxed.transaction(trade)
-        return await self._relaxed.statement(trade)  # one statement commits itself
+            return await self._claiming.transaction(self._relaxed, trade, asked)
+        out = await self._relaxed.statement(trade)  # one statement commits itself
+        return await self._claim_left(worker, token, left, out)
+
+    async def _claim_left(
+        self, worker: int, token: int, left: Mapping[Lane, int], out: Exchanged
+    ) -> Exchanged:
+        """What the statement of an exchange left out, since it met limits that nobody told of."""
+        if not left:
+            return out
+
+        async def rest(connection: Connection) -> Exchanged:
+            more = _nothing()
+            await self._claiming.pass_gate(connection)
+            await self._claiming.claim(connection, worker, token, left, more, gated=True)
+            return more
+
+        # What was claimed before is ours and must be told: if this fails, it is only asked again.
+        with suppress(FairwayError):
+            more = await self._claiming.transaction(self._connections, rest, left)
+            out.claims = sorted(out.claims + more.claims, key=by_id)
+            out.held_back_ns = {**out.held_back_ns, **more.held_back_ns}
+            out.contended += more.contended
+        return out
 
     def _plain_trade(self, settlements: Sequence[Settlement], wants: Sequence[Want]) -> bool:
         """Whether an exchange is only this: jobs are done, and others are claimed."""
@@ -219,10 +295,13 @@ class PostgresStore:
         worker: int,
         token: int,
         settlements: Sequence[Settlement],
-        wants: Sequence[Want],
+        asked: Mapping[Lane, int],
+        left: dict[Lane, int],
     ) -> Exchanged:
-        """The common exchange in one statement, which commits itself: one round trip, not four."""
-        asked = {want.lane: want.most for want in wants}
+        """The common exchange in one statement, which commits itself: one round trip, not four.
+
+        Lanes that it left out, since they have limits, are added to `left`.
+        """
         done = (
             [one.claim.id for one in settlements],
             [one.claim.token for one in settlements],
@@ -231,7 +310,9 @@ class PostgresStore:
 
         async def take(connection: Connection) -> Exchanged:
             out = _nothing()
-            await self._claiming.take(connection, worker, token, asked, out, done)
+            left.update(
+                (await self._claiming.take(connection, worker, token, asked, out, done)).limited
+            )
             return out
 
         out = await self._connections.statement(take)
@@ -247,9 +328,11 @@ class PostgresStore:
     # Maintenance
 
     async def promote(self, limit: int) -> Promoted:
-        async with self._connections.connection() as connection:
+        async def wake(connection: Connection) -> tuple[list[Any], int | None]:
             rows = await connection.fetch(self._sql["promote"], limit)
-            next_us = await connection.fetchval(self._sql["next_due"])
+            return rows, await connection.fetchval(self._sql["next_due"])
+
+        rows, next_us = await self._connections.statement(wake)
         lanes = await self._lanes.of({row[0] for row in rows})
         self._low_water.forget(row[0] for row in rows)
         next_due_ns = None if next_us is None else max(0, next_us * 1000)
@@ -258,10 +341,10 @@ class PostgresStore:
     async def reap(self, limit: int) -> Reaped:
         woken: set[int] = set()
 
-        async def take_over(connection: Connection) -> tuple[int, int, int, set[int]]:
+        async def take_over(connection: Connection) -> tuple[int, int, list[Died], set[int]]:
             workers = [row[0] for row in await connection.fetch(self._sql["lost_workers"])]
             if not workers:
-                return 0, 0, 0, set()
+                return 0, 0, [], set()
             rows = await connection.fetch(self._sql["take_over"], workers, limit)
             cancelled = [row[0] for row in rows if row[2]]
             dead = [row[0] for row in rows if row[3] and not row[2]]
@@ -272,16 +355,20 @@ class PostgresStore:
             lanes = set(woken)
             keyed = {id: key for id, key in back.items() if key is not None}
             await self._settling.free_keys(connection, keyed, woken)
+            ended = {}
             if dead:
-                await self._settling.end(connection, dead, Status.DEAD, woken)
+                told = await self._settling.end(connection, dead, Status.DEAD, woken)
+                ended = {one.id: one.error or "" for one in told}
             if cancelled:
                 await self._settling.end(connection, cancelled, Status.CANCELLED, woken)
             await connection.execute(self._sql["bury_workers"], workers)
-            return len(workers), len(back), len(dead), lanes
+            died = [Died(row[0], row[4], row[5], ended[row[0]]) for row in rows if row[0] in ended]
+            return len(workers), len(back), died, lanes
 
-        workers, back, dead, lanes = await self._connections.transaction(take_over)
+        workers, back, died, lanes = await self._connections.transaction(take_over)
         self._low_water.forget(woken)
-        return Reaped(workers, back, dead, frozenset(await self._lanes.of(lanes)))
+        ready = frozenset(await self._lanes.of(lanes))
+        return Reaped(workers, back, len(died), ready, tuple(sorted(died)))
 
     async def age(self, limit: int) -> int:
         rows = await self._connections.fetch("aged", limit)
@@ -289,13 +376,12 @@ class PostgresStore:
             return 0
         ups = [Lane(row[2], row[3], Band(row[4]), row[5]) for row in rows]
         await self._lanes.ensure(set(ups))
-        async with self._connections.connection() as connection:
-            moved = await connection.fetch(
-                self._sql["climb"],
-                [row[0] for row in rows],
-                [row[1] for row in rows],
-                [self._lanes[up] for up in ups],
-            )
+        moved = await self._connections.change(
+            "climb",
+            [row[0] for row in rows],
+            [row[1] for row in rows],
+            [self._lanes[up] for up in ups],
+        )
         self._low_water.forget({self._lanes[up] for up in ups})
         return len(moved)
 
@@ -325,20 +411,36 @@ class PostgresStore:
             rows = await connection.fetch(self._sql["mark_cancelled"], family, reason)
             if not rows:
                 return [], []
-            parked = [row[0] for row in rows if row[3] != b"r"]
-            free = await connection.fetch(
-                self._sql["unqueue"],
-                [row[0] for row in rows],
-                list({row[1] for row in rows}),
-                [row[2] for row in rows if row[2] is not None],
-            )
-            ended = sorted({*parked, *(row[0] for row in free)})
-            await self._settling.end(connection, ended, Status.CANCELLED, woken)
-            return ended, sorted({row[0] for row in rows} - set(ended))
+            ended = {row[0] for row in rows if row[3] != b"r"}
+            left = {row[0] for row in rows} - ended
+            ended |= await self._unqueue(connection, left, rows)
+            await self._settling.end(connection, sorted(ended), Status.CANCELLED, woken)
+            return sorted(ended), sorted(left - ended)
 
         ended, running = await self._connections.transaction(end)
         self._low_water.forget(woken)
         return Cancelled(tuple(ended), tuple(running))
+
+    async def _unqueue(
+        self, connection: Connection, jobs: set[int], rows: Sequence[Any]
+    ) -> set[int]:
+        """Take jobs, whose rows these are, out of the lines they wait in; those that did not run.
+
+        One on its way from one line to another is in none that a statement sees. So we look again,
+        until those that are left are seen to run.
+        """
+        lanes = list({row[1] for row in rows})
+        keys = [row[2] for row in rows if row[2] is not None]
+        left = set(jobs)
+        for _ in range(LOOKS_MAX):
+            if not left:
+                break
+            free = await connection.fetch(self._sql["unqueue"], list(left), lanes, keys)
+            left -= {row[0] for row in free}
+            held = await connection.fetch(self._sql["leased"], list(left)) if left else []
+            if len(held) == len(left):
+                break
+        return jobs - left
 
     async def retry(self, jobs: Sequence[int]) -> list[int]:
         async def revive(connection: Connection) -> list[int]:
@@ -346,38 +448,32 @@ class PostgresStore:
             # one sees in the statements that follow what the first one did.
             rows = await connection.fetch(self._sql["lock_ended"], list(jobs))
             wanted = set(jobs)
-            if not any(row[0] in wanted and row[1] in wanted for row in rows):
+            keys = [row[2] for row in rows if row[0] in wanted and row[2] is not None]
+            related = any(row[0] in wanted and row[1] in wanted for row in rows)
+            if not related and len(set(keys)) == len(keys):
                 return await some(connection, jobs)
             return [id for one in jobs for id in await some(connection, [one])]
 
         async def some(connection: Connection, jobs: Sequence[int]) -> list[int]:
             rows = await connection.fetch(self._sql["reviving_keys"], list(jobs))
-            keys: list[str] = []
+            holders: set[int] = set()
             if rows:
-                taken = await connection.fetch(
-                    self._sql["retake_keys"],
-                    [row[1] for row in rows],
-                    [row[0] for row in rows],
-                    [row[2] for row in rows],
-                )
-                keys = [row[0] for row in taken]
-            return [row[0] for row in await connection.fetch(self._sql["revive"], list(jobs), keys)]
+                wanted = {key: (id, window_us) for id, key, window_us in rows}
+                holders = set((await self._intake.take_keys(connection, wanted)).values())
+            revived = await connection.fetch(self._sql["revive"], list(jobs), list(holders))
+            return [row[0] for row in revived]
 
         revived = set(await self._connections.transaction(revive))
         self._low_water.clear()
         return [id for id in jobs if id in revived]
 
     async def discard(self, jobs: Sequence[int]) -> list[int]:
-        async with self._connections.connection() as connection:
-            rows = await connection.fetch(self._sql["discard"], list(jobs))
+        rows = await self._connections.change("discard", list(jobs))
         gone = {row[0] for row in rows}
         return [id for id in dict.fromkeys(jobs) if id in gone]
 
     async def progress(self, worker: int, values: Mapping[int, bytes]) -> None:
-        async with self._connections.connection() as connection:
-            await connection.execute(
-                self._sql["progress"], worker, list(values), list(values.values())
-            )
+        await self._connections.change("progress", worker, list(values), list(values.values()))
 
     async def find(self, id: int) -> Job | None:
         for statement in ("find", "find_ended", "find"):  # it may end between the first two
@@ -400,7 +496,7 @@ class PostgresStore:
             QueueState(
                 name=row[0],
                 paused=row[1],
-                limits=Limits(concurrency=row[2], rate_per_s=row[3], burst=row[4]),
+                limits=stored_limits(row[0], row[2], row[3], row[4]),
                 ready=row[5],
                 scheduled=row[6],
                 waiting=row[7],
@@ -411,11 +507,16 @@ class PostgresStore:
         ]
 
     async def set_paused(self, queue: str, paused: bool) -> None:
-        async with self._connections.connection() as connection:
-            await connection.execute(self._sql["set_paused"], queue, paused)
+        await self._connections.change("set_paused", queue, paused)
 
     async def set_limits(self, queue: str, limits: Limits) -> None:
-        async with self._connections.connection() as connection:
+        """When it returns, every claim that comes keeps the limits.
+
+        A claim that began before may not have seen them and be counted by nobody. So claims under
+        limits wait at a gate until those that were under way have ended.
+        """
+
+        async def put(connection: Connection) -> None:
             await connection.execute(
                 self._sql["set_limits"],
                 queue,
@@ -423,10 +524,34 @@ class PostgresStore:
                 limits.rate_per_s,
                 limits.burst,
             )
-        self._claiming.limited.add(queue)
 
-    async def prune(self, older_than_ns: int, *, exact: bool = True) -> int:
-        return await self._history.prune(older_than_ns, exact=exact)
+        async def put_and_wait(connection: Connection) -> None:
+            await connection.execute(self._sql["shut_gate"])
+            await self._connections.statement(put)
+            await self._claiming.wait_for_claims(connection, self._lock_timeout_ns // 2)
+
+        # The gate is held on a connection of the other pool: this one may have a single one.
+        if limits.concurrency is None and limits.rate_per_s is None:
+            await self._connections.statement(put)
+        else:
+            await self._relaxed.transaction(put_and_wait)
+            self._claiming.limited.add(queue)
+
+    async def prune(
+        self,
+        older_than_ns: int,
+        *,
+        failed_older_than_ns: int | None = None,
+        dedup_older_than_ns: int | None = None,
+        exact: bool = True,
+    ) -> int:
+        """See `JobStore`. Days that are old enough are dropped whole, the rest job by job."""
+        failed_ns = older_than_ns if failed_older_than_ns is None else failed_older_than_ns
+        gone = await self._history.prune(older_than_ns, failed_ns, exact=exact)
+        if dedup_older_than_ns is not None:
+            async with self._connections.connection() as connection:
+                await connection.execute(self._sql["forget_signal_keys"], us(dedup_older_than_ns))
+        return gone
 
 
 def _nothing() -> Exchanged:

@@ -1,16 +1,25 @@
--- lanes: the numbers of lanes, made on demand
-with wanted as (
-    select * from unnest($1::text[], $2::text[], $3::smallint[], $4::text[])
-        as w (queue, tenant, band, skill)
-), added as (
-    insert into fw.lane (queue, tenant, band, skill)
-    select queue, tenant, band, skill from wanted order by queue, tenant, band, skill
-    on conflict do nothing
-    returning id, queue, tenant, band, skill
-)
-select id, queue, tenant, band, skill from added
-union
-select l.id, l.queue, l.tenant, l.band, l.skill from fw.lane l natural join wanted w
+-- make_lanes: those of these lanes that are not there; waits for whoever makes the same
+insert into fw.lane (queue, tenant, band, skill)
+select * from unnest($1::text[], $2::text[], $3::smallint[], $4::text[])
+    as w (queue, tenant, band, skill) order by queue, tenant, band, skill
+on conflict do nothing
+
+-- lanes: the numbers of these lanes
+select l.id, l.queue, l.tenant, l.band, l.skill from fw.lane l
+    join unnest($1::text[], $2::text[], $3::smallint[], $4::text[])
+        as w (queue, tenant, band, skill) using (queue, tenant, band, skill)
+
+-- place: which database this is, and whether the jobs are in it; a server began once
+select current_database()::text, to_regclass('fw.job')::oid::bigint,
+    (extract(epoch from pg_postmaster_start_time()) * 1000000)::bigint
+
+-- wait_less: how long a caller's transaction waits for locks; from here on no longer than $1 ms
+select s.before, set_config('lock_timeout', least(
+    nullif(extract(epoch from s.before::interval) * 1000, 0), $1::int)::int::text, true)
+from (select current_setting('lock_timeout') as before offset 0) s
+
+-- wait_as_before: and from here on as he had it
+select set_config('lock_timeout', $1::text, true)
 
 -- known_lanes: every lane there is
 select id, queue, tenant, band, skill from fw.lane
@@ -18,16 +27,30 @@ select id, queue, tenant, band, skill from fw.lane
 -- numbers: for jobs to come, in order
 select nextval('fw.job_id') from generate_series(1, $1::int)
 
--- take_keys: unique keys that stand for nothing any more, or nothing yet, now stand for new jobs
-insert into fw.unique_key as k (key, job, until)
-select w.key, w.job, fw.now_() + w.window_us * interval '1 microsecond'
-from unnest($1::text[], $2::bigint[], $3::bigint[]) as w (key, job, window_us) order by w.key
-on conflict (key) do update set job = excluded.job, until = excluded.until
-    where k.until <= fw.now_() and not exists (select 1 from fw.job j where j.id = k.job)
-returning key, job
+-- until: without a window not a moment beyond its job; transactions disagree about the time it is
+case when w.window_us > 0 then fw.now_() + w.window_us * interval '1 microsecond'
+    else '-infinity' end
 
--- holders: the jobs that unique keys stand for
-select key, job from fw.unique_key where key = any($1::text[])
+-- lock_keys: unique keys, held until we commit; those that were not there stand for our jobs now
+insert into fw.unique_key as k (key, job, until)
+select w.key, w.job, {until}
+from unnest($1::text[], $2::bigint[], $3::bigint[]) as w (key, job, window_us) order by w.key
+on conflict (key) do update set job = k.job where false
+returning key
+
+-- take_keys: of unique keys that we hold, those that stand for nothing any more stand for our jobs
+with taken as (
+    update fw.unique_key k
+    set job = w.job, until = {until}
+    from unnest($1::text[], $2::bigint[], $3::bigint[]) as w (key, job, window_us)
+    where k.key = w.key and (k.job = w.job
+        or k.until <= fw.now_() and not exists (select 1 from fw.job j where j.id = k.job))
+    returning k.key, k.job
+)
+select key, job from taken
+union all
+select key, job from fw.unique_key
+where key = any($1::text[]) and key <> all(array(select key from taken))
 
 -- enqueue: jobs, and their places in line
 with input as materialized (
@@ -92,14 +115,27 @@ with gone as (
 update fw.worker set expires_at = fw.now_() where id = $1
     and exists (select 1 from fw.lease l where l.worker = $1)
 
+-- durably: this transaction commits with a sync, also where claims do without; no weaker than it is
+set_config('synchronous_commit', case current_setting('synchronous_commit') when 'off' then 'on'
+    else current_setting('synchronous_commit') end, true)
+
 -- claiming: the first jobs of lanes, leased; $6 leaves their keys to advisory locks
-want as (
+limited as materialized (
+    select name from fw.queue q
+    where (concurrency is not null or rate_per_s is not null) and name <> all($7::text[])
+        and (name = '*' or exists (
+            select 1 from fw.lane l where l.id = any($3::int[]) and l.queue = q.name))
+), want as (
     select w.lane, w.most, w.low, w.turn
     from unnest($3::int[], $4::int[], $5::bigint[]) with ordinality as w (lane, most, low, turn)
     where (select expires_at > fw.now_() from fw.worker where id = $1)
         and not exists (
             select 1 from fw.lane l join fw.queue q on q.name = l.queue
             where l.id = w.lane and q.paused
+        )
+        and not exists (
+            select 1 from limited m
+            where m.name = '*' or m.name = (select l.queue from fw.lane l where l.id = w.lane)
         )
 ), picked as materialized (
     select r.place, r.lane, r.id, r.pkey, r.strict, w.turn
@@ -115,7 +151,7 @@ want as (
         select 1 from fw.job e where e.pkey = p.pkey and e.id < p.id))
     order by p.pkey, p.turn, p.id
     on conflict do nothing
-    returning id
+    returning id, {durably}
 ), won as (
     select place, lane, id from picked
     where pkey is null or $6 or id in (select id from slot)
@@ -126,7 +162,7 @@ want as (
     select id, $1, $2, lane, fw.now_() from won
 )
 
--- claimed: those jobs; then those whose key is taken; then how far it looked
+-- claimed: those jobs; then those whose key is taken; how far it looked; limits that $7 left out
 select j.id, j.kind, j.version, j.step, j.state, j.attempt, j.crashes, j.max_attempts, j.lane,
     j.priority, j.pkey, j.parent, j.trace, j.timed_out,
     case when j.cancelling then coalesce(j.error, 'cancelled') end as cancelling,
@@ -139,6 +175,9 @@ union all
 select max(id), null, count(*)::int, null, null, 0, 0, 0, lane, 0::smallint, null, null, null, false,
     null, null, false, 0
 from picked group by lane
+union all
+select 0, null, 0, name, null, 0, 0, 0, -1, 0::smallint, null, null, null, false, null, null, false, 0
+from limited
 
 -- claim: the first jobs of lanes
 with {claiming}
@@ -147,7 +186,7 @@ with {claiming}
 -- trade: jobs that are done, nothing else to be said of them, and the first of lanes
 with {claiming}
 , input as materialized (
-    select * from unnest($7::bigint[], $8::bigint[], $9::bytea[]) as u (id, token, result)
+    select * from unnest($8::bigint[], $9::bigint[], $10::bytea[]) as u (id, token, result)
     where (select expires_at > fw.now_() from fw.worker where id = $1)
 ), fenced as (
     delete from fw.lease l using input i
@@ -167,7 +206,7 @@ with {claiming}
 {claimed}
 union all
 select id, null, 0, null, null, 0, 0, 0, 0, 0::smallint, null, null, null, false, null, null, false, 0
-from unnest($7::bigint[]) as u (id) where id not in (select id from gone)
+from unnest($8::bigint[]) as u (id) where id not in (select id from gone)
 
 -- inbox: the signals jobs wait for
 select s.job, s.id, s.name, s.payload from fw.signal s join fw.job j on j.id = s.job
@@ -219,13 +258,17 @@ returning lane
 -- free_keys: partition keys of jobs that run no longer
 delete from fw.key_slot where pkey = any($1::text[]) and id = any($2::bigint[])
 
--- forgetting: the signals and the unique keys of jobs that are gone
+-- forgetting: the signals of jobs that are gone, and the unique keys that nobody asks for just now
 unsigned as (
     delete from fw.signal where job = any(array(select id from gone where inbox > 0))
 ), unkeyed as (
-    delete from fw.unique_key k
-    where k.key = any(array(select ukey from gone where ukey is not null))
-        and k.job = any(array(select id from gone where ukey is not null)) and k.until <= fw.now_()
+    delete from fw.unique_key where ctid = any(array(
+        select k.ctid from fw.unique_key k
+        where k.key = any(array(select ukey from gone where ukey is not null))
+            and k.job = any(array(select id from gone where ukey is not null))
+            and k.until <= fw.now_()
+        for update skip locked
+    ))
 )
 
 -- finish: jobs that ended, fenced by their leases
@@ -349,13 +392,25 @@ returning exists (select 1 from fw.job c where c.parent = $1 and c.notify is nul
 -- set_timer: when a job that waits stops waiting
 insert into fw.timer (id, due) values ($1, fw.now_() + $2::bigint * interval '1 microsecond')
 
--- consume: the signals a step has dealt with
-delete from fw.signal where id = any($1::bigint[])
-
--- unseen: whether a signal is there that the job waits for and was not shown
-select exists (
-    select 1 from fw.signal where job = $1 and name = any($2::text[]) and id <> all($3::bigint[])
+-- consume: the signals that steps have dealt with; what those jobs waited for had come
+with consumed as (
+    delete from fw.signal where id = any($1::bigint[]) returning job, dedup
+), keyed as (
+    update fw.signal_key k set consumed_at = fw.now_() from consumed c
+    where k.job = c.job and k.key = c.dedup
 )
+update fw.job set timed_out = false
+where id = any(array(select job from consumed)) and timed_out
+
+-- signal_keys: the dedup keys of signals
+select job, dedup from fw.signal where id = any($1::bigint[]) and dedup is not null
+
+-- keep_signal_keys: the dedup keys of signals that jobs have dealt with, and that went with them
+update fw.signal_key k set consumed_at = fw.now_()
+from unnest($1::bigint[], $2::text[]) as c (job, key) where k.job = c.job and k.key = c.key
+
+-- heard: whether a signal is there that the job waits for
+select exists (select 1 from fw.signal where job = $1 and name = any($2::text[]))
 
 -- wake: parked jobs become ready
 with woken as (
@@ -371,8 +426,11 @@ returning lane
 -- notified: a job is told that something comes into its inbox; it cannot park or end meanwhile
 update fw.job set inbox = inbox + 1 where id = $1 returning status, names, lane
 
--- deliver: a signal into an inbox
-insert into fw.signal (job, name, payload, dedup) values ($1, $2, $3, $4)
+-- deliver: a signal into an inbox, unless the job has had one of that dedup key
+with known as (
+    insert into fw.signal_key (job, key) values ($1, $4) on conflict do nothing returning key
+)
+insert into fw.signal (job, name, payload, dedup) select $1, $2, $3, key from known
 on conflict (job, dedup) where dedup is not null do nothing
 returning id
 
@@ -418,20 +476,34 @@ where s.worker = $2 and j.cancelling
 select j.id, coalesce(j.error, 'cancelled') from fw.lease l join fw.job j on j.id = l.id
 where l.worker = $1 and j.cancelling order by j.id
 
+-- pass_gate: waits for whoever sets limits; he waits for those that claim without having seen them
+select pg_advisory_xact_lock_shared(hashtextextended('fw.limits', 0))
+
+-- shut_gate: nobody claims under limits until we commit
+select pg_advisory_xact_lock(hashtextextended('fw.limits', 0))
+
+-- claims_under_way: transactions that change leases; what they saw may be old
+select virtualtransaction from pg_locks
+where relation = 'fw.lease'::regclass and mode = 'RowExclusiveLock' and granted
+    and database = (select oid from pg_database where datname = current_database())
+
 -- limits: what some queues may do, held fast while it is used
 select name, concurrency, rate_per_s, burst, tokens,
-    (extract(epoch from fw.now_() - refilled_at) * 1000000)::bigint,
-    case when concurrency is null then 0
-         when name = '*' then (select count(*) from fw.lease)
-         else (select count(*) from fw.lease s join fw.lane l on l.id = s.lane
-               where l.queue = name) end
+    (extract(epoch from fw.now_() - refilled_at) * 1000000)::bigint
 from fw.queue
 where name = any($1::text[]) and (concurrency is not null or rate_per_s is not null)
 order by name for no key update
 
+-- running: how many jobs of some queues run; of all of them for `*`
+select n.name, case when n.name = '*' then (select count(*) from fw.lease)
+    else (select count(*) from fw.lease s join fw.lane l on l.id = s.lane
+          where l.queue = n.name) end
+from unnest($1::text[]) as n (name)
+
 -- spend: tokens that were used
 update fw.queue q set tokens = s.tokens, refilled_at = fw.now_()
 from unnest($1::text[], $2::float8[]) as s (name, tokens) where q.name = s.name
+returning case when $3::boolean then {durably} end
 
 -- promote: what is due becomes ready
 with due as (
@@ -465,7 +537,8 @@ with lost as (
 )
 update fw.job set crashes = crashes + 1, status = 'r'
 where id = any(array(select id from freed))
-returning id, pkey, cancelling, crashes >= max_crashes or attempt + crashes >= max_attempts
+returning id, pkey, cancelling, crashes >= max_crashes or attempt + crashes >= max_attempts,
+    kind, attempt + crashes
 
 -- bury_workers: lost workers that hold nothing any more
 delete from fw.worker w where id = any($1::bigint[])
@@ -525,8 +598,11 @@ with unready as (
 )
 select id from unready union all select id from unblocked
 
+-- leased: which of these jobs run
+select id from fw.lease where id = any($1::bigint[])
+
 -- lock_ended: jobs that ended, and their parents, held fast; in order, as whoever retries does it
-select id, parent from fw.history where id = any(array(
+select id, parent, ukey from fw.history where id = any(array(
     select unnest($1::bigint[])
     union
     select parent from fw.history where id = any($1::bigint[]) and parent is not null
@@ -538,7 +614,7 @@ with back as (
     delete from fw.history h where h.id = any($1::bigint[]) and h.status in ('f', 'k', 'c')
         and not exists (select 1 from fw.job p where p.id = h.parent)
         and not exists (select 1 from fw.job c where c.parent = h.id and c.notify is not null)
-        and (h.ukey is null or h.ukey = any($2::text[]))
+        and (h.ukey is null or h.id = any($2::bigint[]))
     returning *
 ), revived as (
     insert into fw.job (id, kind, version, step, state, lane, priority, max_attempts, max_crashes,
@@ -550,6 +626,8 @@ with back as (
 ), queued as (
     insert into fw.ready (lane, id, priority, pkey, strict, since)
     select lane, id, priority, pkey, strict, fw.now_() from back
+), unkeyed as (
+    delete from fw.signal_key where job = any(array(select id from back)) and consumed_at is null
 )
 select id from back
 
@@ -563,15 +641,6 @@ select h.id, h.ukey, h.window_us from fw.history h
 where h.id = any($1::bigint[]) and h.ukey is not null and h.status in ('f', 'k', 'c')
     and not exists (select 1 from fw.job p where p.id = h.parent)
     and not exists (select 1 from fw.job c where c.parent = h.id and c.notify is not null)
-
--- retake_keys: unique keys of ended jobs that stand for no other job now stand for them again
-insert into fw.unique_key as k (key, job, until)
-select w.key, w.job, fw.now_() + w.window_us * interval '1 microsecond'
-from unnest($1::text[], $2::bigint[], $3::bigint[]) as w (key, job, window_us) order by w.key
-on conflict (key) do update set job = excluded.job, until = excluded.until
-    where k.job = excluded.job
-        or k.until <= fw.now_() and not exists (select 1 from fw.job j where j.id = k.job)
-returning key
 
 -- progress: how far running jobs are
 update fw.job j set progress = p.value
@@ -627,17 +696,50 @@ on conflict (name) do update set concurrency = excluded.concurrency,
     rate_per_s = excluded.rate_per_s, burst = excluded.burst, tokens = excluded.tokens,
     refilled_at = excluded.refilled_at
 
--- prune: jobs that ended long ago, some at a time
-with old as (
-    select h.ctid as place, h.tableoid as part from fw.history h
+-- prune: jobs that were done or cancelled long ago, some at a time
+delete from fw.history_by_day
+where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = any(array(
+    select h.id from fw.history_by_day h
     where h.finished_at <= fw.now_() - $1::bigint * interval '1 microsecond'
         and not exists (select 1 from fw.job p where p.id = h.parent)
-    limit $2
-)
-delete from fw.history h using old o where h.ctid = o.place and h.tableoid = o.part
+    order by h.finished_at limit $2
+))
 
--- forget_keys: unique keys that stand for nothing any more
-delete from fw.unique_key k where until <= fw.now_()
+-- prune_first: of the jobs with the lowest ids above $3, those that ended long ago; how far it looked
+with head as materialized (
+    select id, finished_at, parent from fw.history_by_day where id > $3 order by id limit $2
+), gone as (
+    delete from fw.history_by_day
+    where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = any(array(
+        select h.id from head h
+        where h.finished_at <= fw.now_() - $1::bigint * interval '1 microsecond'
+            and not exists (select 1 from fw.job p where p.id = h.parent)
+    ))
+    returning id
+)
+select (select max(id) from head), (select count(*) from gone)
+
+-- prune_failed: jobs that failed or died long ago, some at a time
+delete from fw.history_failed
+where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = any(array(
+    select h.id from fw.history_failed h
+    where h.finished_at <= fw.now_() - $1::bigint * interval '1 microsecond'
+        and not exists (select 1 from fw.job p where p.id = h.parent)
+    order by h.finished_at limit $2
+))
+
+-- forget_signal_keys: of signals dealt with long ago, and of those that went with their jobs
+delete from fw.signal_key k
+where k.consumed_at <= fw.now_() - $1::bigint * interval '1 microsecond'
+    or k.consumed_at is null and not exists (select 1 from fw.job j where j.id = k.job)
+
+-- old_keys: unique keys that seem to stand for nothing any more, held until we commit
+select key from fw.unique_key k where until <= fw.now_()
+    and not exists (select 1 from fw.job j where j.id = k.job)
+limit $1 for update skip locked
+
+-- forget_keys: unique keys that we hold, if they stand for nothing
+delete from fw.unique_key k where key = any($1::text[]) and until <= fw.now_()
     and not exists (select 1 from fw.job j where j.id = k.job)
 
 -- today: the day it is
@@ -645,16 +747,25 @@ select (fw.now_() at time zone 'utc')::date
 
 -- parts: the days of history
 select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
-where i.inhparent = 'fw.history'::regclass and c.relname ~ '^history_[0-9]{8}$' order by 1
+where i.inhparent = 'fw.history_by_day'::regclass and c.relname ~ '^history_[0-9]{8}$' order by 1
 
 -- renew: a worker lives on, if it lives
 update fw.worker set expires_at = greatest(expires_at,
     fw.now_() + $2::bigint * interval '1 microsecond')
 where id = $1 and expires_at > fw.now_() returning id
 
--- old_leases: what a worker has held for a while
-select id, token from fw.lease
-where worker = $1 and claimed_at <= fw.now_() - $2::bigint * interval '1 microsecond'
+-- leases: what a worker has, and whether it has had it for a while
+select id, token, claimed_at <= fw.now_() - $2::bigint * interval '1 microsecond'
+from fw.lease where worker = $1
+
+-- count_lost: one crash more for claims that were begun and that we do not have, each once
+update fw.job j set crashes = j.crashes + 1
+from unnest($2::bigint[], $3::bigint[], $4::text[], $5::int[], $6::int[])
+    as i (id, token, step, attempt, crashes)
+where j.id = any($2::bigint[]) and j.id = i.id
+    and (j.step, j.attempt, j.crashes) = (i.step, i.attempt, i.crashes)
+    and not exists (
+        select 1 from fw.lease l where l.id = i.id and l.worker = $1 and l.token = i.token)
 
 -- give_back: leases whose holder knows nothing of them
 with freed as (

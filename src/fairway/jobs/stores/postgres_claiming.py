@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fairway.jobs.job import Child, Claim, Fate, Limits, Settlement, Signal, Status
-from fairway.jobs.limits import allowance
+from msgspec import structs
+
+from fairway.jobs.job import Child, Claim, Fate, Settlement, Signal, Status
+from fairway.jobs.limits import allowance, stored_limits
 from fairway.jobs.stores.postgres_connections import IN_THE_WAY
-from fairway.runtime.clock import SYSTEM_CLOCK
+from fairway.runtime.clock import SYSTEM_CLOCK, sleep_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from fairway.jobs.job import Lane
     from fairway.jobs.limits import Allowance
-    from fairway.jobs.store import Exchanged, Want
-    from fairway.jobs.stores.postgres_connections import Connection
+    from fairway.jobs.store import Exchanged
+    from fairway.jobs.stores.postgres_connections import Connection, Connections
     from fairway.jobs.stores.postgres_lanes import LaneNumbers, LowWater
     from fairway.jobs.stores.postgres_locks import KeyLocks
     from fairway.jobs.stores.postgres_settling import Settling
 
 CONTENDED_NS = 50_000_000
 """How long a job rests whose key somebody else has, where keys are advisory locks."""
+
+
+LOOK_AGAIN_NS = 1_000_000
+"""How often whoever sets limits looks whether the claims that were under way have ended."""
+
+logger = logging.getLogger("fairway.jobs")
+
+
+class LimitFound(Exception):
+    """A claim in a transaction that did not pass the gate met a limit: it begins again, and does.
+
+    Whoever waits at the gate has nothing in his hands that others wait for.
+    """
 
 
 class Claiming:
@@ -43,7 +59,8 @@ class Claiming:
         self._settling = settling
         self._locks = locks
         self.limited: set[str] = set()
-        """Queues that have limits, as of the last look at them."""
+        """Queues that have limits, as of the last look at them. Only a hint, which spares the claim
+        that meets a limit: the statement that claims leaves out what it finds to be limited."""
 
     async def take_keys(self, connection: Connection, worker: int, out: Exchanged) -> None:
         """Where keys are advisory locks: claims that did not get theirs go back at once."""
@@ -67,15 +84,66 @@ class Claiming:
         connection: Connection,
         worker: int,
         token: int,
-        wants: Sequence[Want],
+        asked: Mapping[Lane, int],
         out: Exchanged,
-    ) -> None:
-        asked = {want.lane: want.most for want in wants}
-        if self.limited & ({lane.queue for lane in asked} | {"*"}):
+        *,
+        gated: bool,
+    ) -> dict[Lane, int]:
+        """Claim from lanes; those left out, since they have limits and there was no transaction.
+
+        `gated`: the transaction has passed the gate, and may claim under limits.
+        """
+        left: dict[Lane, int] = {}
+        if gated:
             await self._claim_limited(connection, worker, token, asked, out)
         else:
-            await self.take(connection, worker, token, asked, out)
+            left = (await self.take(connection, worker, token, asked, out)).limited
+            if left and connection.is_in_transaction():
+                raise LimitFound
         out.claims.sort(key=by_id)
+        return left
+
+    def may_be_limited(self, lanes: Iterable[Lane]) -> bool:
+        """Whether a claim from these lanes is better made under limits from the start."""
+        return bool(self.limited) and not self.limited.isdisjoint(
+            {"*", *(lane.queue for lane in lanes)}
+        )
+
+    async def transaction(
+        self,
+        connections: Connections,
+        work: Callable[[Connection], Awaitable[Exchanged]],
+        lanes: Collection[Lane],
+    ) -> Exchanged:
+        """Run `work`, which claims from `lanes`, in a transaction; again if it met a limit."""
+        while True:
+            try:
+                return await connections.transaction(work)
+            except LimitFound:
+                # What it claimed is ready again, before where the next claim would begin to look.
+                self._low_water.forget(self._lanes[lane] for lane in lanes)
+
+    async def wait_for_claims(self, connection: Connection, most_ns: int) -> None:
+        """Until every transaction that changes leases now has ended, or for `most_ns`.
+
+        A statement holds the table before it decides what it sees, and holds it to the end. So
+        whoever could have missed what was committed before this call is among them.
+        """
+        text = self._sql["claims_under_way"]
+        until_ns = SYSTEM_CLOCK.now_ns() + most_ns
+        under_way = {row[0] for row in await connection.fetch(text)}
+        while under_way and SYSTEM_CLOCK.now_ns() < until_ns:
+            await sleep_ns(LOOK_AGAIN_NS)
+            under_way &= {row[0] for row in await connection.fetch(text)}
+        if under_way:
+            logger.warning(
+                "%d claims are under way for long, and may not keep the limits that were set",
+                len(under_way),
+            )
+
+    async def pass_gate(self, connection: Connection) -> None:
+        """Before anything else of a transaction that claims under limits."""
+        await connection.execute(self._sql["pass_gate"])
 
     async def _claim_limited(
         self,
@@ -86,17 +154,21 @@ class Claiming:
         out: Exchanged,
     ) -> None:
         """Claim lane by lane: what one leaves of a limit, the next may use."""
+        claimed = len(out.claims)
         allowed = await self._allowances(connection, asked, out)
         left = {name: one.free for name, one in allowed.items()}
         for lane, most in asked.items():
             limits = left.keys() & {lane.queue, "*"}
             while most and (count := min(most, *(left[name] for name in limits), most)):
-                won, looked = await self.take(connection, worker, token, {lane: count}, out)
+                taken = await self.take(connection, worker, token, {lane: count}, out, held=[*left])
+                if taken.limited:
+                    raise LimitFound  # set after we looked for limits
                 for name in limits:
-                    left[name] -= won
+                    left[name] -= taken.won
                 # Jobs whose key was taken used up none of the limit: look at as many again.
-                most = most - looked if looked == count else 0
-        await self._spend(connection, allowed, out.claims)
+                most = most - taken.looked if taken.looked == count else 0
+        if allowed:
+            await self._spend(connection, allowed, out.claims[claimed:])
 
     async def take(
         self,
@@ -106,8 +178,9 @@ class Claiming:
         asked: Mapping[Lane, int],
         out: Exchanged,
         done: tuple[Any, ...] = (),
-    ) -> tuple[int, int]:
-        """Claim from lanes: how many were claimed, and how many jobs were looked at.
+        held: Sequence[str] = (),
+    ) -> Taken:
+        """Claim from lanes, but not from those under limits that are not `held`.
 
         With `done` jobs end in the same statement; those that were not ours are stale.
         """
@@ -116,11 +189,12 @@ class Claiming:
         low = [self._low_water.first(lane, now_ns) for lane in lanes]
         rows = await connection.fetch(
             self._sql["trade" if done else "claim"],
-            *(worker, token, lanes, list(asked.values()), low, self._locks is not None),
+            *(worker, token, lanes, list(asked.values()), low, self._locks is not None, held),
             *done,
         )
         won: list[Any] = []
         lost: list[Any] = []
+        limits: set[str] = set()
         reached = dict.fromkeys(lanes, (0, 0))
         for row in rows:
             if row[1] is not None:
@@ -129,6 +203,8 @@ class Claiming:
                 lost.append(row)
             elif row[8] == 0:
                 out.stale.append(row[0])
+            elif row[8] < 0:
+                limits.add(row[3])
             else:
                 reached[row[8]] = (row[2], row[0])
         for lane, most in zip(lanes, asked.values(), strict=True):
@@ -148,7 +224,11 @@ class Claiming:
         if any(row[15] is not None or row[16] for row in won):
             await self._add_inboxes(connection, claims, won)
         out.claims += claims
-        return len(won), len(won) + len(lost)
+        self.limited |= limits
+        limited = {
+            lane: most for lane, most in asked.items() if "*" in limits or lane.queue in limits
+        }
+        return Taken(len(won), len(won) + len(lost), limited)
 
     def _claim_of(self, row: Any, token: int) -> Claim:
         lane = self._lanes.lane(row[8])
@@ -166,6 +246,7 @@ class Claiming:
         if told := [row[0] for row in rows if row[15] is not None]:
             for job, id, name, payload in await connection.fetch(self._sql["inbox"], told):
                 by_id[job].signals += (Signal(id, name, payload),)
+                by_id[job].timed_out = False
         if parents := [row[0] for row in rows if row[16]]:
             for parent, id, kind, status, result, error in await connection.fetch(
                 self._sql["children"], parents
@@ -195,14 +276,20 @@ class Claiming:
     async def _allowances(
         self, connection: Connection, asked: Mapping[Lane, int], out: Exchanged
     ) -> dict[str, Allowance]:
-        """How many each limited queue may start now, held until we commit."""
+        """How many each limited queue may start now, held until we commit.
+
+        In two statements: whoever held a queue while the first one waited for it has started jobs
+        that only the second one sees.
+        """
         names = sorted({lane.queue for lane in asked} | {"*"})
+        rows = await connection.fetch(self._sql["limits"], names)
+        counted = [row[0] for row in rows if row[1] is not None]
+        running = dict(await connection.fetch(self._sql["running"], counted)) if counted else {}
         allowed = {}
-        for name, concurrency, rate, burst, tokens, since_us, running in await connection.fetch(
-            self._sql["limits"], names
-        ):
-            limits = Limits(concurrency=concurrency, rate_per_s=rate, burst=burst)
-            allowed[name] = may = allowance(limits, running, tokens, since_us * 1000)
+        for name, concurrency, rate, burst, tokens, since_us in rows:
+            limits = stored_limits(name, concurrency, rate, burst)
+            may = allowance(limits, running.get(name, 0), tokens, since_us * 1000)
+            allowed[name] = may
             if not may.free:
                 queues = {lane.queue for lane in asked} if name == "*" else {name}
                 out.held_back_ns = {**out.held_back_ns, **dict.fromkeys(queues, may.wait_ns)}
@@ -217,6 +304,7 @@ class Claiming:
             self._sql["spend"],
             list(allowed),
             [one.tokens - used[name] for name, one in allowed.items()],
+            bool(claims),  # if the claims were lost, others would start beyond the limit
         )
 
     async def probe(
@@ -232,8 +320,19 @@ class Claiming:
         out.cancelling = {-number: said for number, said in rows if number < 0}
 
 
+class Taken(NamedTuple):
+    """What came of asking for jobs."""
+
+    won: int
+    looked: int
+    """Jobs that were looked at: some may not get their key."""
+    limited: dict[Lane, int]
+    """Lanes that were left out, since they have limits which the claim does not hold."""
+
+
 def put_off(claim: Claim, delay_ns: int) -> Settlement:
-    """Not now: back in line, as if it had not been claimed."""
+    """Not now: back in line, as if it had not been claimed. It keeps its signals."""
+    claim = structs.replace(claim, signals=())
     return Settlement(
         claim=claim, fate=Fate.RETRY, step=claim.step, delay_ns=delay_ns, counts=False
     )

@@ -7,50 +7,58 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib import resources
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
+import psycopg
 
 from fairway.errors import (
     Closing,
     FairwayError,
     InvalidConfig,
+    LockTimeout,
     OutcomeUnknown,
     Unavailable,
     UnknownFormat,
     WriteFailed,
 )
+from fairway.masking import masked
 from fairway.storage.named_sql import named_sql
+from fairway.storage.wals import NO_ADDRESS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
 T = TypeVar("T")
 
 Connection: TypeAlias = "asyncpg.Connection[Any]"
 
-TRIES = 5
+TRIES = 20
 """How often a transaction is tried that others' locks stood in the way of."""
 CONNECT_TIMEOUT_S = 10
 COMMAND_TIMEOUT_S = 60
+CLOSE_TIMEOUT_S = 5
 QUERIES_MAX = 10_000_000
 """After which a connection is replaced by a fresh one."""
 
-_LOST = (
+_DRIVERS = frozenset({"asyncpg", "psycopg", "psycopg_pool"})
+_ENDED = (
     asyncpg.PostgresConnectionError,
-    asyncpg.InterfaceError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
     asyncpg.CannotConnectNowError,
+    asyncpg.DatabaseDroppedError,
     asyncpg.IdleSessionTimeoutError,
-    ConnectionError,
-    OSError,
-    asyncio.TimeoutError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.ReadOnlySQLTransactionError,  # the server is a standby now, and stays one
 )
+"""What the server says when it ends a session, or is to be asked no more."""
 IN_THE_WAY = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_FULL = (asyncpg.TooManyConnectionsError,)
 _NOT_SET_UP = (
+    asyncpg.ClientConfigurationError,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.InsufficientPrivilegeError,
@@ -58,16 +66,16 @@ _NOT_SET_UP = (
     asyncpg.InvalidSchemaNameError,
 )
 
-MIGRATIONS = ("postgres_0001.sql", "postgres_0002.sql")
+MIGRATIONS = ("postgres_0001.sql", "postgres_0002.sql", "postgres_0003.sql")
 
 
 def statements(schema: str) -> dict[str, str]:
     """Every statement, for the tables of one schema. `{name}` in one stands for that other one."""
-    whole = {
-        name: re.sub(r"\{([a-z]+)\}", lambda part: _SQL[part[1]], text)
-        for name, text in _SQL.items()
-    }
-    return {name: in_schema(text, schema) for name, text in whole.items()}
+    return {name: in_schema(_whole(text), schema) for name, text in _SQL.items()}
+
+
+def _whole(text: str) -> str:
+    return re.sub(r"\{([a-z]+)\}", lambda part: _whole(_SQL[part[1]]), text)
 
 
 def us(ns: int) -> int:
@@ -115,47 +123,70 @@ class Connections:
         self.sql = statements(schema)
 
     async def open(self) -> None:
-        try:
-            self._pool = await asyncpg.create_pool(
-                self._dsn,
-                min_size=1,
-                max_size=self._size,
-                timeout=CONNECT_TIMEOUT_S,
-                command_timeout=COMMAND_TIMEOUT_S,
-                max_queries=QUERIES_MAX,
-                reset=_as_it_is,
-                server_settings=self._settings,
-                **self._options,
-            )
-        except (*_LOST, asyncpg.PostgresError, ValueError) as error:
-            raise trouble(error, sent=False) from error
+        with answering(sent=False):
+            try:
+                self._pool = await asyncpg.create_pool(
+                    self._dsn,
+                    min_size=1,
+                    max_size=self._size,
+                    timeout=CONNECT_TIMEOUT_S,
+                    command_timeout=COMMAND_TIMEOUT_S,
+                    max_queries=QUERIES_MAX,
+                    reset=_as_it_is,
+                    server_settings=self._settings,
+                    **self._options,
+                )
+            except ValueError:
+                raise InvalidConfig(NO_ADDRESS) from None  # what it says quotes the address
 
     async def aclose(self) -> None:
         if self._pool is not None:
             pool, self._pool = self._pool, None
-            await pool.close()
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await pool.close()
+            except Exception:  # nobody answers to the goodbye
+                pool.terminate()
 
     @asynccontextmanager
     async def connection(self, *, sent: bool = True) -> AsyncIterator[Connection]:
         """A connection for one or more statements. `sent`: whether a loss leaves us in doubt."""
-        if self._pool is None:
+        pool = self._pool
+        if pool is None:
             raise Closing("the job store is closed")
+        with answering(sent=False):
+            connection = await pool.acquire()
         try:
-            connection = await self._pool.acquire()
-        except (*_LOST, asyncpg.PostgresError) as error:
-            raise trouble(error, sent=False) from error
-        try:
-            yield connection
-        except (*_LOST, asyncpg.PostgresError) as error:
-            raise trouble(error, sent=sent) from error
+            with answering(sent=sent):
+                yield connection
+        except LockTimeout:
+            raise
+        except (Unavailable, OutcomeUnknown):
+            # The server may have ended the session, and the end is still on its way to us. The next
+            # one to be given this connection would fail as well.
+            with suppress(Exception):
+                connection.terminate()
+                await pool.expire_connections()  # seldom is one lost alone
+            raise
         finally:
-            await self._pool.release(connection)
+            # What was done is done. A connection that cannot be given back is closed by the pool.
+            with suppress(Exception):
+                await pool.release(connection)
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
         """The rows of one statement that changes nothing."""
         async with self.connection(sent=False) as connection:
             rows: list[Any] = await connection.fetch(self.sql[name], *args)
             return rows
+
+    async def change(self, name: str, *args: Any) -> list[Any]:
+        """The rows of one statement that commits itself, tried again as a transaction is."""
+
+        async def ask(connection: Connection) -> list[Any]:
+            rows: list[Any] = await connection.fetch(self.sql[name], *args)
+            return rows
+
+        return await self.statement(ask)
 
     async def transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """Run `work` in a transaction, again from the start if locks of others stood in its way."""
@@ -183,6 +214,7 @@ class Connections:
 
         async def bring(connection: Connection) -> None:
             quoted = in_schema("fw.", self.schema)[:-1]
+            await connection.execute("set local lock_timeout = 0")  # others may be at it, for long
             await connection.execute(
                 "select pg_advisory_xact_lock(hashtextextended($1, 0))", f"fairway {self.schema}"
             )
@@ -213,13 +245,49 @@ async def _as_it_is(connection: Connection) -> None:
     """Nothing here changes a session, so nothing has to be undone: that saves a round trip."""
 
 
-def trouble(error: BaseException, *, sent: bool) -> FairwayError:
+@contextmanager
+def answering(*, sent: bool) -> Iterator[None]:
+    """Every error of a driver becomes one of ours. `sent`: whether a loss leaves us in doubt."""
+    try:
+        yield
+    except FairwayError:
+        raise
+    except Exception as error:
+        if not _of_driver(error):
+            raise
+        raise trouble(error, sent=sent) from error
+
+
+def _of_driver(error: Exception) -> bool:
+    """Whether a driver raised it, or something that the driver called.
+
+    Their own errors are not all of it: what a socket, a codec or the event loop raises in the
+    middle of a call comes through as it is, and an internal error of theirs has a type of its own.
+    """
+    if isinstance(error, (asyncpg.PostgresError, asyncpg.InterfaceError, psycopg.Error)):
+        return True
+    trace = error.__traceback__
+    while trace is not None:
+        module: str = trace.tb_frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] in _DRIVERS:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def trouble(error: Exception, *, sent: bool) -> FairwayError:
     """What an error of the database means to whoever asked."""
-    said = f"{getattr(error, 'sqlstate', None) or type(error).__name__} {error}".strip()
-    if isinstance(error, _LOST):
-        if sent:
-            return OutcomeUnknown(f"the connection to PostgreSQL was lost: {said}")
-        return Unavailable(f"PostgreSQL cannot be reached: {said}")
-    if isinstance(error, (*_NOT_SET_UP, ValueError)):
+    said = masked(f"{getattr(error, 'sqlstate', None) or type(error).__name__} {error}".strip())
+    if isinstance(error, (asyncpg.LockNotAvailableError, *IN_THE_WAY)):
+        return LockTimeout(f"a transaction of somebody else is in the way for too long: {said}")
+    if isinstance(error, _NOT_SET_UP):
         return InvalidConfig(f"PostgreSQL: {said}")
-    return WriteFailed(f"PostgreSQL: {said}")
+    if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _ENDED):
+        if isinstance(error, _FULL) and not sent:
+            return Unavailable(f"PostgreSQL cannot be reached: {said}")
+        return WriteFailed(f"PostgreSQL: {said}")
+    if isinstance(error, ValueError):  # it was never sent: it could not be written as bytes
+        return InvalidConfig(f"PostgreSQL: {said}")
+    if sent:
+        return OutcomeUnknown(f"the connection to PostgreSQL was lost: {said}")
+    return Unavailable(f"PostgreSQL cannot be reached: {said}")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from fairway.errors import Unavailable
+from fairway.errors import FairwayError
 from fairway.jobs.job import Beat
+from fairway.jobs.stores.postgres_connections import answering
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,12 +29,14 @@ class PostgresHeart:
 
     def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
         try:
-            return self._beat(worker, held, ttl_ns, grace_ns)
-        except (psycopg.Error, OSError) as error:
+            with answering(sent=False):
+                return self._beat(worker, held, ttl_ns, grace_ns)
+        except FairwayError:
             self.close()
-            raise Unavailable(f"PostgreSQL did not take the heartbeat: {error}") from error
+            raise
 
     def _beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+        known = dict(held)  # before we look: what is claimed meanwhile is not missing
         if self._connection is None:
             self._connection = psycopg.connect(
                 self._dsn,
@@ -53,11 +57,8 @@ class PostgresHeart:
 
             if not ask("renew", worker, ttl_ns // 1000):
                 return Beat(alive=False)
-            unknown = [
-                row
-                for row in ask("old_leases", worker, grace_ns // 1000)
-                if held.get(row[0]) != row[1]
-            ]
+            rows = ask("leases", worker, grace_ns // 1000)
+            unknown = [row for row in rows if row[2] and held.get(row[0]) != row[1]]
             if unknown:
                 given = ask(
                     "give_back", worker, [row[0] for row in unknown], [row[1] for row in unknown]
@@ -69,9 +70,12 @@ class PostgresHeart:
                 self._gave_back()
             gone = {row[0] for row in unknown}
             cancel = {row[0]: row[1] for row in ask("cancelled", worker) if row[0] not in gone}
-            return Beat(alive=True, cancel=cancel, released=len(unknown))
+            have = {(row[0], row[1]) for row in rows}
+            lost = {id: token for id, token in known.items() if (id, token) not in have}
+            return Beat(alive=True, cancel=cancel, released=len(unknown), lost=lost)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.close()
+            with suppress(Exception):  # it may be gone already
+                connection.close()

@@ -1,4 +1,9 @@
-"""Jobs that ended, in PostgreSQL: a part of the table for each day, which is dropped whole."""
+"""Jobs that ended, in PostgreSQL: a part of the table for each day, which is dropped whole.
+
+Before that they go one by one, as soon as they are old enough, but not too many in one call: who
+ends more than that between two calls keeps some until their day is dropped. Jobs that failed or
+died are kept longer, and lie in a part of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,12 @@ import asyncpg
 from fairway.jobs.stores.postgres_connections import in_schema, us
 
 if TYPE_CHECKING:
-    from fairway.jobs.stores.postgres_connections import Connections
+    from fairway.jobs.stores.postgres_connections import Connection, Connections
 
 PRUNE_ROWS = 5_000
+"""Jobs that one statement forgets."""
+PRUNE_MAX = 100_000
+"""Jobs that a call forgets one by one, if it need not be exact."""
 DAYS_AHEAD = 3
 
 
@@ -24,18 +32,58 @@ class History:
         self._connections = connections
         self._sql = connections.sql
 
-    async def prune(self, older_than_ns: int, *, exact: bool) -> int:
-        """Forget what ended longer ago; without `exact`, only whole days of it."""
+    async def prune(self, older_than_ns: int, failed_ns: int, *, exact: bool) -> int:
+        """Forget what ended longer ago; without `exact`, whole days and `PRUNE_MAX` of the rest."""
         count = await self.turn_days(older_than_ns)
-        while exact:
+        if exact:
+            count += await self._prune_all("prune", older_than_ns)
+        else:
+            count += await self._prune_first(older_than_ns)
+        count += await self._prune_all("prune_failed", failed_ns)
+        while await self._connections.transaction(self._forget_keys) == PRUNE_ROWS:
+            pass
+        return count
+
+    async def _prune_first(self, older_than_ns: int) -> int:
+        """Go through jobs by their ids, which is about the order of their ending, as long as some
+        are old enough.
+
+        An index by the time of the end would find them all; but every job that ends would pay for
+        it, and what is left out goes with its day.
+        """
+        count = last = 0
+        while count < PRUNE_MAX:
             async with self._connections.connection() as connection:
-                said = await connection.execute(self._sql["prune"], us(older_than_ns), PRUNE_ROWS)
+                ((reached, some),) = await connection.fetch(
+                    self._sql["prune_first"], us(older_than_ns), PRUNE_ROWS, last
+                )
+            count += some
+            if not some:
+                break
+            last = reached
+        return count
+
+    async def _prune_all(self, statement: str, older_than_ns: int) -> int:
+        """In several transactions, so that nobody waits long for one of them."""
+        count = 0
+        while True:
+            async with self._connections.connection() as connection:
+                said = await connection.execute(self._sql[statement], us(older_than_ns), PRUNE_ROWS)
             count += (some := int(said.split()[-1]))
             if some < PRUNE_ROWS:
                 break
-        async with self._connections.connection() as connection:
-            await connection.execute(self._sql["forget_keys"])
         return count
+
+    async def _forget_keys(self, connection: Connection) -> int:
+        """Forget some unique keys that stand for nothing; how many.
+
+        Held first, looked at again then: somebody may have taken one while we waited to hold it.
+        """
+        keys = [row[0] for row in await connection.fetch(self._sql["old_keys"], PRUNE_ROWS)]
+        if not keys:
+            return 0
+        said = await connection.execute(self._sql["forget_keys"], keys)
+        return int(said.split()[-1])
 
     async def turn_days(self, older_than_ns: int | None = None) -> int:
         """Make the parts of history for the next days, and drop those that are old enough."""
@@ -46,8 +94,9 @@ class History:
             for ahead in range(DAYS_AHEAD):
                 day = today + timedelta(days=ahead)
                 text = (
-                    f"create table if not exists fw.history_{day:%Y%m%d} partition of fw.history"
-                    f" for values from ('{day} 00:00+00') to ('{day + timedelta(days=1)} 00:00+00')"
+                    f"create table if not exists fw.history_{day:%Y%m%d}"
+                    " partition of fw.history_by_day for values"
+                    f" from ('{day} 00:00+00') to ('{day + timedelta(days=1)} 00:00+00')"
                 )
                 # After days with nobody to make them, the rest holds rows of that day: so be it.
                 with suppress(asyncpg.CheckViolationError):

@@ -8,7 +8,7 @@ from fairway.jobs.job import Enqueued, JobBatch, distinct, lane_of, states_of
 from fairway.jobs.stores.postgres_connections import us
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fairway.jobs.job import NewJob
     from fairway.jobs.stores.postgres_connections import Connections
@@ -43,9 +43,8 @@ class Intake:
         return [Enqueued(id, True) for id in ids]
 
     async def add(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Add jobs in the transaction of `connection`."""
+        """Add jobs, whose lanes have numbers, in the transaction of `connection`."""
         jobs = list(jobs)  # a batch makes them anew each time it is looked through
-        await self._lanes.make(connection, (lane_of(job) for job in jobs))
         if any(job.unique_key is not None for job in jobs):
             return await self._add_unique(connection, jobs)
         rows = await connection.fetch(
@@ -60,22 +59,34 @@ class Intake:
         for id, job in zip(numbers, jobs, strict=True):
             if job.unique_key is not None:
                 first.setdefault(job.unique_key, (id, us(job.window_ns)))
-        await connection.fetch(
-            self._sql["take_keys"],
-            list(first),
-            [id for id, _ in first.values()],
-            [window_us for _, window_us in first.values()],
-        )
-        holders = dict(await connection.fetch(self._sql["holders"], list(first)))
-        answers = [
-            Enqueued(holders.get(job.unique_key, id), holders.get(job.unique_key, id) == id)
-            for id, job in zip(numbers, jobs, strict=True)
-        ]
+        holders = await self.take_keys(connection, first)
+        answers = []
+        for id, job in zip(numbers, jobs, strict=True):
+            holder = id if job.unique_key is None else holders[job.unique_key]
+            answers.append(Enqueued(holder, holder == id))
         fresh = [job for job, answer in zip(jobs, answers, strict=True) if answer.fresh]
         if fresh:
             ids = [answer.id for answer in answers if answer.fresh]
             await connection.fetch(self._sql["enqueue"], ids, *self._columns(fresh))
         return answers
+
+    async def take_keys(
+        self, connection: Any, wanted: Mapping[str, tuple[int, int]]
+    ) -> dict[str, int]:
+        """Unique keys for jobs and their windows, if they are free; the job each now stands for.
+
+        In two statements. The first one waits for whoever has a key in an open transaction. Only
+        the second one sees what that transaction did: whether the job it made is alive.
+        """
+
+        def ask(keys: Sequence[str]) -> tuple[list[str], list[int], list[int]]:
+            return list(keys), [wanted[key][0] for key in keys], [wanted[key][1] for key in keys]
+
+        rows = await connection.fetch(self._sql["lock_keys"], *ask(list(wanted)))
+        holders = {row[0]: wanted[row[0]][0] for row in rows}
+        if known := [key for key in wanted if key not in holders]:
+            holders |= dict(await connection.fetch(self._sql["take_keys"], *ask(known)))
+        return holders
 
     def _columns(self, jobs: Sequence[NewJob]) -> list[list[Any]]:
         return [

@@ -33,18 +33,22 @@ class LaneNumbers:
         self._learn(await self._connections.fetch("known_lanes"))
 
     async def ensure(self, lanes: Collection[Lane]) -> None:
-        """Give lanes their numbers, committed at once: no caller's transaction holds them."""
-        new = [lane for lane in lanes if lane not in self._numbers]
-        if new:
-            async with self._connections.connection() as connection:
-                await self.make(connection, new)
+        """Give lanes their numbers, committed at once: no caller's transaction holds them.
 
-    async def make(self, connection: Connection, lanes: Iterable[Lane]) -> None:
-        """The same, in the transaction of `connection`."""
+        In two statements: of two that make the same lane, the one that waited for the other sees
+        it only then.
+        """
         new = sorted({lane for lane in lanes if lane not in self._numbers})
-        if new:
-            columns = map(list, zip(*new, strict=True))
-            self._learn(await connection.fetch(self._connections.sql["lanes"], *columns))
+        if not new:
+            return
+        sql, columns = self._connections.sql, [list(column) for column in zip(*new, strict=True)]
+
+        async def make(connection: Connection) -> list[Any]:
+            await connection.execute(sql["make_lanes"], *columns)
+            rows: list[Any] = await connection.fetch(sql["lanes"], *columns)
+            return rows
+
+        self._learn(await self._connections.statement(make))
 
     async def of(self, numbers: Collection[int]) -> set[Lane]:
         """The lanes of some numbers; others may have made them."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 
-from fairway.jobs.stores.postgres_connections import CONNECT_TIMEOUT_S, trouble
+from fairway.errors import FairwayError
+from fairway.jobs.stores.postgres_connections import CONNECT_TIMEOUT_S, answering
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -47,7 +48,10 @@ class KeyLocks:
         self._held.clear()
         self._by_claim.clear()
         if connection is not None:
-            await connection.close()
+            try:
+                await connection.close()
+            except Exception:  # there is nobody to say goodbye to
+                connection.terminate()
 
     async def take(self, wanted: Mapping[tuple[int, int], str]) -> set[tuple[int, int]]:
         """Try for the keys of claims, given as job and token; those that got theirs."""
@@ -89,19 +93,24 @@ class KeyLocks:
 
     async def _ask(self, text: str, keys: list[str]) -> list[Any]:
         try:
-            if self._connection is None or self._connection.is_closed():
-                self._lost()
-                self._connection = await asyncpg.connect(
-                    self._dsn,
-                    timeout=CONNECT_TIMEOUT_S,
-                    server_settings={"application_name": f"fairway {self._schema} keys"},
-                )
-                self._connection.add_termination_listener(lambda _: self._lost())
-            rows: list[Any] = await self._connection.fetch(text, self._schema, keys)
-            return rows
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+            with answering(sent=False):
+                if self._connection is None or self._connection.is_closed():
+                    self._lost()
+                    self._connection = await asyncpg.connect(
+                        self._dsn,
+                        timeout=CONNECT_TIMEOUT_S,
+                        server_settings={"application_name": f"fairway {self._schema} keys"},
+                    )
+                    self._connection.add_termination_listener(lambda _: self._lost())
+                rows: list[Any] = await self._connection.fetch(text, self._schema, keys)
+                return rows
+        except FairwayError:
+            # Whatever it was: locks of a session that we do not use any more must not stay taken.
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.terminate()
             self._lost()
-            raise trouble(error, sent=False) from error
+            raise
 
     def _lost(self) -> None:
         """The connection is gone, and with it every lock."""

@@ -111,6 +111,8 @@ class Settling:
         out: Exchanged,
         woken: set[int],
     ) -> None:
+        consumed = [id for one in settlements for id in one.consumed]
+        keyed = await connection.fetch(self._sql["signal_keys"], consumed) if consumed else ()
         rows = await connection.fetch(
             self._sql["finish"],
             worker,
@@ -123,6 +125,9 @@ class Settling:
             [one.progress for one in settlements],
         )
         found = {row[0]: row for row in rows}
+        if keys := [key for key in keyed if key[0] in found]:
+            jobs = [job for job, _ in keys]
+            await connection.execute(self._sql["keep_signal_keys"], jobs, [key for _, key in keys])
         gone = []
         for one in settlements:
             row = found.get(one.claim.id)
@@ -161,7 +166,7 @@ class Settling:
         found = {row[0]: row for row in rows}
         keyed: dict[int, str] = {}
         cancelled: list[int] = []
-        seen: list[int] = []
+        consumed: list[int] = []
         for one in settlements:
             claim = one.claim
             row = found.get(claim.id)
@@ -177,10 +182,9 @@ class Settling:
                 woken.add(row[1])
             if one.fate is Fate.RELEASE and one.skill:
                 aside.setdefault((self._lane(one), _like(one.claim)), one)
-            if one.fate is Fate.NEXT:
-                seen += [signal.id for signal in claim.signals]
-        if seen:
-            await connection.execute(self._sql["consume"], seen)
+            consumed += one.consumed
+        if consumed:
+            await connection.execute(self._sql["consume"], consumed)
         await self.free_keys(connection, keyed, woken)
         if cancelled:
             out.ended += await self.end(connection, cancelled, Status.CANCELLED, woken)
@@ -208,14 +212,12 @@ class Settling:
         if held[0][0]:
             out.ended += await self.end(connection, [claim.id], Status.CANCELLED, woken)
             return
-        seen = [signal.id for signal in claim.signals]
         if one.children:
             children = [structs.replace(child, parent=claim.id) for child in one.children]
             await self._intake.add(connection, children)
             woken |= {self._lanes[lane_of(child)] for child in children}
-        if one.fate is not Fate.WAIT and seen:
-            await connection.execute(self._sql["consume"], seen)
-            seen = []
+        if consumed := one.consumed:
+            await connection.execute(self._sql["consume"], consumed)
         left = await connection.fetchval(
             self._sql["park"],
             claim.id,
@@ -228,7 +230,7 @@ class Settling:
             self._lane(one),
         )
         if one.names:
-            wakes = await connection.fetchval(self._sql["unseen"], claim.id, list(one.names), seen)
+            wakes = await connection.fetchval(self._sql["heard"], claim.id, list(one.names))
         else:
             wakes = one.fate is not Fate.SPAWN or not left
         if wakes:

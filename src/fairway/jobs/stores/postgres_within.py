@@ -1,60 +1,204 @@
 """Taking part in a transaction of the caller: whose connection it is, and how it is asked.
 
-Known by their modules, not by import: nobody needs SQLAlchemy to enqueue with asyncpg.
+Whether what is done here stays is up to him, and so is what to do when others are in the way: we
+cannot repeat his transaction. Connections are known by their modules, not by import: nobody needs
+SQLAlchemy to enqueue with asyncpg.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
-from fairway.errors import Invalid
+import psycopg
+
+from fairway.errors import (
+    FairwayError,
+    Invalid,
+    InvalidConfig,
+    LockTimeout,
+    TransactionConflict,
+    Unavailable,
+    WriteFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from fairway.jobs.stores.postgres_connections import Connections
+
+_DRIVERS = ("asyncpg", "psycopg")
+_IN_THE_WAY = ("40001", "40P01")
+_LOCKED = "55P03"
+_FAILED_BEFORE = "25P02"
+_ELSEWHERE = ("3F000", "42P01")
+_REFUSED = "42501"
 
 
-class _Psycopg:
-    """A psycopg connection, asked as an asyncpg one is."""
+class Guests:
+    """Connections of callers, and whether they are to the database of the jobs."""
+
+    def __init__(self, connections: Connections, lock_timeout_ms: int) -> None:
+        self._connections = connections
+        self._sql = connections.sql
+        self._lock_timeout_ms = lock_timeout_ms
+        self._known: WeakSet[Any] = WeakSet()
+
+    async def welcome(self, connection: Any) -> Guest:
+        """Something with `fetch(statement, *arguments)` in the transaction of the caller.
+
+        Takes an asyncpg connection, a psycopg connection (of either kind), or a connection or
+        session of SQLAlchemy (of either kind) over one of those. Raises `Invalid` if it is in no
+        transaction, or connected to another database.
+        """
+        driver = connection
+        if _origin(connection) == "sqlalchemy":
+            driver = await _driver_connection(connection)
+        if _origin(driver) not in _DRIVERS:
+            raise Invalid(
+                f"a job cannot be enqueued within a {type(driver).__module__}."
+                f"{type(driver).__qualname__}: give an asyncpg, psycopg or SQLAlchemy connection to"
+                " the database of the jobs"
+            )
+        if not _in_transaction(driver) and not _begins_by_itself(driver):
+            raise Invalid("the connection is in no transaction: begin one, to be committed by you")
+        guest = Guest(driver)
+        lasting = getattr(driver, "_con", None) or driver  # a pool wraps it anew for each borrower
+        if lasting not in self._known:
+            await self._check_place(guest)
+            self._known.add(lasting)
+        return guest
+
+    async def _check_place(self, guest: Guest) -> None:
+        (theirs,) = await guest.fetch(self._sql["place"])
+        (ours,) = await self._connections.fetch("place")
+        if tuple(theirs) != tuple(ours):
+            raise Invalid(
+                f"the connection is to another database (it is {theirs[0]!r} there): the jobs are"
+                f" in schema {self._connections.schema} of {ours[0]!r}"
+            )
+
+    @asynccontextmanager
+    async def all_or_none(self, guest: Guest) -> AsyncIterator[None]:
+        """What is done in it waits for locks no longer than we do, and leaves nothing if it fails:
+        the caller's transaction is as it was."""
+        await guest.execute("savepoint fairway_enqueue")
+        try:
+            ((before, _),) = await guest.fetch(self._sql["wait_less"], self._lock_timeout_ms)
+            yield
+            await guest.fetch(self._sql["wait_as_before"], before)
+        except FairwayError:
+            if not guest.lost:
+                await guest.execute("rollback to savepoint fairway_enqueue")
+                await guest.execute("release savepoint fairway_enqueue")
+            raise
+        await guest.execute("release savepoint fairway_enqueue")
+
+
+class Guest:
+    """A connection of the caller's, asked as an asyncpg one is."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._psycopg = _origin(connection) == "psycopg"
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection is gone, and the transaction with it."""
+        if self._psycopg:
+            return bool(self._connection.closed)
+        return bool(self._connection.is_closed())
 
     async def fetch(self, text: str, *args: Any) -> list[Any]:
-        import psycopg
+        return await self._ask(text, args, rows=True)
 
+    async def fetchval(self, text: str, *args: Any) -> Any:
+        rows = await self.fetch(text, *args)
+        return rows[0][0] if rows else None
+
+    async def execute(self, text: str, *args: Any) -> None:
+        await self._ask(text, args, rows=False)
+
+    async def _ask(self, text: str, args: tuple[Any, ...], *, rows: bool) -> list[Any]:
+        try:
+            if self._psycopg:
+                return await self._ask_psycopg(text, args, rows=rows)
+            if rows:
+                found: list[Any] = await self._connection.fetch(text, *args)
+                return found
+            await self._connection.execute(text, *args)
+            return []
+        except Exception as error:
+            if _origin(error) not in _DRIVERS and not isinstance(error, OSError):
+                raise
+            raise self._meaning(error) from error
+
+    async def _ask_psycopg(self, text: str, args: tuple[Any, ...], *, rows: bool) -> list[Any]:
         if isinstance(self._connection, psycopg.AsyncConnection):
             async with psycopg.AsyncRawCursor(self._connection) as cursor:
                 await cursor.execute(text.encode(), args)
-                return await cursor.fetchall()
+                return await cursor.fetchall() if rows else []
         with psycopg.RawCursor(self._connection) as cursor:
             cursor.execute(text.encode(), args)
-            return cursor.fetchall()
+            return cursor.fetchall() if rows else []
+
+    def _meaning(self, error: BaseException) -> FairwayError:
+        """What an error of a driver means to the caller. Nothing of the call stays."""
+        state = getattr(error, "sqlstate", None)
+        said = f"{state or type(error).__name__} {error}".strip()
+        if state in _IN_THE_WAY:
+            return TransactionConflict(
+                f"your transaction met others: roll it back and repeat the whole of it ({said})"
+            )
+        if state == _LOCKED:
+            return LockTimeout(f"a transaction of somebody else is in the way for too long: {said}")
+        if state == _FAILED_BEFORE:
+            return Invalid(f"your transaction has failed already: roll it back ({said})")
+        if state in _ELSEWHERE:
+            return Invalid(f"the connection is to another database than that of the jobs: {said}")
+        if state == _REFUSED:
+            return InvalidConfig(f"PostgreSQL: {said}")
+        if self.lost:
+            return Unavailable(f"the connection was lost, and your transaction with it: {said}")
+        if state is None:
+            return Invalid(f"the connection cannot be used: {said}")
+        return WriteFailed(f"PostgreSQL: {said}; nothing was enqueued")
 
 
-async def unwrapped(connection: Any) -> Any:
-    """Something with `fetch(statement, *arguments)` in the transaction of the caller.
+def _origin(thing: Any) -> str:
+    return type(thing).__module__.partition(".")[0]
 
-    Takes an asyncpg connection, a psycopg connection (of either kind), or a connection or session
-    of SQLAlchemy (of either kind) over one of those.
-    """
-    origin = type(connection).__module__.partition(".")[0]
-    if origin == "sqlalchemy":
-        connection = await _driver_connection(connection)
-        origin = type(connection).__module__.partition(".")[0]
-    if origin == "asyncpg":
-        return connection
-    if origin == "psycopg":
-        return _Psycopg(connection)
-    raise Invalid(
-        f"a job cannot be enqueued within a {type(connection).__module__}."
-        f"{type(connection).__qualname__}: give an asyncpg, psycopg or SQLAlchemy connection to"
-        " the database of the jobs"
-    )
+
+def _in_transaction(connection: Any) -> bool:
+    """Whether a connection of a driver is in a transaction now."""
+    if _origin(connection) == "psycopg":
+        idle: bool = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        return not idle
+    return bool(connection.is_in_transaction())
+
+
+def _begins_by_itself(connection: Any) -> bool:
+    """Whether its first statement begins a transaction: with psycopg, unless it is told not to."""
+    return _origin(connection) == "psycopg" and not connection.autocommit
 
 
 async def _driver_connection(connection: Any) -> Any:
+    """The connection below one of SQLAlchemy.
+
+    Its transaction begins with its first statement, and only if it is said through SQLAlchemy will
+    that commit it. So one is said, if nothing was yet.
+    """
     if hasattr(connection, "sync_session"):  # AsyncSession
         connection = await connection.connection()
     if hasattr(connection, "get_raw_connection"):  # AsyncConnection
-        raw = await connection.get_raw_connection()
-        return raw.driver_connection
+        raw = (await connection.get_raw_connection()).driver_connection
+        if _origin(raw) in _DRIVERS and not _in_transaction(raw):
+            await connection.exec_driver_sql("select 1")
+        return raw
     if hasattr(connection, "get_bind"):  # Session
         connection = connection.connection()
-    return connection.connection.driver_connection
+    raw = connection.connection.driver_connection
+    if _origin(raw) in _DRIVERS and not _in_transaction(raw):
+        connection.exec_driver_sql("select 1")
+    return raw

@@ -23,7 +23,15 @@ from fairway.jobs.stores.sqlite_heart import SqliteHeart
 from fairway.jobs.stores.sqlite_intake import Intake
 from fairway.jobs.stores.sqlite_moves import WHY, numbers
 from fairway.jobs.stores.sqlite_reader import Reader
-from fairway.jobs.stores.sqlite_schema import RUNNING, UNFINISHED, UNHAPPY
+from fairway.jobs.stores.sqlite_schema import (
+    CANCELLED,
+    DEAD,
+    DONE,
+    FAILED,
+    RUNNING,
+    UNFINISHED,
+    UNHAPPY,
+)
 from fairway.jobs.stores.sqlite_settle import Settling
 from fairway.jobs.stores.sqlite_timetable import SqliteTimetable
 from fairway.jobs.stores.sqlite_writer import Writer
@@ -34,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fairway.jobs.job import (
+        Claim,
         Enqueued,
         Filter,
         Job,
@@ -142,6 +151,19 @@ class SqliteStore:
     async def unregister(self, worker: int) -> None:
         await self._write.run(lambda moves: upkeep.dismiss(moves, worker), durable=False)
 
+    async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
+        rows = [(one.id, one.step, one.attempt, one.crashes, worker, one.token) for one in claims]
+
+        def count(moves: Moves) -> None:
+            moves.connection.executemany(
+                f"UPDATE job SET crashes = crashes + 1 WHERE id = ? AND {UNFINISHED}"
+                " AND step = ? AND attempt = ? AND crashes = ? AND NOT EXISTS"
+                " (SELECT 1 FROM lease WHERE job = id AND worker = ? AND token = ?)",
+                rows,
+            )
+
+        await self._write.run(count, durable=True)
+
     def heart(self) -> SqliteHeart:
         return SqliteHeart(self._place, self._now())
 
@@ -177,15 +199,35 @@ class SqliteStore:
     async def age(self, limit: int) -> int:
         return await self._write.run(lambda moves: upkeep.age(moves, limit), durable=False)
 
-    async def prune(self, older_than_ns: int, *, exact: bool = True) -> int:
+    async def prune(
+        self,
+        older_than_ns: int,
+        *,
+        failed_older_than_ns: int | None = None,
+        dedup_older_than_ns: int | None = None,
+        exact: bool = True,
+    ) -> int:
         """See `JobStore`. In several transactions, so that others get their turn between them."""
-        horizon_ns = self._now().wall_ns() - older_than_ns
-        place: upkeep.Place | None = upkeep.Place()
+        now_ns = self._now().wall_ns()
+        failed_ns = older_than_ns if failed_older_than_ns is None else failed_older_than_ns
+        kept_ns = {
+            DONE: older_than_ns,
+            CANCELLED: older_than_ns,
+            FAILED: failed_ns,
+            DEAD: failed_ns,
+        }
         gone = 0
-        while place is not None:
-            prune = partial(upkeep.prune, horizon_ns=horizon_ns, place=place)
-            count, place = await self._write.run(prune, durable=False)
-            gone += count
+        for code, age_ns in kept_ns.items():
+            place: upkeep.Place | None = upkeep.Place()
+            while place is not None:
+                prune = partial(upkeep.prune, code=code, horizon_ns=now_ns - age_ns, place=place)
+                count, place = await self._write.run(prune, durable=False)
+                gone += count
+        if dedup_older_than_ns is not None:
+            horizon_ns = now_ns - dedup_older_than_ns
+            forget = partial(upkeep.forget_signal_keys, horizon_ns=horizon_ns)
+            while await self._write.run(forget, durable=False):
+                pass
         return gone
 
     # From outside
@@ -217,6 +259,9 @@ class SqliteStore:
                 (numbers(jobs),),
             ).fetchall()
             gone = {id for (id,) in rows}
+            moves.connection.executemany(
+                "DELETE FROM signal_key WHERE job = ?", [(id,) for id in gone]
+            )
             return [id for id in dict.fromkeys(jobs) if id in gone]
 
         return await self._write.run(discard, durable=True)
@@ -336,6 +381,10 @@ def _retry(jobs: Sequence[int], moves: Moves) -> list[int]:
             "UPDATE job SET attempt = 0, crashes = 0, retries = retries + 1, timed_out = 0,"
             " error = NULL, result = NULL WHERE id = ?",
             (id,),
+        )
+        # What went with its inbox may be sent again; what it has dealt with may not.
+        moves.connection.execute(
+            "DELETE FROM signal_key WHERE job = ? AND consumed_ns IS NULL", (id,)
         )
         moves.make_ready(id)
         again.append(id)

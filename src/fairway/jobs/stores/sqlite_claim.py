@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, json
 
-from fairway.jobs.job import Child, Claim, Limits, Signal, Status
-from fairway.jobs.limits import UNLIMITED, allowance
+from fairway.jobs.job import Child, Claim, Signal, Status
+from fairway.jobs.limits import UNLIMITED, allowance, stored_limits
 from fairway.jobs.stores.sqlite_moves import REASON, names_in, numbers
 from fairway.jobs.stores.sqlite_names import lanes_of
 from fairway.jobs.stores.sqlite_schema import BLOCKED, DONE, IS_READY, RUNNING, STATUSES, UNFINISHED
@@ -19,7 +19,7 @@ from fairway.jobs.stores.sqlite_schema import BLOCKED, DONE, IS_READY, RUNNING, 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from fairway.jobs.job import Lane
+    from fairway.jobs.job import Lane, Limits
     from fairway.jobs.store import Want
     from fairway.jobs.stores.sqlite_moves import Moves
 
@@ -153,6 +153,7 @@ class Claiming:
             if names is not None and id in signals:
                 known = names_in(names)
                 claim.signals = tuple(one for one in signals[id] if one.name in known)
+                claim.timed_out = claim.timed_out and not claim.signals
             if id in children:
                 # As they stand at this moment, between the claims before and those after.
                 claim.children = tuple(
@@ -206,7 +207,7 @@ class Claiming:
             " WHERE id = ?",
             (number,),
         ).fetchone()
-        limits = Limits(concurrency=concurrency, rate_per_s=rate, burst=burst)
+        limits = stored_limits(name, concurrency, rate, burst)
         one = Allowance(number, bool(paused), limits, tokens, refilled_ns)
         running = self._running(name, number) if concurrency is not None else 0
         may = allowance(limits, running, tokens, moves.now_ns - refilled_ns)

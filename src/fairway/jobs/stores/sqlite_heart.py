@@ -33,6 +33,7 @@ class SqliteHeart:
         self._turn = Turn(place)
 
     def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+        known = dict(held)  # before we look: what is claimed meanwhile is not missing
         with answering(self._place):
             if self._connection is None:
                 # Made in the thread that may wait for it. Not synced: whoever could take the jobs
@@ -43,7 +44,7 @@ class SqliteHeart:
             self._turn.begin(connection)
             try:
                 moves = Moves(connection, Names(connection), self._clock.wall_ns())
-                answer = _beat(moves, worker, held, ttl_ns, grace_ns)
+                answer = _beat(moves, worker, held, known, ttl_ns, grace_ns)
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:
@@ -58,7 +59,14 @@ class SqliteHeart:
         self._turn.close()
 
 
-def _beat(moves: Moves, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+def _beat(
+    moves: Moves,
+    worker: int,
+    held: Mapping[int, int],
+    known: Mapping[int, int],
+    ttl_ns: int,
+    grace_ns: int,
+) -> Beat:
     if not moves.alive(worker):
         return Beat(alive=False)
     moves.connection.execute(
@@ -75,4 +83,6 @@ def _beat(moves: Moves, worker: int, held: Mapping[int, int], ttl_ns: int, grace
             released += 1
         elif cancelling is not None:
             cancel[id] = cancelling
-    return Beat(alive=True, cancel=cancel, released=released)
+    have = {(row[0], row[1]) for row in rows}
+    lost = {id: token for id, token in known.items() if (id, token) not in have}
+    return Beat(alive=True, cancel=cancel, released=released, lost=lost)

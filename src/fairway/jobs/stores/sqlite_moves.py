@@ -76,7 +76,7 @@ AND (unique_key.until_ns > ? OR job.{UNFINISHED})
 
 def numbers(ids: Collection[int]) -> Any:
     """Ids as one parameter, for `carray(?)`: SQLite reads them without the interpreter's lock."""
-    return apsw.carray(array("q", ids))
+    return apsw.carray(array("q", ids or (0,)))  # an empty one has no address; no job is 0
 
 
 def names_column(names: Sequence[str]) -> str | None:
@@ -158,8 +158,12 @@ class Moves:
         if found is None or found[0] >= DONE:
             return Delivered(None, False, None)
         code, names = found
-        if dedup is not None and self._holds(id, dedup):
-            return Delivered(id, False, None)
+        if dedup is not None:
+            self.connection.execute(
+                "INSERT OR IGNORE INTO signal_key (job, key) VALUES (?, ?)", (id, dedup)
+            )
+            if not self.connection.changes():
+                return Delivered(id, False, None)
         self.connection.execute(
             "INSERT INTO signal (job, name, payload, dedup) VALUES (?, ?, ?, ?)",
             (id, name, payload, dedup),
@@ -189,12 +193,6 @@ class Moves:
             f"SELECT DISTINCT lane FROM job WHERE id IN carray(?) AND {IS_READY}", (numbers(ids),)
         )
         return self.names.lanes(lane for (lane,) in found.fetchall())
-
-    def _holds(self, id: int, dedup: str) -> bool:
-        found = self.connection.execute(
-            "SELECT 1 FROM signal WHERE job = ? AND dedup = ?", (id, dedup)
-        ).fetchone()
-        return found is not None
 
     def _lane(self, id: int) -> Lane:
         found: tuple[int] = self.connection.execute(

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fairway.errors import Closing
-from fairway.jobs.job import Job, Limits, QueueState, Status
+from fairway.jobs.job import Job, QueueState, Status
+from fairway.jobs.limits import stored_limits
 from fairway.jobs.store import Cursor
 from fairway.jobs.stores.sqlite_moves import KEYED, names_in
 from fairway.jobs.stores.sqlite_schema import (
@@ -197,7 +198,7 @@ def _queues(connection: Sql) -> list[QueueState]:
         QueueState(
             name=name,
             paused=bool(paused),
-            limits=Limits(concurrency=concurrency, rate_per_s=rate_per_s, burst=burst),
+            limits=stored_limits(name, concurrency, rate_per_s, burst),
             ready=counts[id][Status.READY],
             scheduled=counts[id][Status.SCHEDULED],
             waiting=counts[id][Status.WAITING],

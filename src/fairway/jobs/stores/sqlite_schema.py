@@ -8,6 +8,7 @@ once it has ended, when it did.
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -46,6 +47,7 @@ PARKED: Final = f"status < {READY}"
 IS_READY: Final = f"status = {READY}"
 UNFINISHED: Final = f"status < {DONE}"
 ENDED: Final = f"status >= {DONE}"
+IS_DONE: Final = f"status = {DONE}"
 UNHAPPY: Final = f"status > {DONE}"
 
 FIRST = f"""
@@ -166,7 +168,23 @@ ALTER TABLE tenant_with_skill RENAME TO tenant;
 """
 """Jobs count how often they were retried by hand, and lanes may be for those who know a kind."""
 
-MIGRATIONS: Final = (FIRST, SECOND)
+THIRD = f"""
+CREATE TABLE signal_key (
+    job INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    consumed_ns INTEGER,
+    PRIMARY KEY (job, key)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX signal_key_consumed ON signal_key (consumed_ns) WHERE consumed_ns IS NOT NULL;
+INSERT INTO signal_key (job, key) SELECT DISTINCT job, dedup FROM signal WHERE dedup IS NOT NULL;
+DROP INDEX job_ended;
+CREATE INDEX job_done ON job (since_ns) WHERE {IS_DONE};
+DROP INDEX job_unhappy;
+CREATE INDEX job_unhappy ON job (status, since_ns) WHERE {UNHAPPY};
+"""
+"""The dedup key of a signal outlives it, and failures are forgotten later than successes."""
+
+MIGRATIONS: Final = (FIRST, SECOND, THIRD)
 """The n-th of them brings a file from version n to n + 1."""
 
 # A lane is a number: the queue, the tenant, the band. So the lanes of a queue lie side by side, and
@@ -228,6 +246,15 @@ def answering(place: str) -> Iterator[None]:
 def connect(place: str) -> apsw.Connection:
     """A connection to a file that is ours, or new."""
     connection = apsw.Connection(place)
+    try:
+        _configure(connection)
+    except BaseException:  # not let go of: it would be closed some time, with a checkpoint
+        leave_as_it_is(connection, place)
+        raise
+    return connection
+
+
+def _configure(connection: apsw.Connection) -> None:
     connection.set_busy_timeout(BUSY_MS)
     connection.pragma("fullfsync", True)
     connection.pragma("checkpoint_fullfsync", True)
@@ -236,7 +263,6 @@ def connect(place: str) -> apsw.Connection:
     connection.pragma("cache_size", -32 * 1024)
     connection.pragma("wal_autocheckpoint", CHECKPOINT_PAGES)
     connection.pragma("journal_size_limit", WAL_BYTES_MAX)
-    return connection
 
 
 def create(place: str, begin: Callable[[apsw.Connection], None]) -> apsw.Connection:
@@ -256,9 +282,20 @@ def create(place: str, begin: Callable[[apsw.Connection], None]) -> apsw.Connect
             raise
         connection.execute("COMMIT")
     except BaseException:
-        connection.close(force=True)
+        leave_as_it_is(connection, place)
         raise
     return connection
+
+
+def leave_as_it_is(connection: apsw.Connection, place: str) -> None:
+    """Close the connection to a file that was refused, and change nothing of it.
+
+    SQLite would move what is in the -wal into the file when the last one leaves, and delete it. A
+    sound copy of the file, put back in place of a damaged one, would then lack what was in it.
+    """
+    if os.path.exists(f"{place}-wal") and os.path.getsize(f"{place}-wal"):
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    connection.close(force=True)
 
 
 def _verify(connection: apsw.Connection, place: str) -> int:

@@ -25,7 +25,7 @@ from fairway.jobs.stores.sqlite_moves import (
 from fairway.jobs.stores.sqlite_schema import BAND_MASK, CODES, IS_READY, SCHEDULED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from fairway.jobs.job import Claim, Settlement
     from fairway.jobs.stores.sqlite_moves import Moves
@@ -73,6 +73,11 @@ MANY_LATER = f"""
 UPDATE job SET {LEFT}, step = ?, attempt = attempt + ?, status = {SCHEDULED},
     due_ns = one.value ->> 1
 FROM json_each(?) AS one WHERE job.id = one.value ->> 0
+"""
+CONSUME_KEYS = """
+UPDATE signal_key SET consumed_ns = ?1 WHERE job = ?3 AND key IN (
+    SELECT dedup FROM signal WHERE id IN carray(?2) AND job = ?3 AND dedup IS NOT NULL
+)
 """
 
 
@@ -149,6 +154,8 @@ class Settling:
             status, left = Status.CANCELLED, Left(error=reason)
         if status is not None:
             self.ended.append(Ended(id, status, left.result, left.error))
+        if status in (None, Status.FAILED) and (consumed := settlement.consumed):
+            self._consume(id, consumed)
         way = self._way(settlement, status)
         if way is None or (status is not None and shape & REPORTS):
             self._flush()
@@ -174,9 +181,7 @@ class Settling:
             return (MANY_ASIDE, now_ns, lane)
         if fate is Fate.RELEASE:
             return (MANY_RELEASE, now_ns)
-        if fate is Fate.NEXT and not (
-            settlement.children or settlement.claim.signals or settlement.skill is not None
-        ):
+        if fate is Fate.NEXT and not (settlement.children or settlement.skill is not None):
             return (MANY_NEXT, settlement.step, now_ns)
         if fate is Fate.RETRY and not settlement.delay_ns:
             return (MANY_AGAIN, settlement.step, int(settlement.counts), now_ns)
@@ -244,33 +249,27 @@ class Settling:
             lane = moves.names.number(_lane(settlement.claim, settlement.skill))
             execute("UPDATE job SET lane = ? WHERE id = ?", (lane, id))
         (key,) = execute("SELECT partition_key FROM job WHERE id = ?", (id,)).fetchone()
-        if fate is Fate.WAIT:
-            waits = not self._heard(settlement)
+        self._spawn(settlement)
+        if names:
+            waits = not self._heard(id, names)
         else:
-            self._consume(settlement)
-            self._spawn(settlement)
-            waits = fate is Fate.SPAWN and not (
-                self._heard(settlement) if names else self._all_ended(id)
-            )
+            waits = fate is Fate.SPAWN and not self._all_ended(id)
         if waits:
             moves.park(id, key, Status.WAITING, settlement.delay_ns or None)
         else:
             moves.give_back(id, key)
 
-    def _heard(self, settlement: Settlement) -> bool:
-        """Whether a signal it waits for is in its inbox, other than those it was shown."""
-        seen = {signal.id for signal in settlement.claim.signals}
-        inbox = self._moves.connection.execute(
-            "SELECT id, name FROM signal WHERE job = ?", (settlement.claim.id,)
-        ).fetchall()
-        return any(name in settlement.names and id not in seen for id, name in inbox)
+    def _heard(self, id: int, names: Collection[str]) -> bool:
+        """Whether a signal that a job waits for is in its inbox."""
+        inbox = self._moves.connection.execute("SELECT name FROM signal WHERE job = ?", (id,))
+        return any(name in names for (name,) in inbox.fetchall())
 
-    def _consume(self, settlement: Settlement) -> None:
-        if settlement.claim.signals:
-            self._moves.connection.execute(
-                "DELETE FROM signal WHERE id IN carray(?) AND job = ?",
-                (numbers([one.id for one in settlement.claim.signals]), settlement.claim.id),
-            )
+    def _consume(self, id: int, signals: Collection[int]) -> None:
+        """A step has dealt with these; their dedup keys stand on."""
+        execute = self._moves.connection.execute
+        execute(CONSUME_KEYS, (self._moves.now_ns, numbers(signals), id))
+        execute("DELETE FROM signal WHERE id IN carray(?) AND job = ?", (numbers(signals), id))
+        execute("UPDATE job SET timed_out = 0 WHERE id = ?", (id,))  # what it waited for had come
 
     def _spawn(self, settlement: Settlement) -> None:
         moves = self._moves

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.core.priority import Band
-from fairway.jobs.job import Reaped, Status
+from fairway.jobs.job import Died, Reaped, Status
 from fairway.jobs.store import Promoted
 from fairway.jobs.stores.sqlite_claim import ready_lanes
 from fairway.jobs.stores.sqlite_moves import BECOME_READY, REASON, numbers
 from fairway.jobs.stores.sqlite_schema import (
     AGED_BAND,
     BAND_MASK,
-    ENDED,
+    CANCELLED,
+    DEAD,
+    DONE,
+    FAILED,
+    IS_DONE,
     IS_READY,
     QUEUE_SHIFT,
     UNFINISHED,
+    UNHAPPY,
     WAITING,
 )
 
@@ -30,7 +35,7 @@ PROMOTE = f"""
 UPDATE job SET timed_out = timed_out OR status = {WAITING}, {BECOME_READY} WHERE id IN carray(?)
 """
 LEASED = f"""
-SELECT id, partition_key, attempt, crashes, max_attempts, max_crashes, {REASON}
+SELECT id, kind, partition_key, attempt, crashes, max_attempts, max_crashes, {REASON}
 FROM lease JOIN job ON id = job WHERE worker = ? ORDER BY job LIMIT ?
 """
 FORGET = """
@@ -50,10 +55,23 @@ REPORTERS_LIVE = f"""EXISTS (
     SELECT 1 FROM job AS child WHERE child.parent = job.id AND child.notify IS NOT NULL
     AND child.{UNFINISHED}
 )"""
-PRUNABLE = f"""
-SELECT id, since_ns, {PARENT_LIVES} FROM job
-WHERE {ENDED} AND since_ns BETWEEN ?1 AND ?3 AND (since_ns > ?1 OR id > ?2)
+PRUNABLE = """
+SELECT id, since_ns, {parent_lives} FROM job
+WHERE {status} AND since_ns BETWEEN ?1 AND ?3 AND (since_ns > ?1 OR id > ?2)
 ORDER BY since_ns, id LIMIT ?4
+"""
+PRUNABLE_OF: Final = {
+    code: PRUNABLE.format(
+        parent_lives=PARENT_LIVES,
+        status=IS_DONE if code == DONE else f"{UNHAPPY} AND status = {code}",
+    )
+    for code in (DONE, CANCELLED, FAILED, DEAD)
+}
+"""Those that ended in one way, in the order of their ending, by an index."""
+FORGET_SIGNAL_KEYS = """
+DELETE FROM signal_key WHERE (job, key) IN (
+    SELECT job, key FROM signal_key WHERE consumed_ns IS NOT NULL AND consumed_ns <= ? LIMIT ?
+)
 """
 
 
@@ -88,26 +106,27 @@ def reap(moves: Moves, limit: int) -> Reaped:
         "SELECT id FROM worker WHERE until_ns <= ? ORDER BY id", (moves.now_ns,)
     ).fetchall()
     returned: list[int] = []
-    dead = 0
+    died: list[Died] = []
     for (worker,) in lost:
         rows = connection.execute(LEASED, (worker, limit)).fetchall()
         limit -= len(rows)
         if rows:
             moves.let_go([row[0] for row in rows])
-        for id, key, attempt, crashes, max_attempts, max_crashes, reason in rows:
+        for id, kind, key, attempt, crashes, max_attempts, max_crashes, reason in rows:
             crashes += 1
             connection.execute("UPDATE job SET crashes = ? WHERE id = ?", (crashes, id))
             if reason is not None:
                 moves.end(id, Status.CANCELLED, None, reason)
             elif attempt + crashes >= max_attempts or crashes >= max_crashes:
-                dead += 1
-                moves.end(id, Status.DEAD, None, f"its worker died {crashes} times")
+                error = f"its worker died {crashes} times"
+                died.append(Died(id, kind, attempt + crashes, error))
+                moves.end(id, Status.DEAD, None, error)
             else:
                 returned.append(id)
                 moves.give_back(id, key)
         connection.execute(FORGET, (worker,))
     lanes = frozenset(moves.ready_lanes(returned)) if returned else frozenset()
-    return Reaped(len(lost), len(returned), dead, lanes)
+    return Reaped(len(lost), len(returned), len(died), lanes, tuple(sorted(died)))
 
 
 def dismiss(moves: Moves, worker: int) -> None:
@@ -129,10 +148,16 @@ def age(moves: Moves, limit: int) -> int:
     return moved
 
 
-def prune(moves: Moves, horizon_ns: int, place: Place) -> tuple[int, Place | None]:
-    """Forget one chunk of jobs that ended by `horizon_ns`: how many, and where to go on."""
+def forget_signal_keys(moves: Moves, horizon_ns: int) -> bool:
+    """Forget one chunk of dedup keys whose signals were dealt with by then; whether more are."""
+    moves.connection.execute(FORGET_SIGNAL_KEYS, (horizon_ns, PRUNE_CHUNK))
+    return moves.connection.changes() == PRUNE_CHUNK
+
+
+def prune(moves: Moves, code: int, horizon_ns: int, place: Place) -> tuple[int, Place | None]:
+    """Forget one chunk of jobs that ended so by `horizon_ns`: how many, and where to go on."""
     connection = moves.connection
-    rows = connection.execute(PRUNABLE, (*place, horizon_ns, PRUNE_CHUNK)).fetchall()
+    rows = connection.execute(PRUNABLE_OF[code], (*place, horizon_ns, PRUNE_CHUNK)).fetchall()
     gone = [id for id, _, kept in rows if not kept]
     if gone:
         ids = numbers(gone)
@@ -142,6 +167,7 @@ def prune(moves: Moves, horizon_ns: int, place: Place) -> tuple[int, Place | Non
             " AND unique_key.job = job.id",
             (ids,),
         )
+        connection.execute("DELETE FROM signal_key WHERE job IN carray(?)", (ids,))
         connection.execute("DELETE FROM job WHERE id IN carray(?)", (ids,))
     connection.execute(
         "DELETE FROM unique_key WHERE orphaned = 1 AND until_ns <= ?", (moves.now_ns,)

@@ -5,15 +5,27 @@ Importing this imports no database library: each backend loads its own when it i
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from fairway.errors import InvalidConfig
+from fairway.errors import BadPlace, InvalidConfig
+from fairway.masking import masked
 
 if TYPE_CHECKING:
     from fairway.storage.wal import Wal
 
 IN_A_DIRECTORY = ("sqlite", "rocksdb")
+NO_PLACE: Final = {
+    *(errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP),
+    *(errno.EACCES, errno.EPERM, errno.EROFS),
+}
+"""What a system says of a path that can be no data directory, however healthy the disk."""
+NO_ADDRESS: Final = (
+    "the address of the database cannot be read: it is postgresql://USER:PASSWORD@HOST:PORT/NAME,"
+    " and what is special in a user or a password is percent-encoded"
+)
+"""Instead of what a driver says of an address: it would quote a part of it."""
 
 
 def wal_at(place: str | Path) -> Wal:
@@ -39,6 +51,14 @@ def wal_at(place: str | Path) -> Wal:
     return SqliteWal(Path(rest))
 
 
+def no_place(error: OSError) -> BadPlace | None:
+    """The error for a path that can be no data directory; None if it speaks of something else."""
+    if error.errno not in NO_PLACE or error.filename is None:
+        return None
+    reason = "it is not a directory" if error.errno == errno.EEXIST else error.strerror
+    return BadPlace(masked(error.filename), str(reason))
+
+
 def directory_of(place: str | Path) -> Path | None:
     """The directory of this machine in which the store that `place` names keeps its files; None if
     it keeps none here."""
@@ -49,13 +69,15 @@ def directory_of(place: str | Path) -> Path | None:
 def _named(place: str | Path) -> tuple[str, str]:
     """The kind of store, and where: the one reader of what a setting says."""
     name = str(place)
+    if "\0" in name:
+        raise BadPlace(name.replace("\0", "\\0"), "a path has no zero byte")
     scheme, colon, rest = name.partition(":")
     if isinstance(place, Path) or not colon or len(scheme) == 1:  # a drive has one letter
         scheme, rest = "sqlite", name
     if scheme not in (*IN_A_DIRECTORY, "postgresql", "postgres", "memory"):
         raise InvalidConfig(
-            f"{name!r} names no store: give a directory, sqlite:DIRECTORY, rocksdb:DIRECTORY,"
-            " postgresql://… or memory:"
+            f"{masked(name)!r} names no store: give a directory, sqlite:DIRECTORY,"
+            " rocksdb:DIRECTORY, postgresql://… or memory:"
         )
     if scheme in IN_A_DIRECTORY and not rest:
         raise InvalidConfig(f"{name!r} names no directory")

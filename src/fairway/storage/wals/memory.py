@@ -50,6 +50,8 @@ class MemoryWal:
         self._syncs = 0
         self._opened = False
         self._closed = False
+        self.unsynced_kept = False
+        """See `Vouching`: after `kill`, not after `crash`."""
 
     @property
     def parallelism(self) -> int:
@@ -99,6 +101,7 @@ class MemoryWal:
         This log is dead afterwards; the new one has no faults and no hooks but the same `sync`.
         """
         survivor = MemoryWal(shards=len(self._shards), sync=self._sync)
+        survivor.unsynced_kept = keep == INT_MAX
         with self._state:
             self._closed = True
             for shard, heir in zip(self._shards, survivor._shards, strict=True):
@@ -299,6 +302,8 @@ class _Partition:
             self.entries.append(entry)
         if change.compact_before is not None:
             self._drop(slice(None, bisect_left(self.keys, change.compact_before)))
+        for first, last in change.remove:
+            self._drop(slice(bisect_left(self.keys, first), bisect_right(self.keys, last)))
         for name, value in change.meta.items():
             if value is None:
                 self.meta.pop(name, None)

@@ -11,6 +11,7 @@ import platform
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from fairway.core.lease import Tenure
 from fairway.errors import (
     Closing,
     Corrupt,
@@ -19,11 +20,16 @@ from fairway.errors import (
     InvalidOperation,
     WriteFailed,
 )
+from fairway.runtime.clock import boottime_ns
+from fairway.storage.ownership import Ownership
 from fairway.storage.wal import INT_MAX, Entry, Failures, Group, HardState, Tail, checksum
 from fairway.storage.wals.postgres_rows import Change, statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+MARGIN_NS_MAX = 1_000_000_000
+"""How much earlier than its lease an owner stops to answer: this, or a tenth of a short lease."""
 
 # Of a value, a constraint or a size limit: the fault lies in what one partition wanted to write.
 DATA_ERRORS = ("22", "23", "54")
@@ -41,7 +47,11 @@ class PostgresWal:
     must be called more often than `lease_ttl_ns` while nothing is written; otherwise another
     opener may take over, after which every write here fails with `Fenced` and writes nothing. The
     new owner ends the connection of the old one, so all of them use the same database role.
-    Reading needs no ownership: a server that stands by reads without `open`.
+
+    When another may take over is for the database's clock alone to say. Until when *we* may answer
+    is `ownership`: until `lease_ttl_ns`, less a margin, after the last renewal that succeeded was
+    sent, on a clock that runs while the machine is suspended. `Log` and the server check it; the
+    calls here do not, so a server that stands by reads without `open`.
 
     A connection lost before the commit was sent is `WriteFailed`. Lost in the commit, the server
     is asked whether it took place, so `OutcomeUnknown` means that it could not be reached. Nothing
@@ -64,12 +74,14 @@ class PostgresWal:
         connect_tries: int = 4,
         connect_pause_ns: int = 100_000_000,
         before_statement: Callable[[str], None] | None = None,
+        now_ns: Callable[[], int] = boottime_ns,
     ) -> None:
         """`owner` is who holds the lease, for people to read: host, pid and a unique part by
         default. `takeover` ends another's lease without waiting for it. `readers` is how many
         reads run at once. A lost server is tried `connect_tries` times, with a pause that starts
         at `connect_pause_ns` and doubles. `before_statement` is a seam for tests and tracing: it
-        is called with the name of each statement about to be sent on the owner's connection.
+        is called with the name of each statement about to be sent on the owner's connection;
+        `now_ns`, the clock of `ownership`, is another.
         """
         if lease_ttl_ns < 1_000_000 or readers < 1 or connect_tries < 1 or connect_pause_ns < 0:
             raise InvalidConfig("a lease lasts 1 ms at least; readers and tries are 1 at least")
@@ -83,6 +95,9 @@ class PostgresWal:
         dialler = Dialler(dsn, schema=schema)
         self._place = dialler.place
         self._readers = Readers(dialler, size=readers)
+        margin_ns = min(MARGIN_NS_MAX, lease_ttl_ns // 10)
+        tenure = Tenure(ttl_ns=lease_ttl_ns, margin_ns=margin_ns)
+        self.ownership = Ownership(tenure, now_ns, self._place)
         self._session = OwnerSession(
             dialler,
             holder=owner or f"{platform.node()}/{os.getpid()}/{uuid.uuid4().hex}",
@@ -91,6 +106,8 @@ class PostgresWal:
             tries=connect_tries,
             pause_ns=connect_pause_ns,
             before_statement=before_statement,
+            tenure=tenure,
+            now_ns=now_ns,
         )
 
     @property

@@ -172,6 +172,21 @@ UPDATE partitions p SET floor = %(key)s,
        last_term = CASE WHEN p.top_key < %(key)s THEN 0 ELSE p.last_term END
 WHERE p.partition = %(partition)s AND p.floor < %(key)s
 
+-- remove: remove the entries in ranges of keys
+DELETE FROM entries e USING unnest(%(firsts)s, %(lasts)s) AS r (first, last)
+WHERE e.life = (SELECT life FROM partitions WHERE partition = %(partition)s)
+  AND e.key BETWEEN r.first AND r.last
+
+-- settle: note the highest entry present after a removal. A statement of its own: one that removes
+-- does not see what is gone
+UPDATE partitions p SET top_key = coalesce(top.key, 0), last_term = coalesce(top.term, 0)
+FROM (SELECT 1) AS one LEFT JOIN LATERAL (
+    SELECT e.key, e.term FROM entries e
+    WHERE e.life = (SELECT life FROM partitions WHERE partition = %(partition)s)
+    ORDER BY e.key DESC LIMIT 1
+) AS top ON true
+WHERE p.partition = %(partition)s
+
 -- set_meta: set metadata names
 INSERT INTO meta (life, name, value)
 SELECT p.life, m.name, m.value

@@ -17,7 +17,9 @@ from psycopg.pq import ConnStatus, Format
 from psycopg.types.numeric import Int8BinaryDumper
 
 from fairway.errors import Closing, Corrupt, FairwayError, InvalidConfig, TryLater
+from fairway.masking import masked
 from fairway.storage.named_sql import named_sql
+from fairway.storage.wals import NO_ADDRESS
 from fairway.storage.wals.postgres_rows import ByteaArray, Int8Array
 
 if TYPE_CHECKING:
@@ -59,8 +61,8 @@ class Dialler:
     def __init__(self, dsn: str, *, schema: str) -> None:
         try:
             wanted = conninfo_to_dict(dsn)
-        except psycopg.ProgrammingError as error:
-            raise InvalidConfig(f"not a PostgreSQL address: {error}") from None
+        except psycopg.ProgrammingError:
+            raise InvalidConfig(NO_ADDRESS) from None  # what libpq says quotes the address
         self._conninfo = make_conninfo("", **{**PATIENCE, **wanted})
         self.schema = schema
         self.path = sql.Identifier(schema).as_string()
@@ -159,4 +161,4 @@ def trouble(error: psycopg.Error, place: str) -> FairwayError:
 
 
 def said(error: psycopg.Error) -> str:
-    return f"{error.sqlstate or type(error).__name__} {error}".strip()
+    return masked(f"{error.sqlstate or type(error).__name__} {error}".strip())

@@ -34,6 +34,7 @@ from fairway.storage.wals.postgres_connections import SQL, is_alive, said, troub
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from fairway.core.lease import Tenure
     from fairway.storage.wals.postgres_connections import Backend, Connection, Cursor, Dialler
 
 FORMAT = 1
@@ -59,8 +60,12 @@ class OwnerSession:
         tries: int,
         pause_ns: int,
         before_statement: Callable[[str], None] | None,
+        tenure: Tenure,
+        now_ns: Callable[[], int],
     ) -> None:
         self._dialler = dialler
+        self._tenure = tenure
+        self._now_ns = now_ns
         self._place = dialler.place
         self._holder = holder
         self._takeover = takeover
@@ -91,9 +96,13 @@ class OwnerSession:
                 self._connection, self._backend = self._dialler.dial("owner")
                 self._run("begin")
                 self._find_or_create()
+                sent_ns = self._now_ns()
                 self._claim()
                 tails = self._run("tails").fetchall()
                 self._run("commit")
+                self._tenure.renewed(sent_ns)
+                if not self._tenure.holds(self._now_ns()):
+                    self._renewed()  # to find all the tails took longer than a lease lasts
                 self._opened = True
             except psycopg.Error as error:
                 self._hang_up()
@@ -112,6 +121,7 @@ class OwnerSession:
         with self._lock:
             connection = self._ready()
             number = self._groups + 1
+            sent_ns = self._now_ns()
             try:
                 # One round trip up to here and one for the commit. They stay apart so that a
                 # connection lost before the commit was sent leaves no doubt.
@@ -144,6 +154,9 @@ class OwnerSession:
             self._groups = number
             if sync:
                 self._synced = number
+                # Only then: a crash of the server takes back what was not synced, and with it how
+                # far the lease was extended.
+                self._tenure.renewed(sent_ns)
 
     def renew(self) -> None:
         """Extend the lease. Raises `Fenced` if it was lost, `TryLater` if nobody can be asked."""
@@ -172,6 +185,7 @@ class OwnerSession:
         """End the lease if it is still ours, synced and with it every group before; hang up."""
         self._closing.set()  # whoever waits for the server gives up
         with self._lock:
+            self._tenure.end()  # first: once the lease is released, another may have it at once
             if self._opened and self._refusal is None:
                 with suppress(psycopg.Error, FairwayError):  # then the lease ends by itself
                     if self._connection is None or not is_alive(self._connection):
@@ -194,6 +208,7 @@ class OwnerSession:
         return self._connection.execute(SQL[name], parameters)
 
     def _renewed(self) -> bool:
+        sent_ns = self._now_ns()
         try:
             row = self._ask("renew", self._lease)
         except psycopg.Error:
@@ -201,6 +216,7 @@ class OwnerSession:
         ours: bool = row == (self._groups,)
         if ours:
             self._synced = self._groups  # it is synced, and with it all before
+            self._tenure.renewed(sent_ns)
         return ours
 
     def _commit(self, connection: Connection, number: int) -> None:
@@ -264,8 +280,14 @@ class OwnerSession:
                 self._connection, self._backend = self._dialler.dial("owner")
                 if former is not None:
                     self._run("evict", former)
+                sent_ns = self._now_ns()
                 self._run("arrive", {**self._lease, **self._backend})
-                return self._judge(self._run("look").fetchone())
+                groups = self._judge(self._run("look").fetchone())
+                if self._refusal is None:
+                    self._tenure.renewed(sent_ns)
+                else:
+                    self._tenure.end()  # also for reads: what is remembered here is out of date
+                return groups
             except psycopg.Error as error:
                 if not left or self._closing.wait(pause_s):
                     self._hang_up()

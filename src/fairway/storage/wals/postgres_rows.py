@@ -52,7 +52,8 @@ class Change:
     """The net effect of a run of operations on one partition.
 
     Written in this order it equals the run: end the former life if `deleted`, truncate what is
-    stored, append `entries` (those a later truncation of the run left), compact, set the rest.
+    stored, append `entries` (those a later truncation of the run left), compact, remove, and set
+    the rest.
     """
 
     partition: int
@@ -62,6 +63,7 @@ class Change:
     last_key: int = 0
     entries: list[Entry] = field(default_factory=list)
     compact_before: int | None = None
+    remove: list[tuple[int, int]] = field(default_factory=list)
     meta: dict[bytes, bytes | None] = field(default_factory=dict)
     hard_state: tuple[int, bytes] | None = None
 
@@ -83,6 +85,7 @@ class Change:
         compact_before: int | None,
         hard_state: HardState | None,
         _: bool,
+        remove: Sequence[tuple[int, int]],
     ) -> None:
         self.alive = True
         if truncate_after is not None:
@@ -92,6 +95,7 @@ class Change:
             self.last_key = entries[-1].key
         if compact_before is not None:
             self.compact_before = max(self.compact_before or 0, compact_before)
+        self.remove += remove
         if meta:
             self.meta.update((name.encode(), value) for name, value in meta.items())
         if hard_state is not None:
@@ -103,6 +107,7 @@ class Change:
         while self.entries and self.entries[-1].key > key:
             self.entries.pop()
         self.last_key = min(self.last_key, key)
+        self.remove = [(first, min(last, key)) for first, last in self.remove if first <= key]
 
 
 def statements(changes: Sequence[Change]) -> Iterator[tuple[str, dict[str, object]]]:
@@ -121,6 +126,11 @@ def statements(changes: Sequence[Change]) -> Iterator[tuple[str, dict[str, objec
     for change in alive:
         if change.compact_before is not None:
             yield "compact", {"partition": change.partition, "key": change.compact_before}
+        if change.remove:
+            firsts, lasts = zip(*change.remove, strict=True)
+            ranges = {"firsts": Int8Array.of(firsts), "lasts": Int8Array.of(lasts)}
+            yield "remove", {"partition": change.partition, **ranges}
+            yield "settle", {"partition": change.partition}
     yield from _meta(alive)
     voted = [(change.partition, change.hard_state) for change in alive if change.hard_state]
     if voted:

@@ -20,7 +20,9 @@ from fairway.errors import (
     UnknownFormat,
     WriteFailed,
 )
+from fairway.runtime.boot import boot_id
 from fairway.storage.owner import DirectoryLock
+from fairway.storage.reserve import free_bytes
 from fairway.storage.sync import sync_data, sync_directory
 from fairway.storage.wal import INT_MAX, Entry, HardState, Tail, checksum
 from fairway.storage.wals.rocksdb_batch import Change, put_group, put_sweep
@@ -47,6 +49,7 @@ from fairway.storage.wals.rocksdb_rows import (
     system_key,
     unpack_hard_state,
 )
+from fairway.storage.wals.stores import refuse_other_store
 from fairway.storage.watermark import Watermark
 
 if TYPE_CHECKING:
@@ -57,6 +60,9 @@ if TYPE_CHECKING:
 
 STALLED = "Write stall"
 STALL_POLL_S = 0.001
+NO_ROOM = re.compile(r"No space left|Disk quota exceeded")
+ROOM_BYTES = 8 * 1024 * 1024
+"""What RocksDB needs beside the rows of its log files, which it writes to tables when it opens."""
 NOT_APPENDED = re.compile(r"No space left|File too large|While appending|While open a file")
 """Complaints after which the record is not in the log, or is cut short and dropped by recovery."""
 
@@ -66,6 +72,8 @@ class RocksdbWal:
 
     After a failed write or sync the log refuses every write until it is reopened: RocksDB itself
     stops after the one, and after the other the system may have dropped what it could not write.
+    After a full disk it reopens by itself, once there is room for that; until then reads go on, and
+    a start on a full disk begins that way. Deletes wait as well: RocksDB writes before it frees.
     Reads and writes hold the interpreter lock for as long as RocksDB works; syncs do not, nor does
     waiting for its flushes.
     """
@@ -76,9 +84,11 @@ class RocksdbWal:
         *,
         memtable_bytes: int = 64 * 1024 * 1024,
         sync_file: Callable[[int], None] = sync_data,
+        boot: Callable[[], bytes | None] = boot_id,
     ) -> None:
         """`memtable_bytes` bounds a write buffer: larger ones are flushed less often and take
         longer to replay at `open`. `sync_file` makes one file durable; tests make it slow or fail.
+        `boot` tells one run of the system from the next.
         """
         try:
             import rocksdict
@@ -91,6 +101,9 @@ class RocksdbWal:
         self._home = directory / "rocksdb"
         self._log_home = directory / "rocksdb-log"
         self._memtable_bytes = memtable_bytes
+        self._boot = boot
+        self.unsynced_kept = False
+        """See `Vouching`."""
         self._lock = DirectoryLock(directory)
         self._mark = Watermark(directory / "watermark")
         self._logs = LogFiles(self._log_home, sync_file)
@@ -103,6 +116,7 @@ class RocksdbWal:
         self._writing = threading.Lock()  # guards what follows
         self._db: Any = None
         self._failed: str | None = None
+        self._no_room = False  # that is why
         self._group = 0  # the last one written
         self._segment, self._segment_first = 1, 1  # of the next group
         self._next_space = 1
@@ -112,6 +126,7 @@ class RocksdbWal:
         self._parts: dict[int, Part] = {}
         self._view: View | None = None
         self._readers = 0
+        self._reopening = False
 
     @property
     def parallelism(self) -> int:
@@ -134,12 +149,16 @@ class RocksdbWal:
         return {partition: part.tail for partition, part in self._parts.items()}
 
     def _open(self) -> None:
+        refuse_other_store(self._directory, "rocksdb")
         created = (self._home / "CURRENT").exists()
-        if created or (self._directory / "watermark").exists():
+        begun = any(home.is_dir() and any(home.iterdir()) for home in (self._home, self._log_home))
+        if begun or (self._directory / "watermark").exists():
             synced = self._mark.open()
         else:
             self._mark.create()
             synced = 0
+        if synced and not created:  # RocksDB would make a new one
+            raise Corrupt("the store is missing", place=str(self._home / "CURRENT"))
         if created or synced:
             for path in (*self._home.glob("MANIFEST-*"), *self._log_home.glob("*.log")):
                 check_records(path)
@@ -152,12 +171,21 @@ class RocksdbWal:
             finally:
                 view.close()
                 reader.close()
-        self._db = self._connect(create=not synced)
+        try:
+            self._db = self._connect(create=not synced)
+        except WriteFailed as error:
+            if not created:
+                raise
+            self._read_on(str(error))
+            return
         sync_directory(self._directory)
         sync_directory(self._home)
         # The first group meets a log file that is new to us, and so all of them are synced: what
         # was recovered is durable before anybody builds on it.
         self._commit(self._start, sync=True)
+        boot = self._boot()
+        self.unsynced_kept = boot is not None and boot == self._mark.boot
+        self._mark.remember_boot(boot)
 
     def _options(self) -> Any:
         rocksdict = self._rocksdict
@@ -185,6 +213,8 @@ class RocksdbWal:
                 access.read_only(False) if read_only else access.read_write(),
             )
         except Exception as error:
+            if NO_ROOM.search(str(error)):
+                raise WriteFailed(f"{self._home}: {error}") from error
             raise corrupt(error, str(self._suspect(str(error)))) from error
 
     def _suspect(self, complaint: str) -> Path:
@@ -231,17 +261,82 @@ class RocksdbWal:
                 self._state.wait_for(lambda: not self._readers)
                 if view is not None:
                     view.close()
-            db, self._db = self._db, None
-            if db is not None:
-                if self._failed is None:
-                    with suppress(OSError):  # nobody waits for this sync
-                        self._logs.settle(sync=True)
-                        self._mark.advance(self._group)
-                with suppress(Exception):  # it flushes; what it cannot flush is in the log
-                    db.close()
+            if self._db is not None and self._failed is None:
+                with suppress(OSError):  # nobody waits for this sync
+                    self._logs.settle(sync=True)
+                    self._mark.advance(self._group)
+            self._close_db()
             self._logs.close()
             self._mark.close()
             self._lock.release()
+
+    def _close_db(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            with suppress(Exception):  # it flushes; what it cannot flush is in the log
+                db.close()
+
+    # -- a full disk ------------------------------------------------------------------------------
+
+    def _read_on(self, reason: str) -> None:
+        """Without the right to write, which takes room that there is not."""
+        self._db = self._connect(create=False, read_only=True)
+        self._lack_room(reason)
+        self._publish(Change(self._next_space))
+
+    def _lack_room(self, reason: str) -> None:
+        self._no_room = True
+        self._failed = (
+            f"the disk is full, and RocksDB needs {-(-self._room_needed() // 2**20)} MiB of it to"
+            f" go on, for deletes as well: make room on the disk, then it goes on by itself"
+            f" ({reason})"
+        )
+
+    def _room_needed(self) -> int:
+        logs = self._log_home.glob("*.log")
+        return ROOM_BYTES + sum(path.stat().st_size for path in logs)
+
+    def _reopen(self) -> None:
+        """Go on after a full disk, if there is room by now: RocksDB itself never does."""
+        with self._writing:
+            if self._db is None or free_bytes(self._directory) < self._room_needed():
+                return
+            with self._state:
+                self._reopening = True
+                view, self._view = self._view, None
+                self._state.wait_for(lambda: not self._readers)
+                if view is not None:
+                    view.close()
+            try:
+                self._close_db()
+                self._open_again()
+            finally:
+                with self._state:
+                    self._reopening = False
+                    self._state.notify_all()
+
+    def _open_again(self) -> None:
+        known = self._group, dict(self._parts), dict(self._dead)
+        try:
+            self._db = self._connect(create=False)
+            self._parts, self._dead = {}, {}
+            view = View(self._db.iter(), str(self._home))
+            try:
+                self._load(view, self._mark.value)
+            finally:
+                view.close()
+            found = self._group, self._parts, self._dead.keys()
+            if found != (known[0], known[1], known[2].keys()):
+                self._no_room = False
+                self._failed = "it holds other than what was acknowledged"
+                self._publish(Change(self._next_space))
+                return
+            self._failed, self._no_room = None, False
+            self._commit(self._start, sync=True)
+        except WriteFailed as error:
+            self._close_db()
+            self._group, self._parts, self._dead = known
+            self._read_on(str(error))
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -259,6 +354,8 @@ class RocksdbWal:
 
     def _commit(self, fill: Callable[[Any], Change], *, sync: bool) -> None:
         """Write one batch, make it durable, then visible. Raises the outcome if that fails."""
+        if self._no_room:
+            raise WriteFailed(f"{self._home}: {self._failed}")
         if self._failed is not None:
             raise WriteFailed(f"{self._home}: {self._failed}; reopen the log to recover")
         group = self._group + 1
@@ -297,6 +394,9 @@ class RocksdbWal:
         except Exception as error:  # it has no other type
             if STALLED in str(error):
                 return False
+            if NO_ROOM.search(str(error)):
+                self._lack_room(str(error))
+                raise WriteFailed(f"{self._home}: {self._failed}") from error
             kind = WriteFailed if NOT_APPENDED.search(str(error)) else OutcomeUnknown
             raise self._latch(kind, str(error)) from error
         return True
@@ -304,7 +404,13 @@ class RocksdbWal:
     def _latch(self, kind: type[FairwayError], reason: str) -> FairwayError:
         """Refuse writes from now on."""
         self._failed = reason
+        self._vouch_no_more()
         return kind(f"{self._home}: {reason}; reopen the log to recover")
+
+    def _vouch_no_more(self) -> None:
+        """After a failed sync the system may have dropped what it could not write: that only a
+        process died will not mean any more that everything is there."""
+        self._mark.remember_boot(None)
 
     def _publish(self, change: Change) -> None:
         view = View(self._db.iter(self._read_options), str(self._home))
@@ -345,7 +451,10 @@ class RocksdbWal:
         pass
 
     def maintain(self) -> None:
-        """Sync what was written without a sync, beside commits, so that the watermark covers it."""
+        """Sync what was written without a sync, beside commits, so that the watermark covers it;
+        after a full disk go on, if there is room."""
+        if self._no_room:
+            self._reopen()
         with self._writing:
             self._check_open()
             if self._failed is not None:
@@ -358,6 +467,7 @@ class RocksdbWal:
             settle()
         except OSError as error:
             self._failed = f"a sync failed: {error}"
+            self._vouch_no_more()
             return
         with self._writing:
             if self._db is not None and self._failed is None:
@@ -450,5 +560,8 @@ class RocksdbWal:
                 self._state.notify_all()
 
     def _check_open(self) -> None:
+        if self._reopening:
+            with self._state:
+                self._state.wait_for(lambda: not self._reopening)
         if self._view is None:
             raise Closing(f"{self._directory} is not open")

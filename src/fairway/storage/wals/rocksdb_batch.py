@@ -6,11 +6,19 @@ one changes nothing but the batch.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from fairway.storage.wal import KEY_FACTOR, PARTITION_FACTOR, TERM_FACTOR, Entry
+from fairway.storage.wal import (
+    INT_MAX,
+    KEY_FACTOR,
+    PARTITION_FACTOR,
+    TERM_FACTOR,
+    Entry,
+    checksum,
+)
 from fairway.storage.wals.rocksdb_rows import (
     DEAD,
     ENTRY,
@@ -66,8 +74,10 @@ def put_group(
         before = parts.get(partition, Part())
         space, last_key, last_term, floor, last_entry = before
         salt = partition * PARTITION_FACTOR
+        removes = False
         for index, operation in enumerate(operations):
-            entries, meta, truncate, compact, hard_state, delete = operation
+            entries, meta, truncate, compact, hard_state, delete, removed = operation
+            removes = bool(removed) or (removes and not delete)
             if delete:
                 _retire(batch, change, partition, space)
                 space, last_key, last_term, floor, last_entry = Part()
@@ -102,7 +112,10 @@ def put_group(
                 row = space_key(space, HARD_STATE)
                 put(row, seal(row, pack_hard_state(hard_state)))
                 change.sync = True
-        change.parts[partition] = part = Part(space, last_key, last_term, floor, last_entry)
+        part = Part(space, last_key, last_term, floor, last_entry)
+        if removes:
+            part = _remove(batch, partition, part, before, operations, reading)
+        change.parts[partition] = part
         if space:
             row = system_key.pack(PARTITION, partition)
             put(row, seal(row, part_body.pack(*part)))
@@ -126,11 +139,19 @@ def _last_entry(
     """Key and term of the last entry that a truncation to `cut.last_key` leaves, or zeros."""
     fresh: list[Entry] = []  # what this batch has appended so far
     bound = cut.last_key  # above this, it has removed what was in the store
+    removed: list[tuple[int, int]] = []
     for operation in earlier:
         if operation.truncate_after is not None:
             bound = min(bound, operation.truncate_after)
             fresh = [entry for entry in fresh if entry.key <= operation.truncate_after]
+            removed = [(first, min(last, bound)) for first, last in removed if first <= bound]
         fresh = [] if operation.delete else [*fresh, *operation.entries]
+        removed = [] if operation.delete else [*removed, *operation.remove]
+        fresh = [
+            entry
+            for entry in fresh
+            if not any(first <= entry.key <= last for first, last in operation.remove)
+        ]
     fresh = [entry for entry in fresh if entry.key <= cut.last_key]
     key = term = 0
     if fresh:
@@ -138,8 +159,13 @@ def _last_entry(
     elif before.space == cut.space:
         with reading() as view:
             row = view.seek_back(entry_key(cut.space, ENTRY, bound))
-            if row.startswith(space_key(cut.space, ENTRY)):
+            while row.startswith(space_key(cut.space, ENTRY)):
                 key, term = key_of_entry(row), view.entry()[0]
+                below = [first for first, last in removed if first <= key <= last]
+                if not below:
+                    break
+                key = term = 0
+                row = view.seek_back(entry_key(cut.space, ENTRY, min(below) - 1))
     return (key, term) if key >= cut.floor else (0, 0)
 
 
@@ -169,6 +195,95 @@ def _compact(
             return
     for row in rows:
         batch.delete(row)
+
+
+def _remove(
+    batch: Any,
+    partition: int,
+    part: Part,
+    before: Part,
+    operations: Sequence[Operation],
+    reading: Reading,
+) -> Part:
+    """Remove entries in ranges of keys, and have the entry behind each follow the one before it.
+
+    Worked out once for all operations of a batch, from what they leave: an entry that one of them
+    puts may be the one that follows a range of another.
+    """
+    fresh: dict[int, Entry] = {}
+    ranges: list[tuple[int, int]] = []
+    bound = before.last_entry if before.space == part.space else 0
+    for operation in operations:
+        cut = operation.truncate_after
+        if operation.delete:
+            fresh, ranges, bound = {}, [], 0
+        elif cut is not None:
+            fresh = {key: entry for key, entry in fresh.items() if key <= cut}
+            ranges = [(first, min(last, cut)) for first, last in ranges if first <= cut]
+            bound = min(bound, cut)
+        fresh |= {entry.key: entry for entry in operation.entries}
+        ranges += operation.remove
+    keys = sorted(key for key in fresh if key >= part.floor)
+    home = space_key(part.space, ENTRY)
+    with reading() as view:
+
+        def following(key: int) -> int:
+            """The key of the next entry behind one, or 0."""
+            at = bisect_right(keys, key)
+            found = keys[at] if at < len(keys) else 0
+            if max(key + 1, part.floor) <= bound:
+                row = view.seek(entry_key(part.space, ENTRY, max(key + 1, part.floor)))
+                if row.startswith(home) and key_of_entry(row) <= bound:
+                    found = min(found or INT_MAX, key_of_entry(row))
+            return found
+
+        def preceding(key: int) -> int:
+            at = bisect_left(keys, key)
+            found = keys[at - 1] if at else 0
+            if bound and key > 1:
+                row = view.seek_back(entry_key(part.space, ENTRY, min(key - 1, bound)))
+                if row.startswith(home) and key_of_entry(row) >= part.floor:
+                    found = max(found, key_of_entry(row))
+            return found
+
+        def entry_at(key: int) -> tuple[int, int, bytes]:
+            """Term, checksum and payload."""
+            if key in fresh:
+                _, payload, term = fresh[key]
+                return term, checksum(partition, key, term, payload), payload
+            view.seek(entry_key(part.space, ENTRY, key))
+            term, _, check, payload = view.entry()
+            return term, check, payload
+
+        behind: int | None = None  # what follows the range before, 0 if nothing does
+        previous = 0  # what comes before that range
+        for first, last in _joined(ranges):
+            if behind is None or 0 < behind < first:
+                previous = preceding(first)
+            key = following(first - 1)
+            while 0 < key <= last:
+                batch.delete(entry_key(part.space, ENTRY, key))
+                key = following(key)
+            behind = key
+            if behind:
+                term, check, payload = entry_at(behind)
+                head = entry_head.pack(term, previous, check)
+                batch.put(entry_key(part.space, ENTRY, behind), head + payload)
+            else:
+                term = entry_at(previous)[0] if previous else 0
+                part = part._replace(last_entry=previous, last_term=term)
+    return part
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same keys in ranges that rise and do not overlap."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(last, joined[-1][1])
+        else:
+            joined.append((first, last))
+    return joined
 
 
 def put_sweep(

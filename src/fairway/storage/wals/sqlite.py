@@ -11,12 +11,14 @@ import re
 from typing import TYPE_CHECKING
 
 from fairway.errors import Closing, Corrupt, FairwayError, InvalidConfig
+from fairway.runtime.boot import boot_id
 from fairway.storage.owner import DirectoryLock
 from fairway.storage.wal import INT_MAX
 from fairway.storage.wals.sqlite_shard import Shard
+from fairway.storage.wals.stores import refuse_other_store
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from fairway.storage.wal import Entry, Failures, Group, HardState, Operation, Tail
@@ -41,11 +43,13 @@ class SqliteWal:
         vfs: str | None = None,
         wal_bytes_max: int = 64 * 1024 * 1024,
         checkpoint_bytes: int = 4 * 1024 * 1024,
+        boot: Callable[[], bytes | None] = boot_id,
     ) -> None:
         """`shards` None: one for a new log, what it has for an old one. `checkpoint_bytes` is how
         long a -wal file gets before upkeep moves its pages while the log is busy; past
         `wal_bytes_max` a commit waits for that. `vfs` is for tests: such a database is opened
-        exclusively through that VFS, without page checksums."""
+        exclusively through that VFS, without page checksums; and so is `boot`, which tells one run
+        of the system from the next."""
         if shards is not None and not 1 <= shards <= 64:
             raise InvalidConfig(f"1 to 64 shards, not {shards}")
         self._directory = directory
@@ -53,6 +57,7 @@ class SqliteWal:
         self._vfs = vfs
         self._wal_bytes_max = wal_bytes_max
         self._checkpoint_bytes = checkpoint_bytes
+        self._boot = boot
         self._lock = DirectoryLock(directory)
         self._shards: list[Shard] = []
 
@@ -65,6 +70,11 @@ class SqliteWal:
         """How many transactions were synced."""
         return sum(shard.syncs for shard in self._shards)
 
+    @property
+    def unsynced_kept(self) -> bool:
+        """See `Vouching`."""
+        return all(shard.unsynced_kept for shard in self._shards)
+
     def open(self) -> dict[int, Tail]:
         self._lock.acquire()
         try:
@@ -74,6 +84,7 @@ class SqliteWal:
             raise
 
     def _open(self) -> dict[int, Tail]:
+        refuse_other_store(self._directory, "sqlite")
         count = self._pinned_count()
         if self._wanted is not None and count is not None and self._wanted != count:
             raise InvalidConfig(
@@ -82,6 +93,7 @@ class SqliteWal:
             )
         if count is None:
             count = self._wanted or 1
+        boot = self._boot()
         for index in range(count):
             path = self._directory / f"shard-{index}-of-{count}.db"
             shard = Shard(
@@ -89,6 +101,7 @@ class SqliteWal:
                 vfs=self._vfs,
                 wal_bytes_max=self._wal_bytes_max,
                 checkpoint_bytes=self._checkpoint_bytes,
+                boot=boot,
             )
             self._shards.append(shard)
         complete = self._shards[0].created
@@ -97,13 +110,16 @@ class SqliteWal:
         for index, shard in reversed(list(enumerate(self._shards))):
             if complete and not shard.created:
                 raise Corrupt("the file or its watermark is missing", place=shard.place)
-            found = shard.open()
+            found = shard.inspect()
             if not complete and shard.groups:
                 place = self._shards[0].place
                 raise Corrupt("the file or its watermark is missing", place=place)
             if any(partition % count != index for partition in (*found, *shard.deleting())):
                 raise Corrupt("the file holds partitions of another shard", place=shard.place)
             tails.update(found)
+        # Now that none is refused: what is opened for writing does not stay as it was.
+        for shard in reversed(self._shards):
+            shard.open()
         return tails
 
     def _pinned_count(self) -> int | None:

@@ -78,9 +78,16 @@ class Shard:
     """One database file. Writes are serialised by a lock, reads have connections of their own."""
 
     def __init__(
-        self, path: Path, *, vfs: str | None, wal_bytes_max: int, checkpoint_bytes: int
+        self,
+        path: Path,
+        *,
+        vfs: str | None,
+        wal_bytes_max: int,
+        checkpoint_bytes: int,
+        boot: bytes | None,
     ) -> None:
         self._path = path
+        self._boot = boot
         self.place = str(path)
         self._vfs = vfs
         self._wal_bytes_max = wal_bytes_max
@@ -102,38 +109,73 @@ class Shard:
         self._wal_bound = wal_bytes_max
         self._failed: str | None = None
         self.syncs = 0
+        self.unsynced_kept = False
+        """Whether only a process died since it was last written, and so nothing was lost."""
 
-    def open(self) -> dict[int, Tail]:
-        """Recover, verify against the watermark, and return the tails."""
+    def inspect(self) -> dict[int, Tail]:
+        """Verify the file against its watermark, and return the tails: before anything of it is
+        changed, so that whoever has to look at a refused file finds it as it was.
+
+        SQLite alone would not do so. It moves pages from the -wal when it closes, and deletes it:
+        into a damaged file, where they are lost.
+        """
+        if self._vfs is None and not self._has_content():
+            if self.created or walfile.generation(self.place) is not None:
+                raise Corrupt("the file is missing or empty", place=self.place)
+            return {}
+        if self._journal_exists() and not self.created:
+            return {}  # a creation broke off in its first transaction, which SQLite has to undo
+        with self._reading_errors():
+            generation = None if self._vfs else walfile.generation(self.place)
+            connection = self._connect(read_only=self._vfs is None)
+            try:
+                tails = self._inspect(connection, generation)
+            except BaseException:
+                _close_as_it_is(connection)
+                raise
+            if self._vfs is None:
+                _close_as_it_is(connection)
+            else:
+                self._writer = connection  # of which there can be only one
+            return tails
+
+    def _inspect(self, connection: apsw.Connection, generation: int | None) -> dict[int, Tail]:
+        version = connection.pragma("user_version")
+        if not self.created and not version:
+            if connection.execute("SELECT count(*) FROM sqlite_schema").get:
+                raise UnknownFormat(f"{self.place} is not a Fairway log")
+            return {}  # a creation that broke off
+        self._verify_format(connection)
+        self._groups = tables.read_group_number(connection, self.place)
+        if self.created:
+            self._verify_groups(connection, generation)
+        elif self._groups:
+            raise Corrupt("the watermark is missing", place=self.place)
+        tails, self._deleted = tables.read_tails(connection, self.place)
+        return tails
+
+    def open(self) -> None:
+        """Recover. Only after `inspect`, of this file and of all others."""
         new = not self.created
-        if not new and self._vfs is None and not self._has_content():
-            raise Corrupt("the file is missing or empty", place=self.place)
         try:
             with self._reading_errors():
-                generation = (
-                    None if self._vfs else walfile.generation(self.place)
-                )  # as SQLite found it
-                self._writer = self._connect()
+                if self._writer is None:
+                    self._writer = self._connect()
                 if new:
                     self._create()
-                self._verify_format()
-                self._groups = tables.read_group_number(self._writer, self.place)
-                if new and self._groups:
-                    raise Corrupt("the watermark is missing", place=self.place)
+                if self._writer.pragma("journal_mode", "WAL") != "wal":
+                    raise Corrupt("the file cannot be put into WAL mode", place=self.place)
                 if new:
                     self._mark.create()
-                else:
-                    self._verify_groups(generation)
                 # Whatever was recovered is now rewritten and synced: a sync that once failed may
                 # have left pages that only memory remembers.
                 self._move_pages(self._writer, self._groups, apsw.SQLITE_CHECKPOINT_TRUNCATE)
                 self._count_pages(self._writer)
                 self._wal_pages = 0
-                tails, self._deleted = tables.read_tails(self._writer, self.place)
-                return tails
+                # Last: what comes from here on was written in this run of the system.
+                self.unsynced_kept = self._boot is not None and self._boot == self._mark.boot
+                self._mark.remember_boot(self._boot)
         except BaseException as error:
-            # Whoever has to look at a refused file finds it as it was: SQLite, closing, would move
-            # what it can read and delete the rest.
             self._failed = str(error)
             self.close()
             raise
@@ -148,24 +190,25 @@ class Shard:
         """How many groups were ever written."""
         return self._groups
 
+    def _journal_exists(self) -> bool:
+        return self._path.with_name(self._path.name + "-journal").exists()
+
     def _has_content(self) -> bool:
         try:
             return self._path.stat().st_size > 0
         except FileNotFoundError:
             return False
 
-    def _verify_groups(self, generation: int | None) -> None:
+    def _verify_groups(self, connection: apsw.Connection, generation: int | None) -> None:
         """Refuse a file that ends before the watermark, or that is half of one."""
-        assert self._writer is not None
         if self._groups < self._mark.open():
             raise Corrupt(
                 f"acknowledged data is gone: the file ends at group {self._groups},"
                 f" but group {self._mark.value} was synced",
                 place=self.place,
             )
-        frames, _ = self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         begun = self._mark.note is not None and generation in (self._mark.note, walfile.DAMAGED)
-        if begun and not frames:
+        if begun and not connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)[0]:
             raise Corrupt(
                 "acknowledged data may be gone: some pages were moved here from the -wal file, and"
                 " the others in it cannot be read",
@@ -244,6 +287,7 @@ class Shard:
             # After a failed sync the system may have dropped the pages and will call the next one a
             # success. Nothing on this file can be acknowledged until it was recovered.
             self._failed = reason
+            self._vouch_no_more()
             return OutcomeUnknown(f"{self.place}: {reason}; reopen the log to recover")
         if code in DAMAGE_ERRORS or isinstance(error, apsw.CorruptError):
             self._failed = reason
@@ -390,8 +434,15 @@ class Shard:
                 code = getattr(error, "extendedresult", 0)
                 if code in UNSYNCED_ERRORS or code in DAMAGE_ERRORS:
                     self._failed = f"a checkpoint failed: {error} (code {code})"
+                    self._vouch_no_more()
             except OSError as error:
                 self._failed = f"a checkpoint failed: {error}"
+                self._vouch_no_more()
+
+    def _vouch_no_more(self) -> None:
+        """After a failed sync the system may have dropped what it could not write: that only a
+        process died will not mean any more that everything is there."""
+        self._mark.remember_boot(None)
 
     def _checkpoint_alone(self, patience_ms: int) -> None:
         with self._lock:
@@ -457,17 +508,33 @@ class Shard:
                 reader.close()
             self._all_readers, self._readers = [], []
             if self._writer is not None:
+                writer, self._writer = self._writer, None
                 if self._failed is not None:
-                    self._writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-                self._writer.close(force=True)
-                self._writer = None
+                    _close_as_it_is(writer)
+                else:
+                    writer.close(force=True)
             self._mark.close()
 
-    def _connect(self) -> apsw.Connection:
+    def _connect(self, *, read_only: bool = False) -> apsw.Connection:
         vfs = self._vfs
         if vfs is None:
             vfs = _checksum_vfs()
-        connection = apsw.Connection(self.place, vfs=vfs)
+        if not read_only:
+            connection = apsw.Connection(self.place, vfs=vfs)
+        elif walfile.generation(self.place) is not None:
+            connection = apsw.Connection(self.place, flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
+        else:
+            # Said to be immutable: else SQLite would make an empty -wal to read nothing from.
+            flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+            connection = apsw.Connection(f"{_uri(self._path)}?immutable=1", flags=flags, vfs=vfs)
+        try:
+            self._configure(connection)
+        except BaseException:  # not let go of: an open one would keep what it made of the -wal
+            _close_as_it_is(connection)
+            raise
+        return connection
+
+    def _configure(self, connection: apsw.Connection) -> None:
         connection.set_busy_timeout(BUSY_MS)
         if self._vfs is not None:
             # Without shared memory a VFS can do write-ahead logging only for one connection.
@@ -479,7 +546,6 @@ class Shard:
         connection.pragma("temp_store", "MEMORY")
         connection.pragma("wal_autocheckpoint", 0)
         connection.pragma("journal_size_limit", self._wal_bytes_max)  # once grown, it shrinks again
-        return connection
 
     def _create(self) -> None:
         """Lay the schema. Safe to repeat: a creation that broke off left no watermark."""
@@ -496,9 +562,7 @@ class Shard:
         with connection:
             connection.execute(tables.SCHEMA)
 
-    def _verify_format(self) -> None:
-        connection = self._writer
-        assert connection is not None
+    def _verify_format(self, connection: apsw.Connection) -> None:
         if connection.pragma("application_id") != tables.APPLICATION_ID:
             raise UnknownFormat(f"{self.place} is not a Fairway log")
         version = connection.pragma("user_version")
@@ -508,8 +572,6 @@ class Shard:
             )
         if self._vfs is None and connection.reserve_bytes("main") != CHECKSUM_BYTES:
             raise Corrupt("the header says that pages have no checksums", place=self.place)
-        if connection.pragma("journal_mode", "WAL") != "wal":
-            raise Corrupt("the file cannot be put into WAL mode", place=self.place)
 
     @contextmanager
     def _reading(self, partition: int | None) -> Iterator[apsw.Connection]:
@@ -560,6 +622,16 @@ class Shard:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise WriteFailed(f"{self.place}: {error}") from error
             raise Corrupt(str(error), place=self.place, partition=partition) from error
+
+
+def _close_as_it_is(connection: apsw.Connection) -> None:
+    """Close it without the checkpoint that SQLite makes of the last one to leave."""
+    connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    connection.close(force=True)
+
+
+def _uri(path: Path) -> str:
+    return path.absolute().as_uri()
 
 
 def _checksum_vfs() -> str:

@@ -80,6 +80,13 @@ SELECT ?1, min(?2, max(
 ON CONFLICT (partition) DO UPDATE SET last = excluded.last
 """
 
+# The last key, which the entries would forget if the last one goes.
+ENDED = """
+INSERT INTO state (partition, last)
+SELECT ?1, coalesce(max(key), 0) FROM entry WHERE partition = ?1
+ON CONFLICT (partition) DO UPDATE SET last = max(last, excluded.last)
+"""
+
 # In one statement: between two of them a compaction could take the entry away.
 TAIL = """
 SELECT last.key, last.term, state.floor, state.last
@@ -141,8 +148,8 @@ def plain_rows(group: Group, number: int) -> tuple[bytes, ...] | None:
     for partition, operations in group.items():
         prefix = b"%019d" % partition
         salt = partition * PARTITION_FACTOR
-        for entries, meta, truncate_after, compact_before, hard_state, delete in operations:
-            if meta or delete or hard_state is not None:
+        for entries, meta, truncate_after, compact_before, hard_state, delete, remove in operations:
+            if meta or delete or remove or hard_state is not None:
                 return None
             if truncate_after is not None or compact_before is not None:
                 return None
@@ -242,6 +249,13 @@ def _apply(
     if operation.compact_before is not None:
         _flush(connection, rows)
         _compact(connection, partition, operation.compact_before)
+    if operation.remove:
+        _flush(connection, rows)
+        connection.execute(ENDED, (partition,))
+        connection.executemany(
+            "DELETE FROM entry WHERE partition = ? AND key BETWEEN ? AND ?",
+            [(partition, first, last) for first, last in operation.remove],
+        )
     for name, value in operation.meta.items():
         _set_meta(connection, partition, name, value)
     if operation.hard_state is not None:

@@ -1,0 +1,255 @@
+"""A server among rude clients: what is accepted goes on, refusing has its share, memory its bound.
+
+The crowd is in a thread of its own. Nothing here is timed: answers are counted against answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fairway.core.lanes import LaneLimits
+from fairway.server import gate
+from fairway.server.http_limits import HttpLimits
+from fairway.settings import KeyEntry
+from tests.support.crowd import Crowd, Group, Manner, request
+from tests.support.server import WAIT_S, Served, Wire, run, serving, until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+SECRET = "s3cret-of-ann"
+ANN = KeyEntry(
+    name="ann", digest=hashlib.sha256(SECRET.encode()).digest(), scopes=frozenset({"admin"})
+)
+APPEND = b'{"records":[{"data":1}]}'
+READ = "/v0/topics/t?touch=false"
+
+
+@pytest.fixture
+def short_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line that a few hundred clients fill."""
+    monkeypatch.setattr(gate, "WAITING_MAX", 64)
+    monkeypatch.setattr(gate, "LIMITS", LaneLimits(items=64, size=64))
+    monkeypatch.setattr(gate, "KEPT_MAX", 16, raising=False)
+
+
+@asynccontextmanager
+async def crowded(
+    served: Served, *groups: Group, enough: Callable[[], bool] = lambda: False
+) -> AsyncIterator[asyncio.Task[None]]:
+    """The groups at the server's door, until it is `enough` or the block is left."""
+    left = False
+
+    def attend() -> None:
+        with Crowd(served.server.port, groups) as crowd:
+            crowd.begin()
+            crowd.run(WAIT_S, lambda: left or enough())
+
+    async with asyncio.TaskGroup() as tasks:
+        attending = tasks.create_task(asyncio.to_thread(attend))
+        try:
+            yield attending
+        finally:
+            left = True
+
+
+@pytest.mark.usefixtures("short_line")
+def test_those_who_do_not_wait_when_refused_do_not_starve_what_was_accepted(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            await served.api.append("t", 0)
+            impatient = Group(Manner.IMPATIENT, 300, request("POST", "/v0/topics/t", APPEND))
+            got = impatient.outcome
+
+            def enough() -> bool:
+                nonlocal got
+                got = impatient.outcome
+                return got.statuses[200] >= 3000 or got.statuses[429] >= 30_000
+
+            async with crowded(served, impatient, enough=enough) as attending:
+                await attending
+            assert set(got.statuses) == {200, 429}
+            assert got.statuses[429] <= got.statuses[200] / 2
+            assert (await served.api.state("t"))["head_seq"] >= got.statuses[200]
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("short_line")
+def test_whoever_waits_as_it_was_told_is_mostly_let_in(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            await served.api.append("t", 0)
+            patient = Group(Manner.PATIENT, 300, request("POST", "/v0/topics/t", APPEND))
+            got = patient.outcome
+
+            def enough() -> bool:
+                nonlocal got
+                got = patient.outcome
+                return got.returned.total() >= 500
+
+            async with crowded(served, patient, enough=enough) as attending:
+                await attending
+            assert got.returned[200] >= 0.8 * got.returned.total(), got
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("short_line")
+def test_strangers_do_not_take_the_turns_of_those_who_have_a_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, api_keys=(ANN,)) as served:
+            await served.api.using(SECRET).append("t", 0)
+            strangers = Group(Manner.IMPATIENT, 250, request("GET", READ))
+            wrong = Group(Manner.IMPATIENT, 50, request("GET", READ, key="guessed"))
+            known = Group(Manner.IMPATIENT, 20, request("GET", READ, key=SECRET))
+            groups = (strangers, wrong, known)
+
+            def enough() -> bool:
+                return known.outcome.statuses[200] >= 2000
+
+            async with crowded(served, *groups, enough=enough) as attending:
+                await attending
+            refused = strangers.outcome.statuses[401] + wrong.outcome.statuses[401]
+            assert set(known.outcome.statuses) == {200}
+            assert set(strangers.outcome.statuses) <= {401}
+            assert refused <= 3 * known.outcome.statuses[200]
+
+    run(scenario())
+
+
+@pytest.mark.usefixtures("short_line")
+def test_health_is_told_and_watches_hear_their_heartbeats_among_strangers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path, api_keys=(ANN,)) as served:
+            api = served.api.using(SECRET)
+            await api.append("t", 0)
+            await api.append("quiet", 0)
+            stream = await api.watch("quiet", "?tail=true&heartbeat_ms=1000")
+            await stream.named("caught-up")
+            strangers = Group(Manner.IMPATIENT, 300, request("GET", READ))
+            busy = Group(Manner.IMPATIENT, 100, request("POST", "/v0/topics/t", APPEND, key=SECRET))
+            async with crowded(served, strangers, busy):
+                await until(lambda: strangers.outcome.statuses[401] > 1500)
+                for path in ("/healthz", "/readyz", "/metrics"):
+                    before = strangers.outcome.statuses[401]
+                    assert (await api.get(path)).status == 200
+                    assert strangers.outcome.statuses[401] - before < 1000
+                await stream.comment()
+
+    run(scenario())
+
+
+def test_silent_strangers_make_room_for_whoever_has_a_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        limits = HttpLimits(connections_max=40, connections_reserved=20)
+        async with serving(tmp_path, limits=limits, api_keys=(ANN,)) as served:
+            await served.api.using(SECRET).append("t", 0)
+            holder = await Wire.open(served.server.port)
+            bearer = {"authorization": f"Bearer {SECRET}"}
+            holder.send("GET", READ, headers=bearer)
+            assert (await holder.answer()).status == 200
+            for _ in range(3):
+                async with crowded(served, Group(Manner.SILENT, 60)):
+                    holder.send("GET", READ, headers=bearer)
+                    assert (await holder.answer()).status == 200
+                    assert (await served.api.using(SECRET).get(READ)).status == 200
+
+    run(scenario())
+
+
+def test_one_address_has_its_bound(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        limits = HttpLimits(connections_per_address=3)
+        async with serving(tmp_path, limits=limits) as served:
+            wires = [await Wire.open(served.server.port) for _ in range(3)]
+            over = await Wire.open(served.server.port)
+            answer = await over.answer()
+            assert (answer.status, answer.header("retry-after")) == (429, "1")
+            await over.close()
+            await wires[0].close()
+            answered = []
+
+            async def again() -> int:
+                wire = await Wire.open(served.server.port)
+                wire.send("GET", "/healthz")
+                status = (await wire.answer()).status
+                await wire.close()
+                return status
+
+            while 200 not in answered:  # until the server has seen the close
+                answered.append(await again())
+            assert set(answered) <= {200, 429}
+
+    run(scenario())
+
+
+def test_one_key_has_its_bound(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        limits = HttpLimits(connections_per_key=2)
+        async with serving(tmp_path, limits=limits, api_keys=(ANN,)) as served:
+            bearer = {"authorization": f"Bearer {SECRET}"}
+            wires = [await Wire.open(served.server.port) for _ in range(3)]
+            statuses = []
+            for wire in wires:
+                wire.send("GET", "/v0/topics", headers=bearer)
+                answer = await wire.answer()
+                statuses.append(answer.status)
+            assert statuses == [200, 200, 429]
+            assert answer.error["detail"]["limit"] == "connections_per_key"
+
+    run(scenario())
+
+
+def test_slow_and_deaf_clients_hold_no_more_than_the_budget(tmp_path: Path) -> None:
+    most = 4 * 2**20
+
+    async def scenario() -> None:
+        limits = HttpLimits(held_bytes_max=most)
+        async with serving(tmp_path, limits=limits) as served:
+            for _ in range(2):
+                await served.api.append("t", "x" * 900_000)
+            held = served.server.held
+            page = request("POST", "/v0/topics/t/diff", b'{"from_seq":0}')
+            deaf = Group(Manner.DEAF, 8, page)
+            body = b'{"records":[{"data":"%b"}]}' % (b"x" * 2_000_000)
+            slow = Group(Manner.SLOW_WRITER, 8, request("POST", "/v0/topics/t", body), piece=65_536)
+            seen: list[int] = []
+
+            async def watch() -> None:
+                while True:
+                    seen.append(held.used)
+                    await asyncio.sleep(0)
+
+            watching = asyncio.ensure_future(watch())
+            try:
+                async with crowded(served, deaf, slow):
+                    await until(lambda: slow.outcome.statuses[429] > 0)
+                    assert (await served.api.append("t", 1))["last_seq"] > 2, "small ones go on"
+            finally:
+                watching.cancel()
+            assert most // 2 < max(seen) <= most + 2**20  # a page is written before it is counted
+            await until(lambda: held.used == 0)
+
+    run(scenario())
+
+
+def test_a_refusal_names_what_was_full_and_is_counted(tmp_path: Path, short_line: None) -> None:
+    async def scenario() -> Any:
+        async with serving(tmp_path) as served:
+            await served.api.append("t", 0)
+            impatient = Group(Manner.IMPATIENT, 200, request("POST", "/v0/topics/t", APPEND))
+            async with crowded(served, impatient):
+                await until(lambda: impatient.outcome.statuses[429] > 0)
+            text = (await served.api.get("/metrics")).body.decode()
+            assert 'fairway_requests_throttled_total{cause="waiting_requests"}' in text
+
+    run(scenario())
