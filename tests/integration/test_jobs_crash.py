@@ -307,6 +307,36 @@ def test_a_job_that_kills_its_worker_is_put_aside_and_the_others_go_on(
 
 
 @pytest.mark.parametrize("kind", STORES)
+def test_a_job_that_ends_its_process_counts_a_crash_and_everything_else_is_there(
+    kind: str, campaign: Campaign, tmp_path: Path
+) -> None:
+    """In a coroutine or a thread it ends the worker. Another one counts that, and goes on."""
+    deaths = [(place, way) for way in WAYS for place in ("coroutine", "thread")]
+    rng = campaign.random()
+    deaths = rng.sample(deaths, campaign.rounds(share=3 if kind == "sqlite" else 1, full=6))
+    with arena(kind, tmp_path, campaign.tally) as at:
+        others = at.add(*[NewJob(kind="work", max_crashes=20) for _ in range(20)])
+        ended = []
+        for place, way in deaths:
+            state = msgspec.json.encode({"way": way})
+            ended += at.add(NewJob(kind=f"ends_in_a_{place}", state=state, max_crashes=1))
+            worker = at.start(lease_ms=800)
+            assert worker.wait() == (13 if way == "os._exit" else -signal.SIGSEGV)
+            at.bury(worker)
+            campaign.tally[f"{way} in a {place}"] += 1
+        last = at.start(lease_ms=800)
+        at.wait_until(at.all_ended)
+        last.finish()
+        for id in ended:
+            job = at.find(id)
+            assert (job.status, job.crashes) == (Status.DEAD, 1)
+            assert job.error == "its worker died 1 times"
+            at.ids.remove(id)
+            assert len(at.runs()[id]) == 1
+        assert {at.find(id).status for id in others} == {Status.DONE}
+
+
+@pytest.mark.parametrize("kind", STORES)
 def test_a_worker_that_was_paused_beyond_its_lease_wakes_and_commits_nothing(
     kind: str, campaign: Campaign, tmp_path: Path
 ) -> None:
@@ -344,36 +374,6 @@ def test_a_worker_that_was_paused_beyond_its_lease_wakes_and_commits_nothing(
             assert (job.status, job.crashes, job.result) == (Status.DONE, 1, b"2")
             assert ("ended", id, 2) in said(other.pid)
         campaign.tally["woke up"] += 1
-
-
-@pytest.mark.parametrize("kind", STORES)
-def test_a_job_that_ends_its_process_counts_a_crash_and_everything_else_is_there(
-    kind: str, campaign: Campaign, tmp_path: Path
-) -> None:
-    """In a coroutine or a thread it ends the worker. Another one counts that, and goes on."""
-    deaths = [(place, way) for way in WAYS for place in ("coroutine", "thread")]
-    rng = campaign.random()
-    deaths = rng.sample(deaths, campaign.rounds(share=3 if kind == "sqlite" else 1, full=6))
-    with arena(kind, tmp_path, campaign.tally) as at:
-        others = at.add(*[NewJob(kind="work", max_crashes=20) for _ in range(20)])
-        ended = []
-        for place, way in deaths:
-            state = msgspec.json.encode({"way": way})
-            ended += at.add(NewJob(kind=f"ends_in_a_{place}", state=state, max_crashes=1))
-            worker = at.start(lease_ms=800)
-            assert worker.wait() == (13 if way == "os._exit" else -signal.SIGSEGV)
-            at.bury(worker)
-            campaign.tally[f"{way} in a {place}"] += 1
-        last = at.start(lease_ms=800)
-        at.wait_until(at.all_ended)
-        last.finish()
-        for id in ended:
-            job = at.find(id)
-            assert (job.status, job.crashes) == (Status.DEAD, 1)
-            assert job.error == "its worker died 1 times"
-            at.ids.remove(id)
-            assert len(at.runs()[id]) == 1
-        assert {at.find(id).status for id in others} == {Status.DONE}
 
 
 def test_a_worker_outlives_a_crash_of_its_database(campaign: Campaign, tmp_path: Path) -> None:

@@ -105,6 +105,14 @@ def kinds_of(book: Book) -> Kinds:
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(13)
 
+    async def ends_in_a_coroutine(ctx: Context[Any], way: str) -> None:
+        began(ctx)
+        ends(way)
+
+    def ends_in_a_thread(ctx: Context[Any], way: str) -> None:
+        began(ctx)
+        ends(way)
+
     async def gated(ctx: Context[Any]) -> int:
         """Until the test lets the jobs of this process go on."""
         began(ctx)
@@ -116,14 +124,6 @@ def kinds_of(book: Book) -> Kinds:
             raise
         book.note("ended", ctx)
         return ctx.attempt
-
-    async def ends_in_a_coroutine(ctx: Context[Any], way: str) -> None:
-        began(ctx)
-        ends(way)
-
-    def ends_in_a_thread(ctx: Context[Any], way: str) -> None:
-        began(ctx)
-        ends(way)
 
     for function in (work, threaded, poison, gated, ends_in_a_coroutine, ends_in_a_thread):
         kinds.add(function_kind(function, function.__name__, 1, Options()))
