@@ -12,7 +12,8 @@ from fairway.server.door import Door, Room
 from fairway.server.http_limits import HttpLimits
 from fairway.server.http_protocol import HttpProtocol
 from fairway.server.read_turns import NEW_PER_TURN, READS_PER_TURN, Standing
-from tests.support.http_protocol import KIB, Client, echo, on_virtual_time
+from fairway.testing import run
+from tests.support.http_protocol import KIB, Client, echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,7 +82,7 @@ def test_all_are_read_in_the_end_and_so_many_in_a_turn(held: socket.socket) -> N
         await asyncio.sleep(1)
         assert crowd.answered == len(crowd.clients)
 
-    on_virtual_time(scenario)
+    run(scenario, seed=1, quiet=True)
 
 
 def test_a_known_client_is_read_before_new_ones(held: socket.socket) -> None:
@@ -97,7 +98,7 @@ def test_a_known_client_is_read_before_new_ones(held: socket.socket) -> None:
         await asyncio.sleep(1)
         assert known.transport.sent.count(b"200 OK") == 2
 
-    on_virtual_time(scenario)
+    run(scenario, seed=1, quiet=True)
 
 
 def test_a_client_that_closes_its_side_while_it_waits_is_answered(held: socket.socket) -> None:
@@ -110,7 +111,7 @@ def test_a_client_that_closes_its_side_while_it_waits_is_answered(held: socket.s
         assert b"200 OK" in last.transport.sent
         assert crowd.answered == len(crowd.clients)
 
-    on_virtual_time(scenario)
+    run(scenario, seed=1, quiet=True)
 
 
 def test_whoever_leaves_while_it_waits_leaves_nothing_behind(held: socket.socket) -> None:
@@ -122,7 +123,7 @@ def test_whoever_leaves_while_it_waits_leaves_nothing_behind(held: socket.socket
             client.transport.lose()
         assert crowd.waiting == crowd.http.held.used == len(crowd.http.peers) == 0
 
-    on_virtual_time(scenario)
+    run(scenario, seed=1, quiet=True)
 
 
 def test_a_client_is_not_late_while_it_waits_for_its_turn(held: socket.socket) -> None:
@@ -135,7 +136,7 @@ def test_a_client_is_not_late_while_it_waits_for_its_turn(held: socket.socket) -
         await asyncio.sleep(1)
         assert b"200 OK" in last.transport.sent
 
-    on_virtual_time(scenario)
+    run(scenario, seed=1, quiet=True)
 
 
 def test_what_is_held_is_counted_and_more_than_the_budget_is_refused(
@@ -157,4 +158,4 @@ def test_what_is_held_is_counted_and_more_than_the_budget_is_refused(
         assert crowd.answered > READS_PER_TURN
         assert crowd.http.held.used == 0
 
-    on_virtual_time(scenario)
+    run(scenario, seed=1, quiet=True)
