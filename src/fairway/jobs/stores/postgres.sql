@@ -169,7 +169,8 @@ select j.id, j.kind, j.version, j.step, j.state, j.attempt, j.crashes, j.max_att
     case when j.inbox > 0 then j.names end as names, j.spawned, j.retries
 from fw.job j where j.id = any(array(select id from won))
 union all
-select id, null, 0, null, null, 0, 0, 0, lane, 0::smallint, pkey, null, null, false, null, null, false, 0
+select id, null, 0, null, null, 0, 0, 0, lane, 0::smallint, pkey, null, null, strict, null, null, false,
+    0
 from picked where pkey is not null and not $6 and id not in (select id from slot)
 union all
 select max(id), null, count(*)::int, null, null, 0, 0, 0, lane, 0::smallint, null, null, null, false,

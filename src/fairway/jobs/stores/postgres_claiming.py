@@ -261,10 +261,12 @@ class Claiming:
         """
         keys = list({row[10] for row in lost})
         held = {row[0] for row in await connection.fetch(self._sql["held_keys"], keys)}
+        # Only where order is strict does an earlier job that does not run hold up the others.
+        strict = [row for row in lost if row[13]]
         earlier = {
             row[0]
             for row in await connection.fetch(
-                self._sql["earlier"], [row[0] for row in lost], [row[10] for row in lost]
+                self._sql["earlier"], [row[0] for row in strict], [row[10] for row in strict]
             )
         }
         stuck = [row for row in lost if row[10] in held or row[0] in earlier]
