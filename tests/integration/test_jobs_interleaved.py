@@ -30,7 +30,7 @@ from tests.conformance.job_backends import ManualClock
 from tests.support.interleaver import Caller, Drawn, Orders, Standing, interleave
 from tests.support.job_scenes import SCENES, Cast, looks
 from tests.support.planted import plant
-from tests.support.postgres import empty, postgres_url
+from tests.support.postgres import empty, postgres_url, tables
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,10 +44,6 @@ MINUTE_NS = 60_000_000_000
 ORDERS_MAX = 300
 """Beyond which the orders of a pair are too many to try them all."""
 STEPS_MAX = 12
-TABLES = (
-    *("lane", "queue", "worker", "job", "ready", "blocked", "key_slot", "lease", "timer"),
-    *("signal", "unique_key", "history"),
-)
 STRAY = """
 select 'job ' || trace || ' is in ' || n || ' lines' from (
     select j.trace, (select count(*) from fw.ready r where r.id = j.id)
@@ -84,6 +80,8 @@ class Theatre:
     def __init__(self, tally: Counter[str]) -> None:
         self.tally = tally
         self.schema = f"interleaved_{next(_schemas)}"
+        self.saved = f"{self.schema}_saved"
+        """The schema that has the tables as they were when the scene was set up."""
         self.callers: list[Caller] = []
         self.stores: list[PostgresStore] = []
 
@@ -107,8 +105,7 @@ class Theatre:
 
     async def stage(self, scene: Scene) -> None:
         """Set up a scene, on PostgreSQL and on the twin."""
-        for table in TABLES:
-            await self.hand.execute(f"drop table if exists {self.schema}.saved_{table}")
+        await self.hand.execute(f"drop schema if exists {self.saved} cascade")
         empty(postgres_url(), self.schema)
         self._forget({})
         self.clock = ManualClock()
@@ -120,9 +117,11 @@ class Theatre:
         await scene.set_up(self.twin, self.twin_cast)
         self.clock.ns += scene.wait_ns
         await self._set_clock()
-        for table in TABLES:
+        self.tables = tables(postgres_url(), self.schema)
+        await self.hand.execute(f"create schema {self.saved}")
+        for table in self.tables:
             await self.hand.execute(
-                f"create table {self.schema}.saved_{table} as table {self.schema}.{table}"
+                f"create table {self.saved}.{table} as table {self.schema}.{table}"
             )
         self._lanes = dict(self.stores[0]._lanes._numbers)
 
@@ -131,6 +130,7 @@ class Theatre:
             await store.aclose()
         await self.hand.close()
         with psycopg.connect(postgres_url(), autocommit=True) as connection:
+            connection.execute(f"drop schema if exists {self.saved} cascade".encode())
             connection.execute(f"drop schema {self.schema} cascade".encode())
 
     async def _set_clock(self) -> None:
@@ -144,11 +144,11 @@ class Theatre:
         """All is as it was when the scene was set up, and nobody remembers anything since."""
         await self.hand.execute(
             "begin;"
-            + "".join(f"delete from {self.schema}.{table};" for table in TABLES)
+            + "".join(f"delete from {self.schema}.{table};" for table in self.tables)
             + "".join(
                 f"insert into {self.schema}.{table} overriding system value"
-                f" table {self.schema}.saved_{table};"
-                for table in TABLES
+                f" table {self.saved}.{table};"
+                for table in self.tables
             )
             + "commit"
         )

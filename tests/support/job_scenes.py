@@ -249,6 +249,11 @@ async def _signals(store: JobStore, cast: Cast) -> None:
     await cast.give(store, "w", "waits", "runs")
     wait = {"step": "then", "names": ("go",), "delay_ns": SECOND_NS}
     await cast.settle(store, "w", "waits", Fate.WAIT, **wait)
+    await cast.add(store, "deals", queue="p")
+    await cast.give(store, "w", "deals", queue="p")
+    await cast.settle(store, "w", "deals", Fate.WAIT, **wait)
+    await store.signal(cast.ids["deals"], "go", b"0", dedup="dealt")
+    await cast.give(store, "w", "deals", queue="p")
 
 
 async def _family(store: JobStore, cast: Cast) -> None:
@@ -351,6 +356,12 @@ SCENES: dict[str, Scene] = {
             "park the other": exchange("w", ("runs", Fate.WAIT, _WAIT)),
             "signal the other": signal("runs", "go", b"4"),
             "cancel the other": cancel("runs"),
+            "deal and end": exchange("w", ("deals", Fate.DONE)),
+            "deal and wait": exchange("w", ("deals", Fate.WAIT, _WAIT)),
+            "signal what is dealt with": signal("deals", "go", b"5", "dealt"),
+            "signal more": signal("deals", "go", b"6", "more"),
+            "reap": REAP,
+            "retry what dealt": retry("deals"),
         },
         wait_ns=2 * SECOND_NS,
     ),
