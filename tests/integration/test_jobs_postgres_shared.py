@@ -224,7 +224,7 @@ def test_pruning_forgets_no_key_that_was_taken_while_it_looked() -> None:
 
 
 def test_transactions_that_want_each_others_keys_are_told_to_begin_again() -> None:
-    """One of them: which it is, is up to PostgreSQL. When it has done as told, the other goes on."""
+    """PostgreSQL chooses which of them. When that one has done as told, the other goes on."""
 
     async def play() -> None:
         # Nobody waits for too long, however slow the machine is: what ends this is the deadlock.
