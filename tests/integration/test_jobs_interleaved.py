@@ -98,6 +98,8 @@ class Theatre:
                 lock_timeout_ns=MINUTE_NS,
                 connection_class=caller.connection_class,
             )
+            # How long a caller is stopped is no matter of patience.
+            store._settling.patience_ms = MINUTE_NS // 1_000_000
             await store.open()
             self.stores.append(store)
         self.hand = await asyncpg.connect(postgres_url())

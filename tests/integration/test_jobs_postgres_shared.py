@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
+import msgspec
 import psycopg
 import pytest
 from sqlalchemy import create_engine
@@ -21,9 +22,14 @@ from sqlalchemy.orm import Session
 
 from fairway.core.priority import Band
 from fairway.errors import FairwayError, Invalid, InvalidConfig, LockTimeout, TransactionConflict
+from fairway.jobs.context import Context  # noqa: TC001  annotations of jobs are read
+from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.job import Fate, Filter, Lane, Limits, NewJob, Settlement, Status
+from fairway.jobs.kinds import Options, Order, function_kind, machine_kind
+from fairway.jobs.outcome import Outcome  # noqa: TC001  annotations of jobs are read
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
+from fairway.jobs.worker import Worker, WorkerConfig
 from tests.support.postgres import empty, postgres_server, postgres_url
 
 if TYPE_CHECKING:
@@ -255,6 +261,100 @@ def test_transactions_that_want_each_others_keys_are_told_to_begin_again() -> No
             await connection.execute("rollback")
             return refused
         return None
+
+    scene(play())
+
+
+@pytest.mark.parametrize("keys", ["table", "advisory"])
+def test_an_exchange_postpones_what_spawns_a_key_that_an_open_transaction_holds(keys: Any) -> None:
+    async def play() -> None:
+        async with stores(keys=keys) as (one, other), transaction() as caller:
+            worker = await other.register("w", MINUTE_NS)
+            await one.enqueue([NewJob(kind="parent", partition_key=f"p{n}") for n in range(5)])
+            out = await other.exchange(worker, 1, wants=[Want(LANE, 5)])
+            held = NewJob(kind="mail", unique_key="held")
+            both = NewJob(kind="mail", unique_key="both")
+            await one.enqueue([held, both], within=caller)
+            children = [(held,), (), (held,), (ONCE, both), (ONCE,)]
+            settlements = [
+                Settlement(claim=claim, fate=Fate.SPAWN, step="then", children=spawned)
+                if spawned
+                else Settlement(claim=claim, fate=Fate.DONE)
+                for claim, spawned in zip(out.claims, children, strict=True)
+            ]
+            first = await other.exchange(worker, 2, settlements)
+            assert first.postponed == [settlements[n] for n in (0, 2, 3)]
+            assert (first.stale, [ended.id for ended in first.ended]) == ([], [out.claims[1].id])
+            ready = {job.unique_key for job in await one.browse(Filter(status=Status.READY))}
+            assert "once" in ready
+            running = await one.browse(Filter(status=Status.RUNNING))
+            assert {job.id for job in running} == {out.claims[n].id for n in (0, 2, 3)}
+            await caller.execute("rollback")
+            second = await other.exchange(worker, 3, first.postponed)
+            assert not second.postponed
+            assert not second.stale
+            assert await one.find_by_key("held") is not None
+            assert not await one.browse(Filter(status=Status.RUNNING))
+
+    scene(play())
+
+
+def test_what_waits_after_a_spawn_waits_for_locks_as_long_as_before() -> None:
+    async def play() -> None:
+        async with stores(1) as (store,):
+            worker = await store.register("w", MINUTE_NS)
+            await store.enqueue([NewJob(kind="parent")])
+            (claim,) = (await store.exchange(worker, 1, wants=[Want(LANE, 1)])).claims
+            said = []
+            probe: Any = store._claiming.probe
+
+            async def look(connection: Any, *args: Any) -> None:
+                said.append(await connection.fetchval("show lock_timeout"))
+                await probe(connection, *args)
+
+            store._claiming.probe = look  # type: ignore[method-assign]
+            spawn = Settlement(claim=claim, fate=Fate.SPAWN, step="then", children=(ONCE,))
+            await store.exchange(worker, 2, [spawn], probe=["default"])
+            assert said == ["5s"]
+
+    scene(play())
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["commit", "rollback"])
+def test_a_worker_goes_on_while_a_transaction_holds_the_key_of_a_child(kept: bool) -> None:
+    class Parent(msgspec.Struct):
+        async def start(self, ctx: Context[Any]) -> Outcome:
+            return ctx.spawn([Order(NewJob(kind="child", unique_key="once"))], then="after")
+
+        async def after(self, ctx: Context[Any]) -> Outcome:
+            return ctx.done("after")
+
+    async def child() -> None:
+        pass
+
+    async def play() -> None:
+        kinds = Kinds()
+        kinds.add(machine_kind(Parent, "parent", 1, Options(), None))
+        kinds.add(function_kind(child, "child", 1, Options()))
+        async with stores() as (one, other), transaction() as caller:
+            engine = Jobs(one, kinds)
+            worker = Worker(one, kinds.by_version, WorkerConfig(), told=engine.told)
+            engine.attach(worker)
+            await other.enqueue([NewJob(kind="child", unique_key="once")], within=caller)
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(worker.run())
+                (parent,) = await engine.enqueue([NewJob(kind="parent", step="start")])
+                await waits_for(caller, running)
+                rest = await engine.enqueue([NewJob(kind="child") for _ in range(10)])
+                for each in rest:
+                    await engine.result(each.id, 60)
+                assert (await engine.find(parent.id)).status is Status.RUNNING
+                await caller.execute("commit" if kept else "rollback")
+                assert await engine.result(parent.id, 60) == "after"
+                await worker.drain()
+                running.cancel()
+            ran = [job for job in await one.browse(Filter(kind="child")) if job.unique_key]
+            assert [job.parent for job in ran] == [None if kept else parent.id]
 
     scene(play())
 

@@ -32,7 +32,7 @@ from fairway.jobs.outcome import Outcome, Retry
 from fairway.jobs.store import Want
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.stores.sqlite import SqliteStore
-from fairway.jobs.worker import Worker, WorkerConfig
+from fairway.jobs.worker import POSTPONED_MAX, Worker, WorkerConfig
 from fairway.runtime.clock import clock_of
 from fairway.runtime.telemetry import Distribution
 from fairway.testing import VirtualLoop, run
@@ -67,6 +67,8 @@ class Store(MemoryStore):
         """Whether the reply of an exchange that is committed is lost."""
         self.hold: asyncio.Event | None = None
         """If set, replies come when it is."""
+        self.postpones: Callable[[Settlement], bool] = lambda one: False
+        """What is not settled now."""
         self.answer: Callable[[Beat], Beat] = lambda beat: beat
         self.down = False
 
@@ -87,7 +89,10 @@ class Store(MemoryStore):
             raise Unavailable("the database is down")
         self.exchanges += 1
         self.tokens.append(token)
-        out = await super().exchange(worker, token, settlements, wants, probe)
+        postponed = [one for one in settlements if self.postpones(one)]
+        now = [one for one in settlements if one not in postponed]
+        out = await super().exchange(worker, token, now, wants, probe)
+        out.postponed = postponed
         self.commits.update(one.id for one in out.ended)
         self.stale += out.stale
         self.claims += out.claims
@@ -394,6 +399,61 @@ def test_a_child_that_not_every_store_takes_fails_its_parent_alone(what: str) ->
             job = await jobs.store.find(id)
             assert job.status is Status.FAILED
             assert f"the {what} of a child is longer than {KEY_MAX} characters" in job.error
+
+    play(scene)
+
+
+def test_what_the_store_postpones_is_settled_later_and_bounds_what_is_claimed() -> None:
+    async def scene() -> None:
+        jobs = Jobs(concurrency=10, prefetch=10)
+
+        async def spawns(ctx: Context[Any]) -> None:
+            async with jobs.noted(ctx):
+                pass
+
+        async def other() -> None:
+            pass
+
+        jobs.kind(spawns)
+        jobs.kind(other)
+        async with jobs.working() as part:
+            jobs.store.postpones = lambda one: one.claim.kind == "spawns"
+            few = [await jobs.add(part, "spawns") for _ in range(5)]
+            id = await jobs.add(part, "other")
+            await until(lambda: jobs.store.commits[id])
+            assert {await jobs.status(one) for one in few} == {Status.RUNNING}
+            added = await part.engine.enqueue([NewJob(kind="spawns") for _ in range(400)])
+            await asyncio.sleep(50)
+            assert POSTPONED_MAX <= len(jobs.ran) < 2 * POSTPONED_MAX
+            jobs.store.postpones = lambda one: False
+            ids = [*few, *(one.id for one in added)]
+            await until(lambda: all(jobs.store.commits[one] for one in ids))
+        assert [count for _, count in Counter(id for id, _, _ in jobs.ran).items()] == [1] * 405
+        assert jobs.store.stale == []
+
+    play(scene)
+
+
+def test_a_worker_that_loses_its_lease_forgets_what_was_postponed() -> None:
+    async def scene() -> None:
+        jobs = Jobs()
+
+        async def spawns(ctx: Context[Any]) -> None:
+            async with jobs.noted(ctx):
+                pass
+
+        jobs.kind(spawns)
+        async with jobs.working() as part:
+            jobs.store.postpones = lambda one: True
+            id = await jobs.add(part, "spawns")
+            await until(lambda: jobs.ran)
+            jobs.store.down = True
+            await asyncio.sleep(200)
+            jobs.store.down = False
+            jobs.store.postpones = lambda one: False
+            await until(lambda: jobs.store.commits[id])
+        assert len(jobs.ran) == 2
+        assert jobs.store.stale == []
 
     play(scene)
 

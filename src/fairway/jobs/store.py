@@ -77,6 +77,9 @@ class Exchanged(Struct, kw_only=True):
     """Jobs that ended with this exchange."""
     contended: int = 0
     """Jobs that were not claimed because another of their partition key runs."""
+    postponed: Sequence[Settlement] = ()
+    """What was not settled now, to be settled a little later: a transaction of somebody else holds
+    the unique key of a child. Its claims stand, nothing of it was committed."""
     cancelling: Mapping[int, str] = {}
     """With a probe: jobs of this worker that somebody cancelled, and why."""
 

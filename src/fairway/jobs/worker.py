@@ -49,6 +49,10 @@ logger = logging.getLogger("fairway.jobs")
 SECOND_NS = 1_000_000_000
 SETTLE_MAX = 2_000
 """Settlements in one exchange."""
+POSTPONED_NS = SECOND_NS
+"""When what the store postponed is settled again. It waits for others for a moment each time."""
+POSTPONED_MAX = 100
+"""Settlements that are postponed, beyond which nothing more is claimed."""
 NOTHING = Plan([], [], ())
 RECONNECT = BackoffConfig(base_ns=50_000_000, cap_ns=2 * SECOND_NS, jitter=0.5)
 
@@ -131,6 +135,10 @@ class Worker:
         self._runs: dict[int, Run] = {}
         self._held: dict[int, int] = {}
         self._settled: deque[Settlement] = deque()
+        self._postponed: list[Settlement] = []
+        """What is to be settled again in a moment; a timer runs while there is something."""
+        self._again: set[int] = set()
+        """Jobs whose settlements were postponed and are under way again."""
         self._lost: list[Claim] = []
         """Claims that the store lost, and has not been told of."""
         self._failed_at_ns: int | None = None
@@ -342,7 +350,7 @@ class Worker:
     async def _wait_for_work(self) -> None:
         """Until something happened, or a queue is due."""
         if not self._work.is_set():
-            if not self._draining and self._failed_at_ns is None:
+            if not self._draining and self._failed_at_ns is None and not self._stuck:
                 delay_s = max(0, self._feeding.next_poll_ns - self._clock.now_ns()) / 1e9
                 timer = self._loop.call_later(delay_s, self._work.set)
             else:
@@ -361,7 +369,7 @@ class Worker:
             self._lost = []
         settlements = [self._settled.popleft() for _ in range(min(len(self._settled), SETTLE_MAX))]
         plan = NOTHING
-        if not self._draining and self._failed_at_ns is None and not self._repeating:
+        if not (self._draining or self._failed_at_ns is not None or self._repeating or self._stuck):
             plan = self._feeding.plan(settlements, self.pressure(), now_ns)
         if self._settled:
             self._stir()
@@ -377,6 +385,10 @@ class Worker:
             out = await self._store.exchange(
                 worker, self._token, settlements, plan.wants, plan.probe
             )
+            if self._again:
+                self._again.difference_update(one.claim.id for one in settlements)
+            if out.postponed:
+                settlements = self._postpone(worker, out.postponed, settlements)
             self._metrics.exchanged(out, settlements, self._clock.now_ns() - now_ns)
         except BaseException:
             # In doubt or not, they are settled again: what was committed is stale by then.
@@ -391,6 +403,33 @@ class Worker:
             self._take_in(worker, out, settlements, plan)
         finally:
             lease.asking_since_ns = None
+
+    @property
+    def _stuck(self) -> bool:
+        """Whether so much is postponed that more runs would only add to it."""
+        return len(self._postponed) + len(self._again) >= POSTPONED_MAX
+
+    def _postpone(
+        self, worker: int, postponed: Sequence[Settlement], settlements: Sequence[Settlement]
+    ) -> list[Settlement]:
+        """Keep what was postponed for a while; the others, which were settled."""
+        if worker == self._worker:
+            if not self._postponed:
+                self._loop.call_later(POSTPONED_NS / 1e9, self._settle_postponed)
+            self._postponed += postponed
+            logger.info(
+                "%d jobs spawn unique keys that open transactions hold: settled again in %.0f s",
+                len(self._postponed),
+                POSTPONED_NS / 1e9,
+            )
+        kept = {(one.claim.id, one.claim.token) for one in postponed}
+        return [one for one in settlements if (one.claim.id, one.claim.token) not in kept]
+
+    def _settle_postponed(self) -> None:
+        self._settled.extend(self._postponed)
+        self._again.update(one.claim.id for one in self._postponed)
+        self._postponed = []
+        self._stir()
 
     def _take_in(
         self,
@@ -556,6 +595,8 @@ class Worker:
         self._worker = 0
         self._held = {}
         self._settled.clear()
+        self._postponed.clear()
+        self._again.clear()
         self._lost.clear()
         self._failed_at_ns = None
         self._repeating = False

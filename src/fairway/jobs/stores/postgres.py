@@ -23,7 +23,7 @@ from fairway.jobs.stores.postgres_history import History
 from fairway.jobs.stores.postgres_intake import Intake, alike
 from fairway.jobs.stores.postgres_lanes import LaneNumbers, LowWater
 from fairway.jobs.stores.postgres_locks import KeyLocks
-from fairway.jobs.stores.postgres_settling import Settling, lanes_with
+from fairway.jobs.stores.postgres_settling import PATIENCE_MS, Settling, lanes_with
 from fairway.jobs.stores.postgres_timetable import PostgresTimetable
 from fairway.jobs.stores.postgres_within import Guests
 
@@ -60,7 +60,8 @@ class PostgresStore:
         `lock_timeout_ns` is how long a call waits for a transaction of somebody else that is in its
         way, such as one that has enqueued the same unique key and is not committed yet; then it is
         refused with `LockTimeout`, and nothing has changed. Raising it bears longer transactions
-        and lets their neighbours hang for longer.
+        and lets their neighbours hang for longer. A worker whose jobs spawn such a key does not
+        hang: what they said is settled when the transaction has ended.
 
         `keys` says how partition keys are held, and all workers of a schema must agree: in a table,
         which poolers do not disturb and which can keep strict order, or as advisory locks of one
@@ -96,7 +97,8 @@ class PostgresStore:
         self._intake = Intake(self._connections, self._lanes)
         self._guests = Guests(self._connections, lock_timeout_ns // MILLISECOND_NS)
         self._history = History(self._connections)
-        self._settling = Settling(self._sql, self._intake, self._lanes)
+        patience_ms = min(PATIENCE_MS, lock_timeout_ns // MILLISECOND_NS)
+        self._settling = Settling(self._sql, self._intake, self._lanes, patience_ms)
         self._claiming = Claiming(
             self._sql, self._lanes, self._low_water, self._settling, self._locks
         )
@@ -242,7 +244,9 @@ class PostgresStore:
                 raise
             if self._locks is not None:
                 out.stale += sorted(lost - set(out.stale))
-                await self._locks.give_back([(claim.id, claim.token) for claim in keyed])
+                kept = {(one.claim.id, one.claim.token) for one in out.postponed}
+                given = {(claim.id, claim.token) for claim in keyed} - kept
+                await self._locks.give_back(given)
             return out
         # A claim that a crash of the database undoes is made again, and its first run is stopped by
         # the heartbeat: it need not be on disk. Those under a key or a limit ask for it themselves.

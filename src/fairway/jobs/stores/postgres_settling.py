@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncpg import LockNotAvailableError
 from msgspec import structs
 
 from fairway.core.priority import Band
@@ -32,6 +33,10 @@ _STATUS = {
 }
 _LETTER = {fate: status.value.encode() for fate, status in _STATUS.items()}
 _SIMPLE = frozenset({Fate.NEXT, Fate.RETRY, Fate.RELEASE})
+PATIENCE_MS = 50
+"""How long an exchange waits for unique keys of children that others hold, before it only tries.
+Raising it postpones fewer of those that meet a short transaction, and holds up everything else that
+is settled for longer."""
 
 
 class _Gone(NamedTuple):
@@ -52,10 +57,12 @@ class Settling:
         sql: Mapping[str, str],
         intake: Intake,
         lanes: LaneNumbers,
+        patience_ms: int = PATIENCE_MS,
     ) -> None:
         self._sql = sql
         self._intake = intake
         self._lanes = lanes
+        self.patience_ms = patience_ms
 
     async def settle(
         self,
@@ -66,8 +73,19 @@ class Settling:
         woken: set[int],
     ) -> None:
         aside: dict[object, Settlement] = {}
+        held: list[set[str]] = []
         for part in together(settlements):
-            await self._settle(connection, worker, part, out, woken, aside)
+            # Those that spawn such keys come one by one.
+            keys = _spawned_keys(part) if len(part) == 1 else None
+            if not keys:
+                await self._settle(connection, worker, part, out, woken, aside)
+                continue
+            known = any(some <= keys for some in held)
+            # After the first wait that was in vain the others are only tried: they add up.
+            patience_ms = 1 if held else self.patience_ms
+            if known or not await self._spawn(connection, worker, part, out, woken, patience_ms):
+                held.append(keys)
+                out.postponed = [*out.postponed, *part]
         for one in aside.values():
             claim = one.claim
             rows = await connection.fetch(
@@ -239,6 +257,33 @@ class Settling:
             await connection.execute(self._sql["set_timer"], claim.id, us(one.delay_ns))
         await self.free_keys(connection, keyed, woken)
 
+    async def _spawn(
+        self,
+        connection: Connection,
+        worker: int,
+        settlements: Sequence[Settlement],
+        out: Exchanged,
+        woken: set[int],
+        patience_ms: int,
+    ) -> bool:
+        """Settle what spawns unique keys; False, and nothing of it, if somebody holds one of them.
+
+        A transaction of a user may hold a key for as long as it likes. It must not hold up whatever
+        else the worker has to settle.
+        """
+        await connection.execute(f"savepoint fairway_spawn; set local lock_timeout = {patience_ms}")
+        try:
+            await self._settle(connection, worker, settlements, out, woken, {})
+        except LockNotAvailableError:
+            await connection.execute(
+                "rollback to savepoint fairway_spawn; release savepoint fairway_spawn"
+            )
+            return False
+        await connection.execute(
+            "release savepoint fairway_spawn; set local lock_timeout to default"
+        )
+        return True
+
     async def end(
         self,
         connection: Connection,
@@ -314,7 +359,7 @@ class Settling:
 
 def together(settlements: Sequence[Settlement]) -> Iterator[Sequence[Settlement]]:
     """Those that may be settled in one go, in order: what they spawn is numbered in that order."""
-    if any(child.unique_key is not None for one in settlements for child in one.children):
+    if _spawned_keys(settlements):
         # Whether such a child is new depends on who ended before it was spawned: one by one.
         yield from ([one] for one in settlements)
         return
@@ -325,6 +370,16 @@ def together(settlements: Sequence[Settlement]) -> Iterator[Sequence[Settlement]
             start, seen = at, set()
         seen.add(one.claim.id)
     yield settlements[start:]
+
+
+def _spawned_keys(settlements: Sequence[Settlement]) -> set[str]:
+    """The unique keys of the children that these spawn."""
+    return {
+        child.unique_key
+        for one in settlements
+        for child in one.children
+        if child.unique_key is not None
+    }
 
 
 def lanes_with(one: Settlement) -> set[Lane]:
