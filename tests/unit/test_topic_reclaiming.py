@@ -7,6 +7,7 @@ import errno
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 
 from fairway.storage.log import Log
 from fairway.storage.wal import Operation
@@ -235,6 +236,7 @@ def test_rows_that_could_not_be_removed_go_later() -> None:
     virtually(main)
 
 
+@pytest.mark.timeout(600)
 def test_any_mix_of_deletes_leaves_the_first_live_record_first(campaign: Campaign) -> None:
     """Against a twin that keeps every record; and in the end no row is left in which none lives."""
     for number in range(campaign.rounds(share=3, full=200)):
