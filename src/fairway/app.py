@@ -129,6 +129,10 @@ class Fairway:
         self.patient = False
         """Whether a database of the jobs that cannot be used yet is waited for, as the commands do,
         or is an error."""
+        self.first_epoch: int | None = None
+        """Where a new log begins to count the incarnations of its topics; drawn by chance if None,
+        so that a cursor of another log, which was here before, does not fit by accident. A test
+        that must repeat itself to the byte sets it."""
         self._jobs_place = jobs
         self._worker = worker
         self._kinds = Kinds()
@@ -518,9 +522,7 @@ class Fairway:
                 config=self._topics_config,
                 telemetry=self.telemetry,
                 reserve=self._reserve,
-                # By chance: a cursor of another log, which was here before or is restored from a
-                # copy, must not fit by accident.
-                first_epoch=1 + secrets.randbits(EPOCH_BITS),
+                first_epoch=self.first_epoch or 1 + secrets.randbits(EPOCH_BITS),
             )
             engine = await stack.enter_async_context(self._starting)
             for handle in self._declared.values():

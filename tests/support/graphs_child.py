@@ -105,8 +105,8 @@ def make(options: argparse.Namespace) -> tuple[Fairway, Any, Any]:
 async def append(numbers: Any, stopping: asyncio.Event) -> None:
     """Numbers that follow those that are there: the topic has one owner, so there is one next."""
     while not stopping.is_set():
-        head = numbers.state.head
         try:
+            head = numbers.state.head
             await numbers.append(*[Number(head + at) for at in range(1, 6)])
         except FairwayError as error:
             print(f"refused {type(error).__name__}", flush=True)

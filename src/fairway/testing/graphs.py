@@ -460,6 +460,7 @@ def run_graph(
         app._declare_graph(graph_or_app)
     else:
         app = graph_or_app
+    app.first_epoch = app.first_epoch or 1  # or no two runs were the same to the byte
     limit_ns = None if limit_s is None else round(limit_s * SECOND_NS)
 
     async def main() -> None:
