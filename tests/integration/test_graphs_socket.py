@@ -219,15 +219,20 @@ def test_commands_tell_the_true_outcome(site: Site) -> None:
             assert (state["firing"], state["dirty"]) == (2, {"quotes": True})
             resumed = await socket.ask(command="resume", id=5)
             assert (resumed["op"], resumed["firing"]) == ("resumed", 3), "it looks again"
-            for wrong, said in (
-                ({"command": "explode"}, "explode"),
-                ({"command": "fire_with"}, "`cache` goes with fire_with"),
-                ({"command": "pause", "cache": {}}, "`cache` goes with fire_with"),
-                ({"command": "fire_with", "cache": {"x": 1}}, "no source 'x'"),
-                ({"command": "fire_with", "cache": {"quotes": 1}}, "cache.quotes: "),
+            bad = (400, "invalid_request")
+            for wrong, told, said in (
+                ({"command": "explode"}, bad, "explode"),
+                ({"command": "fire_with"}, bad, "`cache` goes with fire_with"),
+                ({"command": "pause", "cache": {}}, bad, "`cache` goes with fire_with"),
+                (
+                    {"command": "fire_with", "cache": {"x": 1}},
+                    (404, "source_not_found"),
+                    "no source 'x'",
+                ),
+                ({"command": "fire_with", "cache": {"quotes": 1}}, bad, "cache.quotes: "),
             ):
                 answer = await socket.ask(**wrong, id=9)
-                assert (answer["op"], answer["code"]) == ("error", "invalid_request"), answer
+                assert (answer["op"], answer["status"], answer["code"]) == ("error", *told), answer
                 assert said in answer["message"]
             assert (await socket.ask(command="get_state"))["firing"] == 3
         path = "/v0/graphs/shared/state?tenant=acme"

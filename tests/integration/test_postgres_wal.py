@@ -1060,7 +1060,7 @@ def test_every_statement_follows_an_index(place: Place, campaign: Campaign) -> N
     numbers = Int8Array.of([1, 2])
     values = ByteaArray.of([b"a", b"b"])
     arrays = dict.fromkeys(("partitions", "keys", "terms", "checksums"), numbers)
-    arrays |= dict.fromkeys(("last_keys", "last_terms", "top_keys"), numbers)
+    arrays |= dict.fromkeys(("last_keys", "last_terms", "top_keys", "firsts", "lasts"), numbers)
     single = dict.fromkeys(("partition", "key", "first", "life", "epoch", "ttl_us", "pid"), 1)
     parameters = {
         **arrays,

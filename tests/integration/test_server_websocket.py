@@ -360,6 +360,8 @@ def test_a_ticket_opens_one_socket_and_reaches_no_log(
     site: Site, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    # By its name, too: `fairway serve` silences it for the whole process.
+    caplog.set_level(logging.DEBUG, logger="uvicorn.error")
 
     async def scenario(api: Api) -> None:
         issued = await api.post("/v0/tickets", {"path": "/v0/ws"})

@@ -17,7 +17,6 @@ from fairway.errors import (
     Closing,
     Conflict,
     FairwayError,
-    InvalidRequest,
     NotFound,
     Throttled,
     WriteFailed,
@@ -227,8 +226,11 @@ def test_a_cycle_is_refused_and_named() -> None:
             assert refused.value.code == "router_cycle"
             assert refused.value.detail == {"cycle": ["c", "a", "b", "c"]}
             assert "3" not in topics.routers()
-            with pytest.raises(InvalidRequest):
-                await topics.put_router("4", route("a", "a"))
+            for allow_cycle in (False, True):
+                with pytest.raises(Conflict, match="two topics, not 'a' twice") as refused:
+                    await topics.put_router("4", route("a", "a", allow_cycle=allow_cycle))
+                assert refused.value.code == "router_cycle"
+                assert refused.value.detail == {"cycle": ["a", "a"]}
             with pytest.raises(NotFound):
                 await topics.put_router("5", route("nothing", "a"))
             with pytest.raises(NotFound):

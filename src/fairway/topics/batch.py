@@ -7,7 +7,7 @@ again when somebody reads them, never re-encoded in between.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -95,7 +95,29 @@ class Record(NamedTuple):
     meta: bytes | None = None
     trace: str | None = None
     hops: int = 0
+
+    @property
+    def copies(self) -> int:
+        """How many copies routers may still make of it; -1 of what no router made. No field: it is
+        the routers' own business, and readers compare records."""
+        return -1
+
+
+class Copied(Record):
+    """A record that a router made."""
+
     copies: int = -1
+
+    @classmethod
+    def within(cls, copies: int) -> Callable[..., Copied]:
+        """Makes those of which so many copies may be made."""
+
+        def make(*fields: Any) -> Copied:
+            record = cls(*fields)
+            record.copies = copies
+            return record
+
+        return make
 
 
 class Projection(NamedTuple):
@@ -111,7 +133,7 @@ _string: Callable[[str], bytes] = msgspec.json.encode
 
 def encode_record(record: Record, projection: Projection) -> bytes:
     """`{"$seq":…,"$ts":…,"$node":…,"$tag":…,"data":…,"meta":…}`; what is absent is left out."""
-    seq, ts, data, tag, node, meta, trace, _, _ = record
+    seq, ts, data, tag, node, meta, trace, _ = record
     parts = [b'{"$seq":%d,"$ts":%d' % (seq, ts)]
     if node is not None:
         parts += (b',"$node":', _string(node))

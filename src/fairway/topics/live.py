@@ -85,6 +85,7 @@ class LivePart:
         "producers",
         "quick",
         "readers",
+        "reclaiming",
         "removal",
         "reservation",
         "reserving",
@@ -112,6 +113,7 @@ class LivePart:
         self.doubt = False  # a write's outcome is unknown: the store must be asked before the next
         self.unsaved = False  # it is on the list of topics to be snapshotted
         self.lock = asyncio.Lock()  # held while it is worked out what to evict or delete
+        self.reclaiming = False  # by who holds the lock: what memory holds may be evicted meanwhile
         self.removal: Removal | None = None
         self.reservation: asyncio.Future[int] | None = None  # the newest under way
         self.reserving = 0  # the highest seq whose reservation is written or being written

@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.errors import Corrupt, InvalidRequest, NotFound
-from fairway.topics.batch import Record, decode_batch
+from fairway.topics.batch import Copied, Record, decode_batch
 from fairway.wire.records import NULL
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ def select(
     looked = size = 0
     for batch in batches:
         seq = batch.first_seq
+        make = Record if batch.copies < 0 else Copied.within(batch.copies)
         for record in batch.parse():
             if seq >= first:
                 if seq > upto:
@@ -152,7 +153,7 @@ def select(
                     if size > max_bytes and found:
                         return found, seq - 1
                     found.append(
-                        Record(
+                        make(
                             seq,
                             batch.ts,
                             bytes(record.data),
@@ -161,7 +162,6 @@ def select(
                             bytes(meta) if meta and meta != NULL else None,
                             batch.trace,
                             batch.hops,
-                            batch.copies,
                         )
                     )
             seq += 1

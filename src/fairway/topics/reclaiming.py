@@ -46,6 +46,8 @@ class _Pass:
     hidden: int = 0
     undisturbed: bool = True
     """Nothing was deleted since, so that `hidden` is all there is."""
+    gone: list[Batch] = field(default_factory=list)
+    """Nothing lives in them, nobody looks at them any more, and they may still be stored."""
 
 
 class Reclaiming:
@@ -77,15 +79,16 @@ class Reclaiming:
             found.upto = max(found.upto, topic.to_reclaim)
             if first >= found.cursor:
                 return
+        gone: list[Batch] = []
         if found is not None:
-            first = min(first, found.cursor)
+            first, gone = min(first, found.cursor), found.gone
         if whole:
             # All that any rule may hide: those that hide nothing in it are dropped.
             rules = topic.rules.all()
             upto = max(topic.to_reclaim, *rules.values())
-            self._passes[topic] = _Pass(topic.floor, upto, rules, topic.floor)
+            self._passes[topic] = _Pass(topic.floor, upto, rules, topic.floor, gone=gone)
         else:
-            self._passes[topic] = _Pass(first, topic.to_reclaim)
+            self._passes[topic] = _Pass(first, topic.to_reclaim, gone=gone)
 
     async def step(self, topic: Topic) -> bool:
         """Look at a page of a topic, and remove what nothing lives in; True if there is more."""
@@ -98,25 +101,43 @@ class Reclaiming:
         async with live.lock:
             if live.in_doubt or topic.epoch < 0:
                 return False  # it is not known yet what it holds: later
-            first = max(found.cursor, topic.floor)
-            if found.cursor <= topic.floor:
-                found.floor = topic.floor  # nothing was counted yet
-            page = await self._batches.page(topic, first) if first <= found.upto else []
-            page = [batch for batch in page if batch.first_seq <= found.upto]
-            if topic.epoch < 0:
-                return True
-            gone = [batch for batch in page if self._is_gone(topic, batch, found)]
-            if gone:
-                await self._remove(topic, live, gone)
-            if page:
-                found.cursor = page[-1].last_seq + 1
-            else:
-                await self._finish(topic, found)
-                if self._passes.get(topic) is found:
-                    del self._passes[topic]
-        # Without the lock: appends and deletes go on meanwhile.
+            live.reclaiming = True
+            try:
+                page = await self._look(topic, live, found)
+                if topic.epoch < 0:
+                    return True
+                if found.gone:
+                    await self._remove(topic, found.gone)
+                elif not page:
+                    await self._finish(topic, found)
+                    if self._passes.get(topic) is found:
+                        del self._passes[topic]
+            finally:
+                live.reclaiming = False
+        # Without the lock: deletes go on meanwhile.
         await self._pace.turn(sum(work_of(batch, parsed=True) for batch in page))
         return topic in self._passes
+
+    async def _look(self, topic: Topic, live: LivePart, found: _Pass) -> list[Batch]:
+        """Look at the next page, and take what nothing lives in out of memory."""
+        if found.gone:
+            return []  # they could not be removed
+        first = max(found.cursor, topic.floor)
+        if found.cursor <= topic.floor:
+            found.floor = topic.floor  # nothing was counted yet
+        page = await self._batches.page(topic, first) if first <= found.upto else []
+        page = [batch for batch in page if batch.first_seq <= found.upto]
+        if page and topic.epoch >= 0:
+            gone = [batch for batch in page if self._is_gone(topic, batch, found)]
+            found.gone.extend(gone)
+            found.cursor = page[-1].last_seq + 1
+            if gone:
+                # Before it is written, and in what is written with it: who reads must not take it
+                # for lost, and who evicts meanwhile must not count it again.
+                hidden = sum(topic.held_in(batch)[2] for batch in gone)
+                topic.reclaim(gone[-1].last_seq, hidden)
+                live.tail.discard({batch.last_seq for batch in gone})
+        return page
 
     def _is_gone(self, topic: Topic, batch: Batch, found: _Pass) -> bool:
         pinned = topic.pin and batch.last_seq >= topic.pin
@@ -128,20 +149,14 @@ class Reclaiming:
                 found.needed.update(topic.rules.hiding(seq, record.tag))
         return False
 
-    async def _remove(self, topic: Topic, live: LivePart, gone: list[Batch]) -> None:
-        hidden = sum(topic.held_in(batch)[2] for batch in gone)
-        # Before it is written, and in what is written with it: who reads must not take it for lost.
-        topic.reclaim(gone[-1].last_seq, hidden)
+    async def _remove(self, topic: Topic, gone: list[Batch]) -> None:
+        """Remove them from the store; they are kept in mind until that is certain."""
         if topic.config.durability != "ephemeral":
             meta: dict[str, bytes | None] = {names.SNAPSHOT: encode_snapshot(topic.snapshot())}
             operation = Operation(meta=meta, remove=_ranges(gone))
             submit = self._log.submit(topic.epoch, operation, durability=Durability.DISK)
-            try:
-                await asyncio.shield(submit)
-            except FairwayError:
-                topic.hidden += hidden
-                raise
-        live.tail.discard({batch.last_seq for batch in gone})
+            await asyncio.shield(submit)
+        gone.clear()
 
     async def _finish(self, topic: Topic, found: _Pass) -> None:
         """Forget the rules that hide nothing which is stored, and that there is more to do."""

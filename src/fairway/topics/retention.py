@@ -192,7 +192,7 @@ class Retention:
     def evict_hot(self, topic: Topic, work: int = STEP_WORK) -> None:
         """Evict what must go, as far as memory and so much work reach. Upkeep takes the rest."""
         live = self._live(topic)
-        if live.lock.locked() or live.in_doubt:
+        if (live.lock.locked() and not live.reclaiming) or live.in_doubt:
             self._trim[topic] = None
             return
         now_ms = self._now_ms()
@@ -245,7 +245,10 @@ class Retention:
     async def expire(self, topic: Topic) -> None:
         """Lose what is too old now; called before a topic with a TTL is read."""
         if topic.count:
+            floor = topic.floor
             await self._evict(topic, INT_MAX)
+            if topic.floor > floor:
+                self._trim[topic] = None  # upkeep may have nothing left to expire
 
     async def _evict(self, topic: Topic, steps_max: int) -> None:
         """Evict what must go by now, at most so many steps of it."""
