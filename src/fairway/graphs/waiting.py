@@ -34,14 +34,18 @@ class Promises:
     """Futures that somebody waits for: told the end, if nothing else is told before."""
 
     def __init__(self) -> None:
-        self._made: set[asyncio.Future[Any]] = set()
+        # In the order in which they were made: that is who is told first, the same in each run.
+        self._made: dict[asyncio.Future[Any], None] = {}
         self._loop = asyncio.get_running_loop()
 
     def make(self) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._made.add(future)
-        future.add_done_callback(self._made.discard)
+        self._made[future] = None
+        future.add_done_callback(self._forget)
         return future
+
+    def _forget(self, future: asyncio.Future[Any]) -> None:
+        del self._made[future]
 
     def fail_all(self, error: Exception) -> None:
         for future in list(self._made):

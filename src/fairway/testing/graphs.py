@@ -25,6 +25,7 @@ import sys
 import weakref
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 from fairway.app import Fairway
@@ -91,10 +92,22 @@ class _Life:
     """One life of the app, and every task that was started in it."""
 
     def __init__(self) -> None:
-        self.tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self._tasks: weakref.WeakValueDictionary[int, asyncio.Task[Any]] = (
+            weakref.WeakValueDictionary()
+        )
+        self._numbers = count()
         self.over = asyncio.Event()
         self.killed = False
         self.task: asyncio.Task[None] | None = None
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        self._tasks[next(self._numbers)] = task
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """Those that are still known to somebody, in the order in which they were started: in which
+        they are cancelled decides what happens."""
+        return [task for _, task in sorted(self._tasks.items())]
 
 
 _LIFE: ContextVar[_Life | None] = ContextVar("fairway.testing.life", default=None)
@@ -294,7 +307,7 @@ class GraphsUnderTest:
         app = self.app
         task = asyncio.current_task()
         assert task is not None
-        life.tasks.add(task)
+        life.add(task)
         app.place, app._jobs_place = self._wal, self._store
         app._declared_graphs = []  # loaded below, so that no firing is missed
         try:
@@ -337,9 +350,9 @@ class GraphsUnderTest:
         # What follows of this life happens to stores that nobody will ever look at.
         self._wal = self._wal.crash(self.random) if power_loss else self._wal.kill()
         self._store = _copied(self._store)
-        for task in list(life.tasks):
+        for task in life.tasks:
             task.cancel()
-        while pending := {task for task in life.tasks if not task.done()}:
+        while pending := [task for task in life.tasks if not task.done()]:
             await asyncio.wait(pending, timeout=1.0)
             for task in pending:
                 task.cancel()
@@ -397,7 +410,7 @@ class GraphsUnderTest:
         if life is None and _by_the_app():  # by a command that the test gave
             life = self._life
         if life is not None:
-            life.tasks.add(task)
+            life.add(task)
         return task
 
     # How
