@@ -130,6 +130,7 @@ class PostgresRig(ClockedRig):
     Making the tables takes longer than a test: schemas that are free again are emptied and reused.
     """
 
+    histories = 12  # each takes a second
     _schemas = itertools.count(1)
     _free: ClassVar[list[str]] = []
 
