@@ -94,7 +94,7 @@ class BusyMeter:
 class _Call:
     """One accepted call: what to run, and who is told how it ended."""
 
-    __slots__ = ("done", "function", "outcome", "started_ns", "work")
+    __slots__ = ("done", "function", "outcome", "started_ns")
 
     def __init__(
         self, function: Callable[[], Any], done: Done, outcome: asyncio.Future[Any] | None
@@ -103,7 +103,6 @@ class _Call:
         self.done = done
         self.outcome = outcome  # if it is cancelled before its turn, the call is not made
         self.started_ns = 0
-        self.work: Future[Any] | None = None  # in its thread
 
 
 class BlockingPool:
@@ -133,7 +132,9 @@ class BlockingPool:
         self._meter: BusyMeter | None = None
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)  # starts none yet
         self._waiting: OrderedDict[_Call, None] = OrderedDict()  # so that withdrawing is O(1)
-        self._running: dict[_Call, None] = {}
+        # With its work in a thread. Not on the call, which the work knows: what is in such a circle
+        # stays until the collector finds it, and that may be all that was written.
+        self._running: dict[_Call, Future[Any] | None] = {}
         self._ended: deque[tuple[_Call, Future[Any]]] = deque()  # filled by threads
         self._completed = self._refused = self._abandoned = 0
         self._call_ns = 0
@@ -228,7 +229,7 @@ class BlockingPool:
         self._closing = True
         if abandon:
             self._executor.shutdown(wait=False, cancel_futures=True)
-            _ABANDONED.extend(call.work for call in self._running if call.work is not None)
+            _ABANDONED.extend(work for work in self._running.values() if work is not None)
             return
         await self._idle.wait()
         # No call is running, so the threads are parked and joining them takes microseconds.
@@ -252,6 +253,7 @@ class BlockingPool:
         call.started_ns = self._clock.now_ns()
         if self._meter is None:
             self._meter = BusyMeter(self._threads, self._window_ns, call.started_ns)
+        work: Future[Any] | None = None
         try:
             if getattr(loop, "clock", None) is not None:
                 self._threadless = True
@@ -260,13 +262,13 @@ class BlockingPool:
                 )
             else:
                 # Not by way of `run_in_executor`, whose future would cost another turn of the loop.
-                call.work = work = self._executor.submit(call.function)
+                work = self._executor.submit(call.function)
                 work.add_done_callback(partial(self._hand_over, loop, call))
         except Exception as error:  # for instance, the system has no thread left for us
             loop.call_soon(call.done, None, error)
             self._settle()
             return
-        self._running[call] = None
+        self._running[call] = work
         self._meter.change(len(self._running), call.started_ns)
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, call: _Call, work: Future[Any]) -> None:

@@ -28,7 +28,7 @@ from fairway.server.held_bytes import FREE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from fairway.server.http_protocol import HttpProtocol
+    from fairway.server.http_protocol import HttpProtocol, Site
     from fairway.storage.ownership import Ownership
 
 EXTENSION = "fairway.connection"
@@ -77,32 +77,55 @@ class Answer(RequestResponseCycle):
     then nothing has started: an app that fails is still answered with an error.
     """
 
-    # Defaults live on the class: one of these is made for each request.
-    begins_whole = False  # once its body is there, and not before
+    # The base's fields too. One of these is made for each request, and what is set only when it is
+    # answered would make a dictionary of most of them: attributes that were not seen on the first
+    # few objects of a class do not fit beside the others.
+    __slots__ = (
+        "_body_left",
+        "_head",
+        "_protocol",
+        "begins_whole",
+        "body",
+        "chunked_encoding",
+        "default_headers",
+        "disconnected",
+        "flow",
+        "held",
+        "keep_alive",
+        "logger",
+        "message_event",
+        "more_body",
+        "on_response",
+        "response_complete",
+        "response_started",
+        "scope",
+        "transport",
+        "waiting_for_100_continue",
+    )
     access_log = False  # it would hold query strings, and tickets
-    body: bytes | bytearray = b""  # type: ignore[assignment]
-    more_body = True
-    held = 0  # bytes of the body that are counted
-    disconnected = False
-    response_started = False
-    response_complete = False
-    chunked_encoding: bool | None = None
-    _head = b""  # built, and not yet written
-    _body_left: int | None = None  # None: until the last chunk, or until the close
 
     def __init__(self, protocol: HttpProtocol, scope: Any, *, keep_alive: bool) -> None:
-        # Not the base's: nine of its fields are the class's here.
+        # Not the base's, which makes more.
+        self._protocol = protocol
         self.scope = scope
         self.transport = protocol.transport
         self.flow = protocol.flow
-        self._budget = protocol.held
         self.logger = protocol.logger
         self.default_headers = protocol.server_state.default_headers
         self.message_event = News()  # type: ignore[assignment]
-        self.site = protocol.site
         self.on_response = protocol.on_response_complete
         self.keep_alive = keep_alive
         self.waiting_for_100_continue = protocol.expect_100_continue
+        self.begins_whole = False  # once its body is there, and not before
+        self.body: bytes | bytearray = b""  # type: ignore[assignment]
+        self.held = 0  # bytes of the body that are counted
+        self.more_body = True
+        self.disconnected = False
+        self.response_started = False
+        self.response_complete = False
+        self.chunked_encoding: bool | None = None
+        self._head = b""  # built, and not yet written
+        self._body_left: int | None = None  # None: until the last chunk, or until the close
 
     def take_in(self, part: bytes) -> None:
         """More of the request's body has come."""
@@ -129,10 +152,11 @@ class Answer(RequestResponseCycle):
         """A whole response at once, without ASGI; `head` ends in its empty line."""
         if self.disconnected:
             return
-        if self.site is not None and self.site.ownership is not None and self._withheld():
+        site = self._protocol.site
+        if site is not None and site.ownership is not None and self._withheld(site):
             return
         self.response_started = True
-        if len(body) > FREE and not self._budget.has_room(len(body)):
+        if len(body) > FREE and not self._protocol.held.has_room(len(body)):
             self._refuse_held()
             return
         if not self.keep_alive:
@@ -193,11 +217,10 @@ class Answer(RequestResponseCycle):
         lines.append(b"\r\n")
         return b"".join(lines)
 
-    def _withheld(self) -> bool:
+    def _withheld(self, site: Site) -> bool:
         """Whether this must not be written any more. Then the client is told to ask again; if it
         has part of the answer already, its connection ends."""
-        assert self.site is not None
-        if not self.site.withholds(self.scope):
+        if not site.withholds(self.scope):
             return False
         self._head = b""
         self.keep_alive = False
@@ -211,7 +234,8 @@ class Answer(RequestResponseCycle):
         return True
 
     def _go_on(self, body: bytes, more: bool) -> None:
-        if self.site is not None and self.site.ownership is not None and self._withheld():
+        site = self._protocol.site
+        if site is not None and site.ownership is not None and self._withheld(site):
             return
         if self.scope["method"] == "HEAD":
             body = b""
@@ -224,7 +248,7 @@ class Answer(RequestResponseCycle):
         if self._head:
             head, self._head = self._head, b""
             self.response_started = True
-            if len(body) > FREE and not self._budget.has_room(len(body)):
+            if len(body) > FREE and not self._protocol.held.has_room(len(body)):
                 self._refuse_held()
                 return
             if len(body) <= _JOINED_MAX:
@@ -239,7 +263,7 @@ class Answer(RequestResponseCycle):
     def _refuse_held(self) -> None:
         """The answer is made, and there is no room to hold it until the client has read it."""
         self.keep_alive = False
-        self.transport.write(self._budget.refusal.render(self.default_headers))
+        self.transport.write(self._protocol.held.refusal.render(self.default_headers))
         self.complete()
         self.disconnected = True  # whatever else the app has to say is for nobody
 

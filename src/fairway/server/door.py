@@ -43,7 +43,7 @@ class Door:
     def __init__(self, room: Callable[[], Room]) -> None:
         self._room = room
         self._turns: ReadTurns[Reader] = ReadTurns()
-        self._reads = 0
+        self._left = READS_PER_TURN  # of this turn; none while somebody waits
         self._expected = False  # a turn is coming
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -53,16 +53,17 @@ class Door:
 
     def passes(self) -> bool:
         """Whether a client may be read now; it is counted then. Else it must `wait`."""
-        if self._reads >= READS_PER_TURN or self._turns:
+        if not self._left:
             return False
         if not self._expected:
             self._expect_turn()
-        self._reads += 1
+        self._left -= 1
         return True
 
     def wait(self, reader: Reader, standing: Standing, holder: Hashable) -> None:
         """Read it in a turn to come."""
         self._turns.wait(reader, standing, holder)
+        self._left = 0
         if not self._expected:
             self._expect_turn()
 
@@ -78,13 +79,13 @@ class Door:
 
     def _turn(self) -> None:
         """A new turn of the loop: hear those who wait."""
-        self._reads = 0
         self._expected = False
         if not self._turns:
+            self._left = READS_PER_TURN
             return
         room, kept, working = self._room()
         taken = self._turns.take(room=room, kept=kept, working=working)
-        self._reads = len(taken)
+        self._left = 0 if self._turns else max(READS_PER_TURN - len(taken), 0)
         for reader in taken:
             try:
                 reader.read_held()

@@ -149,7 +149,7 @@ class Gate:
             self._meanwhile()
             return
         now_ns = self._clock.now_ns()
-        if not probes:
+        if not probes and self._lanes.depth + self._reservations.outstanding >= WAITING_MAX:
             self._check_room(peer, now_ns)
         refusal = self._lanes.offer(key, begin, 1, now_ns, probes)
         if refusal is not None:

@@ -185,11 +185,11 @@ class HttpProtocol(HttpToolsProtocol):
         if before is OVER:
             return
         door = self._door
-        if door is None or before is BODY:
+        if before is BODY:
             self._read(data)
-        elif self._waiting or self.peer.due_ns or not door.passes():
+        elif door is not None and (self._waiting or self.peer.due_ns or not door.passes()):
             self._hold(data, door)
-        else:
+        elif before is not BETWEEN or self._same_head is None or not self._repeats(data):
             self._read(data)
 
     def _hold(self, data: bytes, door: Door) -> None:
@@ -225,7 +225,9 @@ class HttpProtocol(HttpToolsProtocol):
         data = self._take_waiting()
         if not self.flow.read_paused:
             self.transport.resume_reading()
-        if self._reading is not OVER:
+        if self._reading is OVER:
+            return
+        if self._reading is not BETWEEN or self._same_head is None or not self._repeats(data):
             self._read(data)
 
     def _leave_door(self) -> bytes:
@@ -247,8 +249,6 @@ class HttpProtocol(HttpToolsProtocol):
     def _read(self, data: bytes) -> None:
         before, messages = self._reading, self._messages
         size = self._read_bytes = len(data)
-        if self._same_head is not None and before is BETWEEN and self._repeats(data):
-            return
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:

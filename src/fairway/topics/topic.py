@@ -171,8 +171,10 @@ class Topic:
         first = self.assigned + 1
         self.assigned += count
         # Time never runs backwards inside a topic, whatever the clock does.
-        self._note_clock(first, now_ms)
-        self.last_ts = max(self.last_ts, now_ms)
+        if now_ms >= self.last_ts:
+            self.last_ts = now_ms
+        else:
+            self._note_clock(first, now_ms)
         return first, self.last_ts
 
     def _note_clock(self, first: int, now_ms: int) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -348,6 +350,32 @@ def test_one_hand_over_to_the_loop_per_call() -> None:
         return len(counted)
 
     assert asyncio.run(main()) == 100
+
+
+def test_nothing_of_a_call_that_has_ended_is_left_to_the_collector() -> None:
+    """What was written is often much, and stays in memory for as long as nothing is collected."""
+
+    class Written:
+        pass
+
+    async def main() -> None:
+        released = threading.Event()
+        async with BlockingPool(1) as pool:
+            written = Written()
+            kept = weakref.ref(written)
+            writing = asyncio.ensure_future(pool.run(lambda _: released.wait(), written))
+            await asyncio.sleep(0)
+            assert pool.statistics().busy == 1
+            released.set()
+            assert await writing
+            del written, writing
+        assert kept() is None
+
+    gc.disable()
+    try:
+        uvloop.run(main())
+    finally:
+        gc.enable()
 
 
 def test_no_thread_exists_under_the_virtual_loop() -> None:
