@@ -250,10 +250,10 @@ def core_is_pure(root: Path) -> Iterator[str]:
 def tasks_start_in_a_group(root: Path) -> Iterator[str]:
     """Work starts only inside a TaskGroup: no gather, no bare create_task.
 
-    One place makes tasks that a group must not wait for: of user code, which may not want to end.
+    Two places make tasks that a group must not wait for: of user code, which may not want to end.
     """
     for source in product(root):
-        if source.place == ("runtime", "usercode"):
+        if source.place in (("runtime", "usercode"), ("runtime", "eager")):
             continue
         groups = set(task_groups(source))
         for line, name in source.uses:

@@ -32,9 +32,9 @@ from fairway.graphs.records import died_of, fired_of
 from fairway.graphs.steering import Steering, Verdict
 from fairway.graphs.traversal import NodeFailed
 from fairway.graphs.waiting import Bell, Promises, fail, resolve
+from fairway.runtime.eager import EagerTask
 from fairway.runtime.usercode import (
     CancelledItself,
-    alone,
     is_interrupt,
     reraise_interrupt,
     without_task,
@@ -142,6 +142,7 @@ class Reactor:
         """Why it does not run any more, if it does not."""
         self._death: BaseException | None = None
         self._work = asyncio.Event()
+        self._eager = EagerTask()
         self._manual: deque[_Manual] = deque()
         self._rooms: dict[str, Bell] = {}  # of the sources that somebody waits for
         self._rest = Bell()
@@ -220,16 +221,19 @@ class Reactor:
 
     async def run(self) -> None:
         """Fire what cannot be fired where it arrives, until cancelled; raises what broke it."""
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            if self._death is not None:
-                raise self._death
-            if self._inline:
-                continue
-            while (due := without_task(self._due)) is not None:
-                await self._fire(due)
-            self.moved()
+        try:
+            while True:
+                await self._work.wait()
+                self._work.clear()
+                if self._death is not None:
+                    raise self._death
+                if self._inline:
+                    continue
+                while (due := without_task(self._due)) is not None:
+                    await self._fire(due)
+                self.moved()
+        finally:
+            await self._eager.aclose()
 
     def stop(self, why: FairwayError) -> None:
         """Fire no more. Whoever waits is told."""
@@ -475,7 +479,7 @@ class Reactor:
         ctx = self._begin(taken, cause)
         outputs: dict[str, Any] = {}
         try:
-            await alone(self._traversal.arun, taken.values, ctx, outputs, self._hands)
+            await self._eager.run(self._traversal.arun, taken.values, ctx, outputs, self._hands)
         except NodeFailed as failure:
             without_task(self._missed, due, failure, begin_ns, outputs)
         except CancelledItself as cancelled:

@@ -6,8 +6,8 @@ Three rules, kept by everybody who calls a function of the user's:
   `KeyboardInterrupt` included. One is not its own: the `KeyboardInterrupt` that a real SIGINT
   brought. `interrupts` marks it, and `reraise_interrupt` lets it through to the process.
 * It is never in a task of ours, which it could cancel. A coroutine gets a task (`UserTasks`,
-  `alone`) that nobody but we cancel, so a cancel that we did not ask for is the user's own; a plain
-  function sees no task (`without_task`).
+  `alone`, `eager.EagerTask`) that nobody but we cancel, so a cancel that we did not ask for is the
+  user's own; a plain function sees no task (`without_task`).
 * A stop does not wait for it for ever. What goes on although it was cancelled is let go of after a
   moment, and what it says then counts for nothing.
 """
@@ -154,7 +154,7 @@ async def alone(function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -
         result, error = await over
     except BaseException:
         task.cancel()
-        await _let_go({task})
+        await let_go({task})
         raise
     if isinstance(error, asyncio.CancelledError):
         raise CancelledItself("it was cancelled from within") from error
@@ -227,7 +227,7 @@ class UserTasks:
         tasks = set(self._tasks)
         for task in tasks:
             task.cancel()
-        await _let_go(tasks)
+        await let_go(tasks)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -235,7 +235,7 @@ class UserTasks:
             self._faults.put_nowait(error)
 
 
-async def _let_go(tasks: set[asyncio.Task[None]]) -> None:
+async def let_go(tasks: set[asyncio.Task[None]]) -> None:
     if not tasks:
         return
     _, pending = await asyncio.wait(tasks, timeout=GRACE_S)
