@@ -79,12 +79,18 @@ class Steps:
         self._random = random
         self._note_progress = note_progress
         self._processes = Processes(processes)
+        self.trusted_until: Callable[[], int] = lambda: 0
+        """Until when claims are ours: what runs in a process ends then, whatever became of us."""
         self.pool = BlockingPool(threads, queue_limit=THREAD_QUEUE, name="jobs")
 
     async def aclose(self, *, abandon: bool) -> None:
         """End the processes, and the threads: with `abandon`, when they have time for it."""
         await self._processes.aclose()
         await self.pool.aclose(abandon=abandon)
+
+    def renew(self, until_ns: int) -> None:
+        """Claims are ours until then. On any thread."""
+        self._processes.renew(until_ns)
 
     async def perform(self, run: Run, clock: Clock) -> Settlement:
         """Run a step to its end."""
@@ -122,7 +128,7 @@ class Steps:
         limit_s = None if limit_ns is None else limit_ns / 1e9
         try:
             value, saved = await self._processes.run(
-                run_isolated, target, run.claim, limit_s=limit_s
+                run_isolated, target, run.claim, limit_s=limit_s, until=self.trusted_until
             )
         except TimeoutError:  # what the step raises itself comes as `CallFailed`
             run.timed_out = True

@@ -163,6 +163,7 @@ class Worker:
             random=self._random,
             note_progress=self._note_progress,
         )
+        self._steps.trusted_until = self._trusted_until
 
     # The service
 
@@ -177,7 +178,7 @@ class Worker:
             self._store.heart(),
             self._config.lease,
             self._clock,
-            told=lambda lease, beat: self._on_loop(self._beaten, lease, beat),
+            told=self._renewed,
             lost=lambda lease, reason: self._on_loop(self._lease_lost, lease, reason),
         )
         self._pulse = pulse = Pulse(
@@ -543,6 +544,15 @@ class Worker:
                     self._lease_lost(lease, "no heartbeat came back in time")
                     continue
             await sleep_ns(min(wait_ns, self._config.heartbeat_interval_ns))
+
+    def _trusted_until(self) -> int:
+        # Without a lease, what begins is about to be cancelled: it may not outlast that.
+        return self._lease.trusted_until_ns if self._lease is not None else self._clock.now_ns()
+
+    def _renewed(self, lease: Lease, beat: Beat) -> None:
+        """On the pulse's thread: the loop may be too busy to keep processes alive."""
+        self._steps.renew(lease.trusted_until_ns)
+        self._on_loop(self._beaten, lease, beat)
 
     def _beaten(self, lease: Lease, beat: Beat) -> None:
         if lease is self._lease:
