@@ -18,7 +18,7 @@ from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.processes import Processes
 from fairway.runtime.targets import target_of
 from fairway.runtime.usercode import reraise_interrupt
-from fairway.runtime.words import traced
+from fairway.runtime.words import is_a, traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,7 +178,7 @@ class Steps:
         """What it means that a step ended by an error."""
         if run.cancelled is not None:
             return verdict.of_cancel(run.claim, run.cancelled)
-        said = str(error) if isinstance(error, CallFailed) else traced(error)  # of its process
+        said = str(error) if is_a(error, CallFailed) else traced(error)  # of its process
         limit_ns = run.kind.options.timeout_ns
         if run.timed_out and limit_ns is not None:
             said = f"took longer than {limit_ns / 1e9:g} s"
