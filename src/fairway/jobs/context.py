@@ -8,6 +8,7 @@ import msgspec
 
 from fairway.errors import Cancelled
 from fairway.jobs import outcome
+from fairway.jobs.encoding import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -144,7 +145,7 @@ class Context(Generic[T]):
 
     def progress(self, value: Any) -> None:
         """Say how far the job is: anything JSON can hold. Seen by `jobs show` within a second."""
-        self._tell(self.id, msgspec.json.encode(value))
+        self._tell(self.id, encode(value))
 
     # How a step may end. Return one of these.
 
@@ -165,13 +166,13 @@ class Context(Generic[T]):
 
     def wait(self, *names: str, then: str, timeout_s: float | None = None) -> outcome.Wait:
         """Wait for a signal of one of these names, and go on with the step `then`."""
-        return outcome.Wait(names, then, round((timeout_s or 0) * SECOND_NS))
+        return outcome.Wait(names, then, _timeout_ns(timeout_s))
 
     def spawn(
         self, children: Iterable[Order], *, then: str, timeout_s: float | None = None
     ) -> outcome.Spawn:
         """Start children and go on with the step `then` when all of them have ended."""
-        return outcome.Spawn(tuple(children), then, (), round((timeout_s or 0) * SECOND_NS))
+        return outcome.Spawn(tuple(children), then, (), _timeout_ns(timeout_s))
 
     def done(self, result: Any = None) -> outcome.Done:
         """End the job, with a result."""
@@ -185,6 +186,11 @@ class Context(Generic[T]):
 def stop_context(context: Context[Any], reason: str) -> None:
     """Tell a step that it is to end."""
     context._stop = reason
+
+
+def _timeout_ns(timeout_s: float | None) -> int:
+    """As an outcome has it: 0 is never, and no time at all is at once."""
+    return 0 if timeout_s is None else max(1, round(timeout_s * SECOND_NS))
 
 
 def _result(child: Child) -> ChildResult:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway.errors import Conflict, InvalidConfig, InvalidRequest, JobFailed, NotFound
+from fairway.jobs.encoding import encode
 from fairway.jobs.job import CANCELLED, Filter, Status, distinct, lane_of
 from fairway.jobs.kinds import wrong_text
 from fairway.jobs.store import Ended
@@ -132,7 +133,7 @@ class Jobs:
         elif not _may_be(target):
             raise NotFound("job", str(target))
         try:
-            encoded = msgspec.json.encode(payload)
+            encoded = encode(payload)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequest(f"the payload of a signal is not JSON: {error}") from None
         said = await self.store.signal(target, name, encoded, dedup=dedup)

@@ -18,6 +18,7 @@ import msgspec
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import InvalidConfig, InvalidRequest
 from fairway.jobs.context import Context
+from fairway.jobs.encoding import check_numbers, encode
 from fairway.jobs.job import KEY_MAX, MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, JobBatch, NewJob
 
 if TYPE_CHECKING:
@@ -240,9 +241,9 @@ class Kind:
             encoded = list(map(msgspec.json.encode, states))
         except _NOT_JSON:
             encoded = [self._encoded(state) for state in states]  # to tell why
-        if any(_NULL in one for one in encoded):
-            for one in encoded:
-                self._check_null(one)
+        for state, one in zip(states, encoded, strict=True):
+            if _NULL in one:
+                self._check_numbers(state)
         return JobBatch(first, encoded)
 
     def _all_checked(self, many: list[Mapping[str, Any]]) -> list[msgspec.Struct]:
@@ -270,22 +271,15 @@ class Kind:
     def _encoded(self, state: msgspec.Struct) -> bytes:
         """The arguments as they are stored; refused if they could not be read back."""
         try:
-            encoded = msgspec.json.encode(state)
+            return encode(state)
         except _NOT_JSON as error:
             raise InvalidRequest(f"job {self.name!r}: an argument is not JSON: {error}") from None
-        self._check_null(encoded)
-        return encoded
 
-    def _check_null(self, encoded: bytes) -> None:
-        """A float that JSON has not is written as null: found here, not by whoever runs the job."""
-        if _NULL not in encoded:
-            return
+    def _check_numbers(self, state: msgspec.Struct) -> None:
         try:
-            self.decoder.decode(encoded)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(
-                f"job {self.name!r}: JSON has no such number: {_plainly(str(error))}"
-            ) from None
+            check_numbers(state)
+        except ValueError as error:
+            raise InvalidRequest(f"job {self.name!r}: an argument is not JSON: {error}") from None
 
     @property
     def _templated(self) -> bool:
