@@ -49,13 +49,13 @@ SOME: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", NONE, ids=repr)
+@pytest.mark.parametrize("value", NONE)
 def test_what_json_has_no_number_for_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match=r"JSON has no number -?(nan|inf)"):
         encode(value)
 
 
-@pytest.mark.parametrize("value", SOME, ids=repr)
+@pytest.mark.parametrize("value", SOME)
 def test_everything_else_is_written_as_ever(value: Any) -> None:
     assert encode(value) == msgspec.json.encode(value)
 

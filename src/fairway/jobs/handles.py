@@ -225,8 +225,8 @@ class Machine(_Declared, Generic[S]):
 
 def _wall_ns(at: datetime) -> int:
     """Nanoseconds since 1970; a time before that has passed all the same."""
-    if at.tzinfo is None:
-        raise InvalidRequest("`at` needs a time zone, such as datetime.now(UTC)")
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise InvalidRequest("`at` is a datetime, and needs a time zone, such as datetime.now(UTC)")
     wall_ns = max(0, (at - _EPOCH) // timedelta(microseconds=1) * 1_000)
     if wall_ns > AT_MAX_NS:
         raise InvalidRequest("`at` is before the year 2200")

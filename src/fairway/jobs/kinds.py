@@ -7,6 +7,7 @@ field named) and how to read a claim back. It runs nothing.
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import isfinite
@@ -22,7 +23,7 @@ from fairway.jobs.encoding import check_numbers, encode
 from fairway.jobs.job import KEY_MAX, MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, JobBatch, NewJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeGuard
 
 _NOT_JSON: Final = (TypeError, ValueError, OverflowError, RecursionError)
@@ -93,6 +94,8 @@ class Options:
                 f"isolation is none or process, not {self.isolation!r}: a synchronous job runs in"
                 " a thread anyway"
             )
+        if not isinstance(self.backoff, BackoffConfig):
+            raise InvalidConfig(f"backoff is a BackoffConfig, not {self.backoff!r:.80}")
         _check_template("partition_key", self.partition_key)
         _check_template("tenant", self.tenant)
 
@@ -180,6 +183,14 @@ def _check_template(what: str, template: object) -> None:
         raise InvalidConfig(f"the template {template!r} of {what}: {error}") from None
 
 
+def _needed(template: str) -> Iterator[str]:
+    """The arguments that a template is filled with, those inside of formats too."""
+    for _, name, form, _ in Formatter().parse(template):
+        if name is not None:
+            yield re.split(r"[.\[]", name)[0]
+            yield from _needed(form or "")
+
+
 def options_of(
     *, timeout: float | None = None, unique: bool | str | Unique = False, **given: Any
 ) -> Options:
@@ -188,6 +199,8 @@ def options_of(
         unique = Unique()
     elif isinstance(unique, str):
         unique = Unique(key=unique)
+    elif unique is not False and not isinstance(unique, Unique):
+        raise InvalidConfig(f"unique is True, a template or a Unique, not {unique!r:.80}")
     if timeout is not None and not (isinstance(timeout, int | float) and isfinite(timeout)):
         raise InvalidConfig(f"a timeout is a number of seconds, not {timeout!r}")
     return Options(
@@ -219,6 +232,25 @@ class Kind:
     is_machine: bool
     declared: Any = None
     """The function or class it was made of, for a process to find it again."""
+
+    def __post_init__(self) -> None:
+        if not self.name or (wrong := wrong_text("name", self.name)):
+            raise InvalidConfig(wrong if self.name else "a job has a name")
+        if not _is_int(self.version) or not 0 <= self.version < 2**31:
+            raise InvalidConfig(f"job {self.name!r}: a version is a number, not {self.version!r}")
+        options, known = self.options, set(self.arguments.__struct_fields__)
+        unique = options.unique.key if options.unique is not None else None
+        for what, template in (
+            ("partition_key", options.partition_key),
+            ("tenant", options.tenant),
+            ("unique", unique),
+        ):
+            for needed in _needed(template or ""):
+                if needed not in known:
+                    raise InvalidConfig(
+                        f"job {self.name!r}: the template {template!r} of {what} needs {needed!r},"
+                        f" and its arguments are {', '.join(sorted(known)) or 'none'}"
+                    )
 
     def call(self, step: StepCall, state: Any, context: Context[Any] | None) -> Any:
         """Call a step as it was written: a method of the state, or a function of its arguments."""

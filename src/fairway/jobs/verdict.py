@@ -83,7 +83,7 @@ def _settlement(
         saved = encode(state) if kind.is_machine else None
         return Settlement(claim=claim, fate=Fate.DONE, state=saved, result=result)
     if isinstance(value, Stop):
-        failed = _failed(claim, value.reason)
+        failed = _failed(claim, str(value.reason))
         failed.state = encode(state) if kind.is_machine else None
         return failed
     if isinstance(value, Retry):
