@@ -37,7 +37,7 @@ class Run:
 
     __slots__ = (
         *("began_ns", "begun", "cancelled", "claim", "context", "kind", "step", "task"),
-        *("timed_out", "withdrawn"),
+        *("stopping", "timed_out", "withdrawn"),
     )
 
     def __init__(self, claim: Claim, kind: Kind, step: StepCall, began_ns: int) -> None:
@@ -51,6 +51,8 @@ class Run:
         """Whether its task has had a turn: one that is cancelled before ends without a word."""
         self.cancelled: str | None = None
         """Why it is to end, if it is."""
+        self.stopping = False
+        """Whether it is to end because its worker does: the job itself is not cancelled."""
         self.timed_out = False
         self.withdrawn = False
         """Whether a thread that comes to it late is to leave it alone."""
