@@ -176,7 +176,7 @@ class Committer:
         if self._failed is not None:
             raise WriteFailed(f"{self._place} stopped: {self._failed}")
         committing = False
-        number: int | None = None
+        number = 0
         try:
             self._begin(connection, any(call.durable for call in group))
             changes = connection.total_changes()
@@ -196,7 +196,7 @@ class Committer:
         except BaseException:
             self._roll_back(connection)
             raise
-        if number is not None and self._synced:
+        if self._synced and number:
             self._mark.advance(number)  # before anybody is told
         return outcomes
 
