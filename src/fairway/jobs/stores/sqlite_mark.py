@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fairway.jobs")
 
-COUNT: Final = "UPDATE commit_count SET number = number + 1"
+NAME: Final = "commit"
+"""Of a row in `sqlite_sequence`, which SQLite leaves to be used like any other table. Whoever adds
+jobs writes that page anyhow; the page of a table of our own would be one more for each commit."""
+COUNT: Final = f"UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = '{NAME}'"
 """Part of each transaction of ours, synced or not.
 
 If the first commits of a -wal did not have it, damage behind them could show old pages of jobs, out
@@ -33,19 +36,29 @@ of the -wal, beside the newest count, out of the database.
 """
 
 
-COUNTED: Final = "SELECT number FROM commit_count"
-
-
-def count(connection: Sql) -> int:
-    """Count the transaction that is open; its number, 0 if somebody took the row away."""
-    connection.execute(COUNT)
-    return counted(connection)  # not by RETURNING, which takes twice as long as the two
-
-
 def counted(connection: Sql) -> int:
-    """The number of the last transaction."""
-    row = connection.execute(COUNTED).fetchone()
+    """The number of the last transaction; 0 if somebody took the row away."""
+    statement = f"SELECT seq FROM sqlite_sequence WHERE name = '{NAME}'"
+    row = connection.execute(statement).fetchone()
     return 0 if row is None else int(row[0])
+
+
+class Count:
+    """Counts the transactions of one connection, and asks for a number only if others wrote."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._version: int | None = None  # of the file, as our last commit left it
+
+    def add(self, connection: apsw.Connection) -> int:
+        """Count the transaction that is open, and holds the lock; its number."""
+        connection.execute(COUNT)
+        if connection.data_version() == self._version:
+            return self._number + 1
+        return counted(connection)
+
+    def committed(self, connection: apsw.Connection, number: int) -> None:
+        self._number, self._version = number, connection.data_version()
 
 
 class Mark:

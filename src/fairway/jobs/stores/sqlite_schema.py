@@ -17,7 +17,7 @@ import apsw
 from fairway.core.priority import BONUS_MAX, MANUAL_MAX, MANUAL_MIN, POINT_NS, THRESHOLDS
 from fairway.errors import Closing, Corrupt, InvalidConfig, Unavailable, UnknownFormat
 from fairway.jobs.job import Status
-from fairway.jobs.stores.sqlite_mark import Witness, size_of
+from fairway.jobs.stores.sqlite_mark import NAME, Witness, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -185,9 +185,8 @@ CREATE INDEX job_unhappy ON job (status, since_ns) WHERE {UNHAPPY};
 """
 """The dedup key of a signal outlives it, and failures are forgotten later than successes."""
 
-FOURTH = """
-CREATE TABLE commit_count (number INTEGER NOT NULL) STRICT;
-INSERT INTO commit_count VALUES (0);
+FOURTH = f"""
+INSERT INTO sqlite_sequence VALUES ('{NAME}', 0);
 """
 """The file says how many transactions it has seen, to be compared with its mark: `sqlite_mark`."""
 COUNTING: Final = 4

@@ -23,7 +23,7 @@ from fairway.errors import (
     Unavailable,
     WriteFailed,
 )
-from fairway.jobs.stores.sqlite_mark import Mark, count
+from fairway.jobs.stores.sqlite_mark import Count, Mark
 from fairway.jobs.stores.sqlite_moves import Moves
 from fairway.jobs.stores.sqlite_names import Names
 from fairway.jobs.stores.sqlite_schema import answering, create
@@ -152,6 +152,7 @@ class Committer:
         self._connection: apsw.Connection | None = None
         self._names: Names | None = None
         self._turn = Turn(place)
+        self._count = Count()
         self._mark = Mark(place)
         self._synced = True  # what the connection's `synchronous` stands at
         self._failed: str | None = None
@@ -188,7 +189,7 @@ class Committer:
             else:
                 outcomes = [self._run_apart(connection, call) for call in group]
             if connection.total_changes() != changes:  # else there is nothing to write or sync
-                number = count(connection)
+                number = self._count.add(connection)
             committing = True
             connection.execute("COMMIT")
         except apsw.Error as error:
@@ -196,8 +197,10 @@ class Committer:
         except BaseException:
             self._roll_back(connection)
             raise
-        if self._synced and number:
-            self._mark.advance(number)  # before anybody is told
+        if number:
+            self._count.committed(connection, number)
+            if self._synced:
+                self._mark.advance(number)  # before anybody is told
         return outcomes
 
     def _begin(self, connection: apsw.Connection, durable: bool) -> None:
