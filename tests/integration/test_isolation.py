@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import asynccontextmanager
+import signal
+import subprocess
+import sys
+import time
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +16,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fairway import Fairway
-from fairway.errors import InvalidConfig, JobFailed
+from fairway.errors import InvalidConfig, JobFailed, ProcessDied
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.job import Status
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.worker import WorkerConfig
+from fairway.runtime.processes import Processes
 from tests.support.isolated_app import (
     Counter,
     app,
@@ -25,6 +30,7 @@ from tests.support.isolated_app import (
     forever,
     in_a_second,
     raises,
+    spin,
     stuck,
     too_long,
     whoami,
@@ -32,7 +38,7 @@ from tests.support.isolated_app import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
 FEEDER = FeederConfig(poll_interval_ns=50_000_000, max_poll_interval_ns=50_000_000)
 
@@ -142,6 +148,74 @@ def test_no_process_outlives_its_worker(tmp_path: Path) -> None:
         async with working():
             pid = await (await whoami.enqueue()).result()
         await until(partial(ended, pid))
+
+    asyncio.run(play())
+
+
+@contextmanager
+def worker_with_a_job(file: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker whose job runs in a process of its own and does not end."""
+    with subprocess.Popen([sys.executable, "-m", "tests.support.isolated_child", file]) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at /proc")
+def test_no_process_outlives_a_worker_that_was_killed(tmp_path: Path) -> None:
+    async def play() -> None:
+        async with asyncio.timeout(60):
+            with worker_with_a_job(tmp_path / "pids") as worker:
+                pids = await pids_in(tmp_path / "pids")
+                assert len(pids) == 2
+                worker.kill()
+                for pid in pids:
+                    await until(partial(ended, pid))
+
+    asyncio.run(play())
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks at /proc")
+def test_a_process_ends_with_the_lease_of_a_worker_that_is_paused(tmp_path: Path) -> None:
+    """Another worker has the job from then on. The one that is paused cannot see to it."""
+
+    async def play() -> None:
+        async with asyncio.timeout(60):
+            with worker_with_a_job(tmp_path / "pids") as worker:
+                pids = await pids_in(tmp_path / "pids")
+                worker.send_signal(signal.SIGSTOP)
+                for pid in pids:
+                    await until(partial(ended, pid))
+                worker.send_signal(signal.SIGCONT)
+
+    asyncio.run(play())
+
+
+def test_a_call_goes_on_for_as_long_as_it_is_renewed() -> None:
+    async def play() -> None:
+        processes = Processes(1)
+        try:
+            until_ns = time.monotonic_ns() + 2_000_000_000
+
+            async def call() -> int:
+                spun: int = await processes.run(
+                    spin, until_ns + 200_000_000, until=lambda: until_ns
+                )
+                return spun
+
+            with pytest.raises(ProcessDied, match="SIGKILL"):
+                await call()
+            until_ns = time.monotonic_ns() + 2_000_000_000
+            going = asyncio.create_task(call())
+            await until(lambda: processes.busy == 1)
+            processes.renew(until_ns + 600_000_000_000)
+            assert await going > until_ns
+            # And one that is over is not ended later, nor the next one.
+            until_ns = time.monotonic_ns() + 600_000_000_000
+            assert await processes.run(spin, 0, until=lambda: until_ns)
+        finally:
+            await processes.aclose()
 
     asyncio.run(play())
 

@@ -29,6 +29,13 @@ def whoami() -> int:
     return os.getpid()
 
 
+def spin(until_ns: int) -> int:
+    """Until the machine's clock shows this."""
+    while (now_ns := time.monotonic_ns()) < until_ns:
+        pass
+    return now_ns
+
+
 @app.job(isolation="process")
 def works(seconds: float) -> None:
     until = time.monotonic() + seconds

@@ -2,7 +2,7 @@
 
 Each process is a session of its own, so ending it ends whatever it started as well. It is started
 with a fresh interpreter, imports what the call needs once, and takes one call after another over a
-pipe. A process that died, by itself or by us, is replaced.
+pipe. A process that died, by itself or by us, is replaced. None outlives us (`leash`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from fairway.errors import CallFailed, Closing, ProcessDied
+from fairway.runtime.leash import Leash, Leashed
 from fairway.runtime.usercode import run_coroutine
 from fairway.runtime.words import traced
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HEAD = struct.Struct("!I")
+_CALL = struct.Struct("!Iq")  # how long it is, and until when it may take
 
 
 class Processes:
@@ -40,12 +42,17 @@ class Processes:
         self._closed = False
 
     async def run(
-        self, function: Callable[..., Any], *args: Any, limit_s: float | None = None
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        limit_s: float | None = None,
+        until: Callable[[], int] = lambda: 0,
     ) -> Any:
         """Call `function(*args)` in a process. Raises `CallFailed` or `ProcessDied`.
 
         A call that takes longer than `limit_s` is ended with its process: `TimeoutError`. The wait
-        for a process, and for a new one to start, is not the call's time.
+        for a process, and for a new one to start, is not the call's time. `until` tells when the
+        call must be over unless `renew` is called, by the clock of the machine; 0 if it need not.
         """
         if self._closed:
             raise Closing("the processes are closed")
@@ -55,7 +62,7 @@ class Processes:
             self._busy.add(process)
             try:
                 async with asyncio.timeout(limit_s):
-                    answer = await process.call(message)
+                    answer = await process.call(message, until())
             except BaseException:
                 await process.kill()
                 raise
@@ -66,6 +73,16 @@ class Processes:
         if not good:
             raise CallFailed(value)
         return value
+
+    def renew(self, until_ns: int) -> None:
+        """Calls under way that must be over in time may go on until then. On any thread."""
+        for process in tuple(self._busy):
+            process.leash.renew(until_ns)
+
+    @property
+    def busy(self) -> int:
+        """How many run a call."""
+        return len(self._busy)
 
     async def aclose(self) -> None:
         """Kill every process. Calls under way fail."""
@@ -86,21 +103,30 @@ class Processes:
 class _Process:
     """One interpreter that waits for calls."""
 
-    def __init__(self, child: asyncio.subprocess.Process) -> None:
+    def __init__(self, child: asyncio.subprocess.Process, leash: Leash) -> None:
         self._child = child
+        self.leash = leash
 
     @classmethod
     async def start(cls) -> _Process:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            f"import sys; sys.path[:] = {sys.path!r};"
-            " from fairway.runtime.processes import serve_calls; serve_calls()",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        process = cls(child)
+        leash = Leash()
+        try:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                f"import sys; sys.path[:] = {sys.path!r};"
+                f" from fairway.runtime.processes import serve_calls; serve_calls({leash.theirs})",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                start_new_session=True,
+                pass_fds=(leash.theirs,),
+            )
+        except BaseException:
+            leash.close()
+            raise
+        finally:
+            leash.handed_over()
+        process = cls(child, leash)
         try:
             await process.wait_started()
         except BaseException:
@@ -116,10 +142,10 @@ class _Process:
         """Until it takes calls."""
         await self._answer()
 
-    async def call(self, message: bytes) -> bytes:
+    async def call(self, message: bytes, until_ns: int) -> bytes:
         assert self._child.stdin is not None
         with contextlib.suppress(ConnectionError):  # how it ended is told by the answer
-            self._child.stdin.write(_HEAD.pack(len(message)) + message)
+            self._child.stdin.write(_CALL.pack(len(message), until_ns) + message)
             await self._child.stdin.drain()
         return await self._answer()
 
@@ -140,6 +166,7 @@ class _Process:
             os.killpg(self._child.pid, signal.SIGKILL)
         if self._child.stdin is not None:
             self._child.stdin.close()
+        self.leash.close()
         await self._child.wait()
 
 
@@ -150,8 +177,10 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def serve_calls() -> None:
+def serve_calls(leash: int) -> None:
     """What runs in the process: calls from standard input, answers to standard output."""
+    os.set_inheritable(leash, False)  # what it starts itself has no use for it
+    leashed = Leashed(leash)
     calls = os.fdopen(os.dup(0), "rb")
     answers = os.fdopen(os.dup(1), "wb")
     # What the call prints must not mix with the answers, and it must not read the calls.
@@ -160,9 +189,12 @@ def serve_calls() -> None:
         os.dup2(nothing.fileno(), 0)
     answers.write(_HEAD.pack(0))  # it takes calls from here on
     answers.flush()
-    while head := calls.read(_HEAD.size):
-        (size,) = _HEAD.unpack(head)
-        answer = _answer(calls.read(size))
+    while head := calls.read(_CALL.size):
+        size, until_ns = _CALL.unpack(head)
+        message = calls.read(size)
+        leashed.begin(until_ns)
+        answer = _answer(message)
+        leashed.end()
         answers.write(_HEAD.pack(len(answer)) + answer)
         answers.flush()
 
