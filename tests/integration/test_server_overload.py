@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from fairway.core.lanes import LaneLimits
-from fairway.server import gate
+from fairway.server import gate, topics_api
 from fairway.server.http_limits import HttpLimits
 from fairway.settings import KeyEntry
 from tests.support.crowd import Crowd, Group, Manner, request
@@ -238,6 +239,128 @@ def test_slow_and_deaf_clients_hold_no_more_than_the_budget(tmp_path: Path) -> N
                 watching.cancel()
             assert most // 2 < max(seen) <= most + 2**20  # a page is written before it is counted
             await until(lambda: held.used == 0)
+
+    run(scenario())
+
+
+LARGE = b'{"max_batch_bytes":8388608,"limit":1000}'
+
+
+async def fill(served: Served, topic: str) -> None:
+    """Records of 10 KB, 4 MiB of them."""
+    for _ in range(14):
+        await served.api.append(topic, *["x" * 10_000] * 30)
+
+
+def test_large_pages_are_refused_before_they_are_read_and_small_reads_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 9 * 2**20
+    built = Counter[bool]()
+
+    def counting(answer: Any, *more: Any) -> Any:
+        reply = diff_reply(answer, *more)
+        built[len(reply.body) > 2**20] += 1
+        return reply
+
+    diff_reply = topics_api.diff_reply
+    monkeypatch.setattr(topics_api, "diff_reply", counting)
+
+    async def scenario() -> None:
+        async with serving(tmp_path, limits=HttpLimits(held_bytes_max=most)) as served:
+            await fill(served, "t")
+            held = served.server.held
+            deaf = Group(Manner.DEAF, 12, request("POST", "/v0/topics/t/diff", LARGE) * 4)
+            seen: list[int] = []
+
+            async def watch() -> None:
+                while True:
+                    seen.append(held.used)
+                    await asyncio.sleep(0)
+
+            watching = asyncio.ensure_future(watch())
+            try:
+                async with crowded(served, deaf):
+                    refused = 'throttled_total{cause="held_bytes_max"}'
+                    await until(lambda: built[True] > 0)
+                    text = ""
+                    while refused not in text:
+                        text = (await served.api.get("/metrics")).body.decode()
+                    assert max(seen) > most // 2
+                    page = await served.api.diff("t", 419, limit=1)
+                    assert [record["$seq"] for record in page["records"]] == [420]
+                    # What a page has that is written is in the kernel too; none waits uncounted.
+                    assert built[True] <= 12
+                    assert max(seen) <= most
+                await until(lambda: held.used == 0)
+            finally:
+                watching.cancel()
+            whole = await served.api.diff("t", 0, max_batch_bytes=8 * 2**20, limit=1000)
+            assert len(whole["records"]) == 420, "there is room again, and a turn"
+
+    run(scenario())
+
+
+def test_readers_that_leave_while_pages_are_built_for_them_leave_no_room_taken(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            await fill(served, "t")
+        async with serving(tmp_path) as served:  # from the store, where it takes turns of the loop
+            held = served.server.held
+            for left in range(8):
+                wires = [await Wire.open(served.server.port) for _ in range(8)]
+                for wire in wires:
+                    wire.send(
+                        "POST", "/v0/topics/t/diff", LARGE, {"content-type": "application/json"}
+                    )
+                await until(lambda: held.used > 0)
+                for _ in range(left):
+                    await asyncio.sleep(0)
+                for wire in wires:
+                    wire.abort()
+                await until(lambda: held.used == 0)
+            whole = await served.api.diff("t", 0, max_batch_bytes=8 * 2**20, limit=1000)
+            assert len(whole["records"]) == 420
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["memory", "store"])
+def test_a_page_that_is_read_in_steps_is_what_was_asked_for(tmp_path: Path, stored: bool) -> None:
+    sizes = [10, 700_000, 30_000, 250_000, 1_000_000, 5, 120_000] * 3
+
+    async def make(served: Served) -> None:
+        for at in range(0, len(sizes), 2):
+            await served.api.append("t", *["x" * size for size in sizes[at : at + 2]])
+
+    async def look(served: Served) -> None:
+        for most, limit in ((8 * 2**20, 1000), (2 * 2**20, 1000), (8 * 2**20, 4), (300_000, 9)):
+            after, seen = 0, 0
+            while seen < len(sizes):
+                page = await served.api.diff("t", after, max_batch_bytes=most, limit=limit)
+                got = [len(record["data"]) for record in page["records"]]
+                assert got == sizes[seen : seen + len(got)]
+                # Until the next one does not fit, or as many as were asked for.
+                data = sum(size + 2 for size in got)
+                assert data <= most or len(got) == 1
+                following = sizes[seen + len(got) : seen + len(got) + 1]
+                assert (
+                    len(got) == limit or not following or data + following[0] + 2 > min(most, 2**18)
+                )
+                seen += len(got)
+                after = page["next_from_seq"]
+                assert page["caught_up"] == (seen == len(sizes))
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            await make(served)
+            if not stored:
+                await look(served)
+        if stored:
+            async with serving(tmp_path) as served:
+                await look(served)
 
     run(scenario())
 

@@ -340,6 +340,44 @@ def test_answers_that_nobody_reads_are_counted_over_all_connections(held: socket
     on_virtual_time(scenario)
 
 
+def test_answers_that_wait_behind_unread_ones_are_counted(held: socket.socket) -> None:
+    async def scenario() -> None:
+        http = HttpProtocol.limited_to(HttpLimits(held_bytes_max=3 * 2**20 + KIB))
+        deaf = [Client(megabyte, held, http=http) for _ in range(2)]
+        for client in deaf:
+            client.transport.stuck = True
+            client.send(GET * 4)
+            for _ in range(4):
+                await asyncio.sleep(0)
+        assert [client.status for client in deaf] == [200, 200]
+        assert 3 * 2**20 <= http.held.used <= 3 * 2**20 + KIB, "two are written, and one waits"
+        assert deaf[1].transport.sent.count(b"HTTP/1.1 429") == 1, "no room for it to wait"
+        deaf[0].transport.drain()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert deaf[0].transport.sent.count(b"HTTP/1.1 200") == 2
+        for client in deaf:
+            client.transport.abort()
+        await asyncio.sleep(3600)
+        assert http.held.used == 0
+
+    on_virtual_time(scenario)
+
+
+def test_a_large_answer_is_written_in_pieces_that_are_let_go_as_they_are_sent(
+    held: socket.socket,
+) -> None:
+    async def scenario() -> None:
+        client = Client(megabyte, held)
+        client.send(GET)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert client.transport.sent.endswith(b"\r\n\r\n" + bytes(2**20))
+        assert client.transport.writes >= 4
+
+    on_virtual_time(scenario)
+
+
 def test_bodies_that_come_slowly_are_counted_over_all_connections(held: socket.socket) -> None:
     async def scenario() -> None:
         http = HttpProtocol.limited_to(HttpLimits(held_bytes_max=2**20))

@@ -35,6 +35,7 @@ EXTENSION = "fairway.connection"
 LAST_CHUNK = b"0\r\n\r\n"
 
 _JOINED_MAX = 16 * 1024  # a body up to this is copied behind its head, to save a system call
+_PIECE = 256 * 1024
 _FAILED = b'{"error":{"code":"internal","message":"the server failed; its log says how"}}'
 _WITHHELD = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
@@ -171,7 +172,7 @@ class Answer(RequestResponseCycle):
 
     async def send(self, message: Any) -> None:
         if self.flow.write_paused and not self.disconnected:
-            await self.flow.drain()
+            await self._wait_read(_size_of(message))
         if self.disconnected:
             return
         kind = message["type"]
@@ -181,6 +182,24 @@ class Answer(RequestResponseCycle):
             self._go_on(message.get("body", b""), message.get("more_body", False))
         else:
             raise RuntimeError(f"the ASGI message {kind} is out of turn")
+
+    async def _wait_read(self, size: int) -> None:
+        """Until the client has read what was written before; what waits for that is counted.
+
+        Without room it is refused; beyond the bound if part of it was written already.
+        """
+        held = self._protocol.held
+        if size <= FREE:
+            await self.flow.drain()
+        elif held.has_room(size) or self.response_started:
+            held.used += size
+            try:
+                await self.flow.drain()
+            finally:
+                held.give(size)
+        else:
+            self.response_started = True
+            self._refuse_held()
 
     async def send_500_response(self) -> None:
         """Called when the app has failed before anything was written."""
@@ -255,7 +274,13 @@ class Answer(RequestResponseCycle):
                 body = head + body
             else:
                 self.transport.write(head)
-        if body:
+        if len(body) > _PIECE:
+            # In pieces: of one that is sent in part the transport keeps the whole, uncounted.
+            for at in range(0, len(body), _PIECE):
+                self.transport.write(body[at : at + _PIECE])
+            if self.flow.write_paused:
+                self._protocol.count_unread()  # the transport tells of the first that waits only
+        elif body:
             self.transport.write(body)
         if not more:
             self.complete()
@@ -321,6 +346,13 @@ class Connection:
     def writable(self) -> bool:
         """The stream is open and has refused nothing since it last drained."""
         return self._transport is not None and not self._refused
+
+    async def wait_read(self) -> bool:
+        """Wait until the client has read the answers before this one, but for a little; False if
+        it is gone."""
+        if self._protocol is not None:
+            await self._protocol.flow.drain()
+        return not self.closed
 
     @property
     def buffered(self) -> int:
@@ -466,6 +498,14 @@ class Connection:
         self._refused = True
         low = max(0, min(self._limit // 2, self._limit - size) - self._kernel_max)
         transport.set_write_buffer_limits(high=low, low=low)
+
+
+def _size_of(message: Any) -> int:
+    """The bytes that an app holds with a message: its own, or those that it says will follow."""
+    for name, value in message.get("headers", ()):
+        if name.lower() == b"content-length":
+            return int(value)
+    return len(message.get("body", b""))
 
 
 def check_header(name: bytes, value: bytes) -> None:

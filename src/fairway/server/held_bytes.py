@@ -1,8 +1,8 @@
 """One bound in bytes over what all connections of a server make it hold for them.
 
-Counted are the bodies that are being received or wait, and the answers that clients do not read.
-The first 16 KiB of each are not: the number of connections bounds those, and small requests, which
-are most of them, cost no counting.
+Counted are the bodies that are being received or wait, the answers that clients do not read, and
+those that are being built (`large_pages`). The first 16 KiB of each are not: the number of
+connections bounds those, and small requests, which are most of them, cost no counting.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from fairway.server.http_limits import HELD_FULL
+from fairway.errors import Throttled
+from fairway.server.http_limits import HELD_FULL, SECOND_NS
 
 FREE: Final = 16 * 1024
 """What a connection may have in either direction without being counted."""
@@ -25,6 +26,15 @@ class HeldBytes:
         self.most = most
         self.refusal = replace(HELD_FULL, maximum=most)
         self.used = 0
+
+    def throttled(self) -> Throttled:
+        """The refusal, as an error."""
+        return Throttled(
+            self.refusal.message,
+            retry_after_ns=self.refusal.retry_after_s * SECOND_NS,
+            limit=self.refusal.limit,
+            maximum=self.most,
+        )
 
     def has_room(self, size: int) -> bool:
         return self.used + size <= self.most

@@ -19,6 +19,7 @@ from fairway.errors import (
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.server.audit import Audit
 from fairway.server.gate import Gate
+from fairway.server.large_pages import LargePages
 from fairway.server.quotas import RETRY_SPACE_NS, Quotas
 from fairway.server.sessions import KIND, Sessions
 from fairway.server.tickets import Tickets
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from fairway.server.auth import Access, Cors, Identity
     from fairway.server.connection import Connection
     from fairway.server.exchange import Request
+    from fairway.server.held_bytes import HeldBytes
     from fairway.server.peers import Peer
     from fairway.server.quotas import Allowance
     from fairway.server.sse import EventStream
@@ -141,14 +143,17 @@ class Host:
         cors: Cors,
         random_bytes: Callable[[int], bytes],
         pool: BlockingPool,
+        held: HeldBytes,
         meanwhile: Callable[[], None],
     ) -> None:
-        """`meanwhile` is called between two requests that begin in the same turn of the loop."""
+        """`held` counts what clients make it hold. `meanwhile` is called between two requests that
+        begin in the same turn of the loop."""
         self.topics = topics
         self.jobs = jobs
         self.flows = flows
         self.graphs = graphs
         self.pool = pool
+        self.pages = LargePages(held)
         self.audit = Audit(self.now_ms)
         self.access = access
         self.cors = cors

@@ -42,8 +42,9 @@ class HttpLimits:
     """Of these, those that strangers cannot have: whoever has shown no key that is good (without
     keys: was not served yet). At most half. Raising it keeps more places for known clients."""
     held_bytes_max: int = 256 * 1024 * 1024
-    """Bytes of all connections together: bodies that are being received or wait for their turn, and
-    answers that clients do not read. Each connection has 16 KiB of either that are not counted.
+    """Bytes of all connections together: bodies that are being received or wait for their turn,
+    answers that are being built, and those that clients do not read. Each connection has 16 KiB of
+    either that are not counted.
     Raising it serves more large requests at once and costs that much memory; a request that does
     not fit is answered 429."""
     first_byte_ns: int = 10 * SECOND_NS

@@ -58,8 +58,8 @@ class Standing(enum.IntEnum):
     """It was read and showed no key that is good."""
 
 
-class _Holders(Generic[T]):
-    """What waits in one standing: holders in turn, the connections of each in order."""
+class Holders(Generic[T]):
+    """What waits for the same: holders in turn, the connections of each in order."""
 
     __slots__ = ("_items", "_queues", "_ring")
 
@@ -109,7 +109,7 @@ class ReadTurns(Generic[T]):
     """Connections that wait to be read. Each waits at most once."""
 
     def __init__(self) -> None:
-        self._waiting = {standing: _Holders[T]() for standing in Standing}
+        self._waiting = {standing: Holders[T]() for standing in Standing}
         self._standing: dict[T, Standing] = {}
 
     def __len__(self) -> int:

@@ -204,6 +204,7 @@ class Server:
             cors=cors,
             random_bytes=secrets.token_bytes,
             pool=pool,
+            held=self.held,
             meanwhile=self.app.log.press_on,
         )
         if settings.keyed:
@@ -218,11 +219,11 @@ class Server:
         )
         gauge(
             "fairway_held_bytes",
-            "Bytes of bodies and of unread answers that are in memory",
+            "Bytes of bodies, of answers being built and of unread ones that are in memory",
             lambda: self._protocol.held.used,
         )
         yield group.create_task(host.run(), name="host")
-        streams = StreamsApp(self.app.topics, config=self._streams, meter=host)
+        streams = StreamsApp(self.app.topics, config=self._streams, meter=host, pages=host.pages)
         streams.start()  # not at the first request: what expired meanwhile goes though nobody asks
         self._http.mounts[PREFIX] = streams
         self._http.ownership = self.app.log.ownership

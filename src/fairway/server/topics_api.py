@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
@@ -9,12 +10,23 @@ from typing import TYPE_CHECKING, Final, cast
 import msgspec
 
 from fairway.errors import Conflict, Forbidden, InvalidRequest
-from fairway.server.exchange import JSON, Reply, Request, flag, json_reply, number, parse
+from fairway.server.exchange import (
+    JSON,
+    Disconnected,
+    Reply,
+    Request,
+    flag,
+    json_reply,
+    number,
+    parse,
+)
+from fairway.server.held_bytes import FREE
+from fairway.server.large_pages import STEP
 from fairway.server.streams.protocol import refuse_append
 from fairway.settings import UNLIMITED
 from fairway.topics.batch import Projection, encode_record
 from fairway.topics.match import TagMatch
-from fairway.topics.reading import NO_NODES, Selection
+from fairway.topics.reading import NO_NODES, Selection, about_behind
 from fairway.topics.writing import NewBatch
 from fairway.wire.records import parse_records
 from fairway.wire.topics import (
@@ -50,9 +62,11 @@ if TYPE_CHECKING:
     from fairway.server.asgi import ExpressReply
     from fairway.server.auth import Identity
     from fairway.server.host import Host
+    from fairway.server.large_pages import Reservation
     from fairway.settings import Scope
+    from fairway.topics.batch import Record
     from fairway.topics.outcome import Appended
-    from fairway.topics.reading import Diff
+    from fairway.topics.reading import Diff, Page
     from fairway.topics.topic import Topic
     from fairway.wire.records import Records
 
@@ -169,33 +183,152 @@ async def diff(host: Host, request: Request, topic: str) -> Reply:
         nodes_of(message.node) if found.config.dedupe_node else NO_NODES,
         TagMatch.of(message.match) if message.match is not None else None,
     )
+    after = message.from_seq
+    limit = min(message.limit or LIMIT_DEFAULT, LIMIT_MAX)
+    max_bytes = min(message.max_batch_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX)
+    projection = Projection(message.include_tags, message.include_meta)
+    if found.bytes > FREE and after != found.head:
+        other = after > found.head or message.epoch not in (None, found.epoch)
+        about = min(about_behind(found, 0 if other else after, limit), max_bytes)
+        if about > FREE:
+            large = _LargeDiff(host, request, message, selection, projection)
+            answer, records = await large.read(topic, limit, max_bytes, about)
+            page = answer.page
+            if not message.wait_ms or records or page.gap is not None or answer.recreated:
+                return diff_reply(answer, records)
+            after = page.next_seq  # nothing that it wants: it waits with the others
     answer = await host.topics.reading.diff(
         topic,
-        message.from_seq,
+        after,
         epoch=message.epoch,
-        limit=min(message.limit or LIMIT_DEFAULT, LIMIT_MAX),
-        max_bytes=min(message.max_batch_bytes or READ_BYTES_DEFAULT, READ_BYTES_MAX),
+        limit=limit,
+        max_bytes=min(max_bytes, STEP),
         selection=selection,
         wait_ns=min(message.wait_ms, WAIT_MS_MAX) * 1_000_000,
     )
-    return diff_reply(answer, Projection(message.include_tags, message.include_meta))
+    return diff_reply(answer, [encode_record(record, projection) for record in answer.page.records])
 
 
-def diff_reply(answer: Diff, projection: Projection) -> Reply:
+class _LargeDiff:
+    """Reads and encodes a page for which there must be room, in steps if it is more than one."""
+
+    def __init__(
+        self,
+        host: Host,
+        request: Request,
+        message: DiffRequest,
+        selection: Selection,
+        projection: Projection,
+    ) -> None:
+        self._host = host
+        self._request = request
+        self._message = message
+        self._selection = selection
+        self._projection = projection
+
+    async def read(
+        self, name: str, limit: int, max_bytes: int, about: int
+    ) -> tuple[Diff, list[bytes]]:
+        """The page, `about` so large, and its records encoded, some of them together.
+
+        Raises `Throttled` before anything is read if there is no room for it.
+        """
+        await self._check_reader()  # whoever does not read what it has is not built more
+        pages = self._host.pages
+        with pages.reserve(about) as room:
+            if about <= STEP:
+                return await self._build(name, limit, min(max_bytes, STEP), room)
+            async with pages.turn(self._request.identity.name):
+                await self._check_reader()
+                return await self._build(name, limit, max_bytes, room)
+
+    async def _check_reader(self) -> None:
+        connection = self._request.connection
+        if connection is not None and not await connection.wait_read():
+            raise Disconnected
+
+    async def _build(
+        self, name: str, limit: int, max_bytes: int, room: Reservation
+    ) -> tuple[Diff, list[bytes]]:
+        reading, message, selection = self._host.topics.reading, self._message, self._selection
+        answer = await reading.diff(
+            name,
+            message.from_seq,
+            epoch=message.epoch,
+            limit=limit,
+            max_bytes=max_bytes,
+            selection=selection,
+            step=STEP,
+        )
+        topic, page, recreated = answer
+        begin = message.from_seq if not recreated else 0
+        begin = page.gap.last if page.gap is not None else begin
+        parts: list[bytes] = []
+        size, more = 0, page
+        # Each step reads more than half of one, or the next does: a page that finds little in much
+        # is not looked for without end.
+        for _ in range(2 * max_bytes // STEP + 1):
+            size += sum(map(_size_of, more.records))
+            await self._encode(more.records, parts)
+            end, left = more.next_seq, limit - (more.next_seq - begin)
+            if end >= topic.head or left <= 0 or size >= max_bytes:
+                break
+            if not room.cover(sum(map(len, parts))):
+                break  # it is more than it seemed: what is there is a page too
+            await asyncio.sleep(0)
+            more = await reading.page(
+                topic, end, topic.head, left, max_bytes - size, selection, STEP
+            )
+            if more.gap is not None or more.next_seq == end or self._passes(more, max_bytes - size):
+                break  # it begins the next page
+            page = page._replace(next_seq=more.next_seq)
+        return answer._replace(page=page), parts
+
+    def _passes(self, more: Page, left: int) -> bool:
+        """Whether a page is more than was asked for, as one with a single record may be."""
+        return len(more.records) == 1 and _size_of(more.records[0]) > left
+
+    async def _encode(self, records: list[Record], parts: list[bytes]) -> None:
+        """Encode records in parts of about a step; they are let go as they are."""
+        together: list[bytes] = []
+        size = 0
+        for record in records:
+            encoded = encode_record(record, self._projection)
+            together.append(encoded)
+            size += len(encoded)
+            if size >= STEP:
+                parts.append(b",".join(together))
+                together, size = [], 0
+                await asyncio.sleep(0)
+        if together:
+            parts.append(b",".join(together))
+
+
+def _size_of(record: Record) -> int:
+    """What it counts against `max_batch_bytes`."""
+    return len(record.data) + len(record.meta or b"")
+
+
+def diff_reply(answer: Diff, records: list[bytes]) -> Reply:
+    """`records` are encoded, one or several together; they are used up."""
     topic, page, _ = answer
     tombstone = tombstone_of(answer)
-    records = b",".join([encode_record(record, projection) for record in page.records])
     headers = [JSON]
     if tombstone is not None:
         headers.append((b"fairway-gap", b"%d-%d" % (tombstone.gap_from, tombstone.gap_to)))
     head = topic.head
-    body = (
-        b'{"topic":"%b","epoch":%d,"records":[%b],"next_from_seq":%d,"head_seq":%d,'
-        b'"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d}'
+    if not records:
+        records = [b""]
+    # Onto the ends of the list, so that a page is copied once more and not twice.
+    records[0] = b'{"topic":"%b","epoch":%d,"records":[%b' % (
+        topic.name.encode(),
+        topic.epoch,
+        records[0],
+    )
+    records[-1] += (
+        b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,'
+        b'"lag":%d}'
         % (
-            topic.name.encode(),
-            topic.epoch,
-            records,
             page.next_seq,
             head,
             topic.earliest,
@@ -204,7 +337,7 @@ def diff_reply(answer: Diff, projection: Projection) -> Reply:
             max(head - page.next_seq, 0),
         )
     )
-    return Reply(200, body, tuple(headers))
+    return Reply(200, b",".join(records), tuple(headers))
 
 
 def tombstone_of(answer: Diff) -> Tombstone | None:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fairway.topics.topic import Gap, Topic
 
 MIB: Final = 1024 * 1024
+WHOLE: Final = 2**63 - 1
+"""The step of a page that is read in one."""
 NO_NODES: frozenset[str] = frozenset()
 
 
@@ -48,8 +50,20 @@ class Page(NamedTuple):
     """Everything up to here was looked at."""
 
 
+def about_behind(topic: Topic, after: int, limit: int) -> int:
+    """About how many bytes the next `limit` records after a cursor have: the mean of the topic."""
+    count = min(limit, topic.head - max(after, topic.earliest - 1), topic.count)
+    return topic.bytes * count // topic.count if count > 0 else 0
+
+
 def hot_page(
-    topic: Topic, after: int, upto: int, limit: int, max_bytes: int, selection: Selection
+    topic: Topic,
+    after: int,
+    upto: int,
+    limit: int,
+    max_bytes: int,
+    selection: Selection,
+    step: int = WHOLE,
 ) -> Page | None:
     """The next page if all of it is in memory, else None. Costs nothing but the records."""
     if topic.holes:
@@ -64,7 +78,7 @@ def hot_page(
     if live is None or live.tail.first_seq > start + 1:
         return None
     records, next_seq = select(
-        topic, live.tail.after(start), start, end, limit, max_bytes, selection
+        topic, live.tail.after(start), start, end, limit, max_bytes, selection, step
     )
     return Page(records, gap, next_seq)
 
@@ -77,13 +91,14 @@ async def cold_page(
     limit: int,
     max_bytes: int,
     selection: Selection,
+    step: int = WHOLE,
 ) -> Page:
     """The next page, from the store."""
     limit = max(limit, 1)
     if topic.holes:
         after = max(after, min(topic.past_skipped(after), upto))
     while True:
-        page = hot_page(topic, after, upto, limit, max_bytes, selection)
+        page = hot_page(topic, after, upto, limit, max_bytes, selection, step)
         if page is not None:
             return page
         if topic.live is not None:
@@ -99,7 +114,9 @@ async def cold_page(
                 return Page([], gap, skipped)
             start = skipped
         rules = topic.rules
-        entries = await log.read(topic.epoch, first=start + 1, limit=limit, max_bytes=max_bytes)
+        entries = await log.read(
+            topic.epoch, first=start + 1, limit=limit, max_bytes=min(max_bytes, step)
+        )
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
         end = min(upto, topic.end_of_run(begin))
@@ -108,12 +125,13 @@ async def cold_page(
         if topic.rules is not rules:
             continue  # a rule went that hid some of what was read
         batches = [decode_batch(entry.payload, topic=topic.name) for entry in entries]
+        del entries  # twice in memory otherwise, while it is gone through
         missing = min(batches[0].first_seq - 1, end) if batches else end
         if missing > max(start, topic.floor - 1, topic.reclaimed):
             raise Corrupt(f"records after {start} are missing", place=f"topic {topic.name}")
         if batches:
             end = min(end, batches[-1].last_seq)
-        records, next_seq = select(topic, batches, start, end, limit, max_bytes, selection)
+        records, next_seq = select(topic, batches, start, end, limit, max_bytes, selection, step)
         return Page(records, gap, next_seq)
 
 
@@ -125,8 +143,12 @@ def select(
     limit: int,
     max_bytes: int,
     selection: Selection,
+    step: int = WHOLE,
 ) -> tuple[list[Record], int]:
-    """Wanted live records in (after, upto], at most `limit` looked at; and how far it looked."""
+    """Wanted live records in (after, upto], at most `limit` looked at; and how far it looked.
+
+    With `step` bytes it has enough when a batch ends: whoever goes on parses none of them again.
+    """
     nodes, match = selection
     rules = topic.rules
     first = max(after + 1, topic.floor)
@@ -134,6 +156,8 @@ def select(
     looked = size = 0
     for batch in batches:
         seq = batch.first_seq
+        if size >= step:
+            return found, min(seq - 1, upto)
         make = Record if batch.copies < 0 else Copied.within(batch.copies)
         for record in batch.parse():
             if seq >= first:
@@ -210,8 +234,12 @@ class Reading:
         max_bytes: int = MIB,
         selection: Selection = EVERYTHING,
         wait_ns: int = 0,
+        step: int = WHOLE,
     ) -> Diff:
-        """What a reader that has seen everything up to `from_seq` gets next."""
+        """What a reader that has seen everything up to `from_seq` gets next.
+
+        With a `step` a page may end after so many bytes; `page` goes on behind it.
+        """
         topic = self._get(name)
         self._touch(topic)
         if (epoch is not None and epoch != topic.epoch) or from_seq > topic.head:
@@ -220,9 +248,9 @@ class Reading:
             elif epoch == topic.epoch:
                 raise InvalidRequest(f"from_seq {from_seq} lies beyond the head, {topic.head}")
             else:
-                page = await self.page(topic, 0, topic.head, limit, max_bytes, selection)
+                page = await self.page(topic, 0, topic.head, limit, max_bytes, selection, step)
                 return Diff(topic, page, True)
-        page = await self.page(topic, from_seq, topic.head, limit, max_bytes, selection)
+        page = await self.page(topic, from_seq, topic.head, limit, max_bytes, selection, step)
         if wait_ns and not page.records and page.gap is None and page.next_seq >= topic.head:
             page = await self._wait(topic, page, limit, max_bytes, selection, wait_ns)
         return Diff(topic, page, False)
@@ -265,15 +293,16 @@ class Reading:
         limit: int,
         max_bytes: int,
         selection: Selection = EVERYTHING,
+        step: int = WHOLE,
     ) -> Page:
         """Records after a cursor, from memory or from the store."""
         if topic.config.ttl_ms:
             await self._expire(topic)
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
-        page = hot_page(topic, after, upto, limit, max_bytes, selection)
+        page = hot_page(topic, after, upto, limit, max_bytes, selection, step)
         if page is None:
-            page = await cold_page(self._log, topic, after, upto, limit, max_bytes, selection)
+            page = await cold_page(self._log, topic, after, upto, limit, max_bytes, selection, step)
         self._log.check_owned()
         return page
 

@@ -8,7 +8,7 @@ and use up is asked of their identity and of the meter.
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
 
     from fairway.server.auth import Identity
     from fairway.server.exchange import Receive, Scope, Send
+    from fairway.server.large_pages import LargePages
     from fairway.server.streams.answers import Headers
     from fairway.server.streams.protocol import CreateRequest, ReadRequest
     from fairway.server.streams.store import Streams
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
     from fairway.topics.engine import Topics
     from fairway.wire.records import Records
 
+IN_PLENTY: Final = nullcontext()
+"""Room for an answer where nobody counts."""
 IDENTITY: Final = "fairway.identity"
 """Where the server leaves, in the scope, who asks."""
 
@@ -94,11 +97,13 @@ class StreamsApp:
         *,
         config: StreamsConfig | None = None,
         meter: Meter | None = None,
+        pages: LargePages | None = None,
         random: Random | None = None,
     ) -> None:
         self._topics = topics
         self._config = config or StreamsConfig()
         self._meter = meter
+        self._pages = pages
         self._random = random or Random()
         self._upkeep: Upkeep | None = None
         self._routes: dict[str, Callable[[Request, str], Awaitable[Reply]]] = {
@@ -254,7 +259,9 @@ class StreamsApp:
     async def _chunk(
         self, request: Request, stream: Stream, place: Place, asked: ReadRequest
     ) -> Reply:
-        chunk = await self.start().reading.read(stream, place, self._config.chunk_bytes)
+        reading, size = self.start().reading, self._config.chunk_bytes
+        with self._pages.reserve(reading.about(stream, place, size)) if self._pages else IN_PLENTY:
+            chunk = await reading.read(stream, place, size)
         end = stream.offset_of(chunk.end)
         at_tail, closed = at_end(stream, chunk.end)
         headers: Headers = [next_offset(end)]

@@ -9,6 +9,7 @@ from fairway.errors import InvalidRequest
 from fairway.runtime.clock import clock_of
 from fairway.server.streams.content import piece_of
 from fairway.server.streams.stream import Place, Stream, as_of_fork
+from fairway.topics.reading import about_behind
 
 if TYPE_CHECKING:
     from fairway.topics.engine import Topics
@@ -63,6 +64,12 @@ class Reading:
             if place == before:
                 break
         return Chunk(begin, pieces, ends, place)
+
+    def about(self, stream: Stream, place: Place, max_bytes: int) -> int:
+        """About how many bytes `read` would return. What was inherited may be any size."""
+        if place.segment < len(stream.segments):
+            return max_bytes
+        return min(max_bytes, about_behind(stream.topic, place.seq, stream.topic.count))
 
     async def _page(self, stream: Stream, place: Place, max_bytes: int) -> Page:
         topic = stream.topic
