@@ -504,13 +504,18 @@ class Fairway:
     @property
     def progress(self) -> dict[str, object]:
         """How far recovery has come."""
-        if self._stands_by:
+        if self._stands_by or self._stands_by_next:
             return {"standing_by": True}
         recovery = self._starting.recovery if self._starting is not None else None
         if recovery is None or not recovery.total:
             return {"replay_progress": 0.0}
         share = round(recovery.done / recovery.total, 3)
         return {"replay_progress": share, "topics": recovery.total}
+
+    @property
+    def _stands_by_next(self) -> bool:
+        """Whether another process has the log by now, and this one waits for it from here on."""
+        return self._log is not None and self._log.lost is not None and self.stands_by_again
 
     _starting: Topics | None = None
     _stands_by: bool = False
@@ -563,6 +568,7 @@ class Fairway:
         trace: TracebackType | None,
     ) -> None:
         assert self._stack is not None
+        self._stands_by = self._stands_by_next
         try:
             await self._stack.__aexit__(kind, error, trace)
         finally:

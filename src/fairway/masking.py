@@ -22,13 +22,14 @@ MASK: Final = "***"
 _ADDRESS: Final = re.compile(r"(?is)\A(\s*(?!https?:)[a-z][a-z0-9+.-]*:/{1,2}[^/?#@:]*):.*@")
 # The same inside of a sentence, where a space or a quote ends it.
 _IN_TEXT: Final = re.compile(
-    r"(?i)\b((?!https?:)[a-z][a-z0-9+.-]*:/{1,2}[^/?#@:\s'\"]*):[^\s'\"]*@"
+    r"(?i)\b((?!https?:)[a-z][a-z0-9+.-]{0,31}:/{1,2}[^/?#@:\s'\"]*):[^\s'\"]*@"
 )
 _WEB: Final = re.compile(r"(?i)\b(https?://[^/?#@:\s]*):[^/?#@\s]*@")
 _WORD: Final = r"(?:pass(?:word|wd|phrase)|pwd|secret|token|ticket|credentials?|api[_.-]?keys?)"
 _VALUE: Final = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s&;'"})\]]+)"""
 # password=x, sslpassword='x y', PGPASSWORD=x, ?password=x&…, sasl.password=x
-_PAIR: Final = re.compile(rf"(?i)([\w.-]*{_WORD}\s*=\s*){_VALUE}")
+# What comes before the word is not looked at: for each character of a long text it would be anew.
+_PAIR: Final = re.compile(rf"(?i)({_WORD}\s*=\s*){_VALUE}")
 # {"password": "x"}, {'sasl.password': 'x'}
 _FIELD: Final = re.compile(rf"""(?i)((["'])[\w.-]*{_WORD}\2\s*:\s*){_VALUE}""")
 _BEARER: Final = re.compile(r"(?i)\b(bearer\s+)[!-~]+")

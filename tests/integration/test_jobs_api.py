@@ -581,7 +581,6 @@ def test_scopes_and_prefixes_hold_on_every_route(tmp_path: Path) -> None:
             refused = [
                 (reader, "POST", "/v0/jobs", {"jobs": [mail]}, scope),
                 (reader, "GET", "/v0/jobs?queue=bank.out", None, name),
-                (reader, "GET", f"/v0/jobs/{theirs}", None, name),
                 (reader, "POST", f"/v0/jobs/{ours}/signal", signal, scope),
                 (reader, "POST", "/v0/jobs/by-key/ours/signal", signal, scope),
                 (reader, "POST", f"/v0/jobs/{ours}/cancel", {}, scope),
@@ -591,10 +590,6 @@ def test_scopes_and_prefixes_hold_on_every_route(tmp_path: Path) -> None:
                 (reader, "POST", "/v0/jobs/prune", {"older_than_ms": 0}, {"scope": "delete"}),
                 (writer, "POST", "/v0/jobs", {"jobs": [mail, bank]}, {"name": "bank.in"}),
                 (writer, "POST", "/v0/jobs", {"jobs": [{"kind": "x"}]}, {"name": "default"}),
-                (writer, "POST", f"/v0/jobs/{theirs}/signal", signal, name),
-                (writer, "POST", "/v0/jobs/by-key/theirs/signal", signal, name),
-                (writer, "POST", f"/v0/jobs/{theirs}/cancel", {}, name),
-                (writer, "POST", f"/v0/jobs/{theirs}/retry", None, name),
                 (writer, "PUT", "/v0/queues/mail.out", {"paused": True}, {"scope": "admin"}),
                 (writer, "POST", "/v0/jobs/prune", {"older_than_ms": 0}, {"scope": "delete"}),
                 (mailer, "PUT", "/v0/queues/bank.out", {"paused": True}, name),
@@ -605,6 +600,22 @@ def test_scopes_and_prefixes_hold_on_every_route(tmp_path: Path) -> None:
                 answer = await api.call(method, path, body)
                 assert (answer.status, answer.code) == (403, "forbidden"), (path, answer)
                 assert answer.error["detail"] == detail, (path, answer.error)
+            # What belongs to others is as if it were not there: no id and no key can be tried out.
+            hidden = [
+                (reader, "GET", "/v0/jobs/{}", None),
+                (writer, "POST", "/v0/jobs/{}/signal", signal),
+                (writer, "POST", "/v0/jobs/by-key/{}/signal", signal),
+                (writer, "POST", "/v0/jobs/{}/cancel", {}),
+                (writer, "POST", "/v0/jobs/{}/retry", None),
+                (reader, "GET", "/v0/runs/{}", None),
+                (writer, "POST", "/v0/runs/{}", {"action": "cancel"}),
+            ]
+            for api, method, path, body in hidden:
+                there, nowhere = ("theirs", "nobody") if "by-key" in path else (str(theirs), "999")
+                answer = await api.call(method, path.format(there), body)
+                unknown = await api.call(method, path.format(nowhere), body)
+                assert (answer.status, answer.code) == (404, "job_not_found"), (path, answer)
+                assert answer.body.replace(there.encode(), nowhere.encode()) == unknown.body
             assert (await anyone.get("/v0/jobs")).status == 401
             assert await ids(root, "") == [theirs, ours], "what was refused changed nothing"
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from fairway import Fairway
 from fairway.cli import main
-from fairway.errors import FairwayError
+from fairway.errors import FairwayError, InvalidConfig
 from fairway.server.routes import ROUTES
 from tests.support.postgres import postgres_url
 from tests.support.server import WAIT_S, free_port
@@ -118,6 +118,13 @@ UNREADABLE = [
     f"postgresql://u:{SECRET}@127.0.0.1:port/db",
     f"postgresql://u:{SECRET}%zz@127.0.0.1/db",
     f"postgresql://u:{SECRET} x@[::1/db",
+    f"postgresql://u:1/{SECRET}@127.0.0.1/db",
+    f"postgresql://u:x@{SECRET}@127.0.0.1:1/db",
+    f"postgresql://u:1?{SECRET}@127.0.0.1:1/db",
+    f"postgresql://u:x#{SECRET}@127.0.0.1:1/db",
+    f"postgresql://u:{SECRET}/db",
+    f"host=127.0.0.1 port=1 user=u password={SECRET}",
+    f"user=u password=x:{SECRET}",
     f"mysql://u:{SECRET}@127.0.0.1/db",
     f"rocksdb:/dev/null/password={SECRET}",
 ]
@@ -129,7 +136,11 @@ UNREACHABLE = [
 
 
 @pytest.mark.parametrize("place", [*UNREADABLE, *UNREACHABLE])
-def test_an_app_that_cannot_start_tells_no_secret(place: str, tmp_path: Path) -> None:
+def test_an_app_that_cannot_start_tells_no_secret(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
     async def start(app: Fairway) -> None:
         async with app:
             pass
@@ -138,11 +149,16 @@ def test_an_app_that_cannot_start_tells_no_secret(place: str, tmp_path: Path) ->
         with pytest.raises(FairwayError) as refused:
             asyncio.run(start(app))
         assert SECRET not in str(refused.value)
+        if place in UNREADABLE:
+            assert isinstance(refused.value, InvalidConfig)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_command_that_cannot_start_shows_no_secret(tmp_path: Path) -> None:
     env = {"PLACE": UNREADABLE[0], "FAIRWAY_API_KEYS": SECRET, "PGPASSWORD": SECRET}
+    conninfo = f"host=127.0.0.1 port=1 user=u password={SECRET}"
     for command in [
+        Command(tmp_path, "serve", "--port", "0", "--data", conninfo),
         Command(tmp_path, "serve", "--port", "0", "--data", UNREADABLE[1], env=env),
         Command(tmp_path, "worker", "shop:app", env=env),
         Command(tmp_path, "serve", "--port", "0", env={"FAIRWAY_DATA": UNREACHABLE[0]}),

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.support.postgres import postgres_url
 from tests.support.server import ROOT, Api, Wire, free_port, run
@@ -168,7 +168,23 @@ def test_an_owner_that_slept_past_its_lease_answers_nothing_and_stands_by_again(
         await first.ready("standing by")
         for method, path, body in READS:
             answer = await (await asked(api, method, path, body)).answer(head_only=method == "HEAD")
-            assert answer.status == 503, (method, path, answer)
+            assert (answer.status, answer.header("retry-after")) == (503, "1"), (path, answer)
+            if method != "HEAD":
+                assert answer.code == "not_ready", (method, path, answer)
+                assert answer.error["detail"] == {"standing_by": True}, (method, path, answer)
+        refused = await api.call("POST", "/v0/topics/t", {"records": [{"data": "lost"}]})
+        assert (refused.status, refused.code) == (503, "not_ready"), refused
+        assert (await api.get("/docs")).status == 200  # it is of no log
+        assert (await api.get("/nowhere")).status == 404
+        with pytest.raises(InvalidStatus) as handshake:
+            await connect(f"ws://127.0.0.1:{first.port}/v0/ws", proxy=None).__aenter__()
+        told = handshake.value.response
+        assert (told.status_code, told.headers["retry-after"]) == (503, "1")
+        assert told.body is not None
+        assert json.loads(told.body)["error"]["detail"] == {"standing_by": True}
+        # What happened is in its log, and not once for each request.
+        assert "standing by again: " in first.errors
+        assert "answered 503" not in first.errors
 
         # And it takes over again, once the other one lets go.
         await again.close()

@@ -62,3 +62,10 @@ def test_a_log_line_is_masked_with_its_arguments_and_its_traceback() -> None:
     assert "Traceback" in line
     assert line.count("u:***@") == 3  # the line of code that is shown in it, too
     assert SECRET not in line
+
+
+@pytest.mark.parametrize("piece", ["x", "x.", "x-", "password", "'x", "secret=", "x "])
+def test_a_long_text_is_masked_in_a_time_that_grows_as_it_does(piece: str) -> None:
+    """With the square of its length, this would take hours: a long path held up a start."""
+    text = piece * (1_000_000 // len(piece))
+    assert masked(f"{text} password={SECRET}").endswith("password=***")

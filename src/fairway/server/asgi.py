@@ -43,6 +43,9 @@ UNOWNED: Final = frozenset({"/healthz", "/readyz"})
 """What is answered whoever owns the log: it is about this process."""
 WAITS: Final = "fairway.waits"
 """Where a scope says what a server that is not ready waits for."""
+OF_NO_LOG: Final = "fairway.of_no_log"
+"""Where a scope says that nothing was served when its request came: its answer is of no log, and
+true whoever owns one."""
 IDENTITY: Final = "fairway.identity"
 """Where a scope holds who asks, once that is known."""
 CONNECTIONS_RETRY_NS: Final = 1_000_000_000
@@ -159,6 +162,8 @@ class HttpApp:
         """Other ASGI applications by the beginning of their paths."""
         self.ownership: Ownership | None = None
         """Of the log that is answered from, if it is owned for a time only."""
+        self.fenced_by: errors.Fenced | None = None
+        """Why it ends: another process owns the log, and this one was not asked to stand by."""
         self.door: Door | None = Door(self._room)
         self._routes = routes
         self._progress = progress
@@ -167,7 +172,7 @@ class HttpApp:
         """Whether what was made ready for a request must not go out: it was read, and another
         process may own the log by now. What was written is true whoever owns it."""
         ownership = self.ownership
-        if ownership is None or not ownership.overdue:
+        if ownership is None or not ownership.overdue or OF_NO_LOG in scope:
             return False
         return reads(scope["method"], scope["path"])
 
@@ -287,16 +292,15 @@ class HttpApp:
             mount = self._mount_of(scope["path"])
             if host is not None and host.cors.enabled:
                 cors = host.cors_headers(request)
-            if self.ownership is not None and scope["path"] not in UNOWNED:
-                # Before anything is done: so it is a refusal, whatever was asked.
-                self.ownership.check()
+            if scope["path"] not in UNOWNED:
+                self.check_owned(scope)
             if mount is None:
                 reply = await self._serve(host, request)
             elif host is not None:
                 await self._serve_mount(host, request, mount, scope, receive, send)
                 return
             else:
-                reply = self._not_ready()
+                reply = self.not_ready()
         except Disconnected:
             return
         except Exception as error:
@@ -319,7 +323,7 @@ class HttpApp:
                 request.scope[WAITS] = self._waits_for()
             return await route.handler(host, request)
         if host is None:
-            return self._not_ready()
+            return self.not_ready()
         if request.scope["query_string"]:
             # Before anything else is done: what is refused changes nothing and uses no ticket up.
             request.query(route.parameters)
@@ -335,10 +339,25 @@ class HttpApp:
         finally:
             allowance.end()
 
+    def check_owned(self, scope: Scope) -> None:
+        """Raises `Fenced` if the log is not to be answered from any more. Before anything is done:
+        so it is a refusal, whatever was asked."""
+        if self.host is None:
+            # The ownership that is still known then is the former one: it is over for good, and
+            # kept for the answers that were under way.
+            scope[OF_NO_LOG] = True
+            if self.fenced_by is not None:
+                raise self.fenced_by.again()
+        elif self.ownership is not None:
+            self.ownership.check()
+
     def _waits_for(self) -> str:
+        if self.fenced_by is not None:
+            return "fenced: another process owns the log"
         return "standing by" if "standing_by" in self._progress() else "recovering"
 
-    def _not_ready(self) -> Reply:
+    def not_ready(self) -> Reply:
+        """What is told while there is nothing to serve yet, or nothing any more."""
         stands_by = "standing_by" in self._progress()
         return problems.reply(
             503,

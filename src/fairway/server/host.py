@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from fairway.server.sse import EventStream
     from fairway.topics.engine import Topics
     from fairway.topics.topic import Topic
+
+logger = logging.getLogger("fairway.server")
 
 OWNED_FRESH_NS: Final = 1_000_000_000
 """How long a sum over a key's topics is good before it is taken again."""
@@ -188,10 +191,18 @@ class Host:
     async def _watch_ownership(self) -> None:
         """End what is open once another process may own the log, though nothing is to be sent."""
         ownership = self.topics.ownership
+        told = False
         while ownership is not None:
             await sleep_ns(OWNED_CHECK_NS)
             if ownership.overdue:
-                self.dismiss(ownership.refusal())
+                refusal = ownership.refusal()
+                if not told and ownership.lost is None:  # the log tells of its loss itself
+                    logger.warning("fenced: %s", refusal)
+                    told = True
+                self.dismiss(refusal)
+            elif told:
+                logger.warning("the lease was renewed: requests are answered again")
+                told = False
 
     def dismiss(self, error: FairwayError) -> None:
         """End every stream and socket, and say why."""

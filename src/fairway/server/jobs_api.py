@@ -211,7 +211,8 @@ async def _job(host: Host, request: Request, scope: Scope, text: str) -> Job:
     id = number(text, "id", default=0, least=1, most=INT_MAX)
     request.identity.require(scope)
     job = await host.jobs.find(id)
-    request.identity.require(scope, job.queue)
+    if not request.identity.may_touch(job.queue):
+        raise NotFound("job", str(id))  # as if it were not there: ids cannot be tried out
     return job
 
 
@@ -263,7 +264,8 @@ async def signal_job_by_key(host: Host, request: Request, key: str) -> Reply:
     _check_text("key", key)
     request.identity.require("write")
     job = await host.jobs.find_by_key(key)
-    request.identity.require("write", job.queue)
+    if not request.identity.may_touch(job.queue):
+        raise NotFound("job", key)
     return await _signal(host, message, job)
 
 

@@ -81,7 +81,8 @@ def problem(error: errors.FairwayError, **more: object) -> Reply:
         headers += [(b"upgrade", b"websocket"), (b"connection", b"upgrade")]
     if isinstance(error, errors.Unauthorized):
         headers.append((b"www-authenticate", CHALLENGE.encode()))
-    if status >= 500 and not isinstance(error, errors.TryLater):
+    if status >= 500 and not isinstance(error, errors.TryLater | errors.Fenced):
+        # Neither is news with each request: that the log was lost is told when it happens.
         logger.warning("answered %d %s: %s", status, code, error)
     return reply(status, code, str(error), {**detail_of(error), **more}, tuple(headers))
 

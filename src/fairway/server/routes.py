@@ -51,7 +51,7 @@ _WATCH_QUERY: Final = (
 )
 _PAGING: Final = (
     ("prefix", "string", "only names that begin with this"),
-    ("page_size", "integer", "at most 1000"),
+    ("page_size", "integer", "how many; more than 1,000 counts as 1,000"),
     ("cursor", "string", "`next_cursor` of the page before"),
 )
 _NO_JOB: Final = {404: "there is no such job"}
@@ -245,7 +245,7 @@ ROUTES: Final = Routes(
                 ("status", "string", "only those that are so: ready, running, failed and so on"),
                 ("tenant", "string", "only those of this tenant"),
                 ("parent", "integer", "only the children of this job"),
-                ("page_size", "integer", "at most 200"),
+                ("page_size", "integer", "how many; more than 200 counts as 200"),
                 ("cursor", "string", "`next_cursor` of the page before"),
             ),
         ),
@@ -350,7 +350,7 @@ ROUTES: Final = Routes(
             statuses=_NO_WORKFLOW,
             query=(
                 ("status", "string", "only runs that are so"),
-                ("page_size", "integer", "at most 200"),
+                ("page_size", "integer", "how many; more than 200 counts as 200"),
             ),
         ),
         Route(

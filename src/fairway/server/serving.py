@@ -16,7 +16,7 @@ import sys
 from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
-from fairway.errors import FairwayError, Fenced, NotFound, Unavailable
+from fairway.errors import FairwayError, Fenced, NotFound
 from fairway.graphs.loading import Folder
 from fairway.runtime.blocking import BlockingPool
 from fairway.server.asgi import HttpApp, identify
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fairway.app import Fairway
     from fairway.runtime.service import StopSwitch
     from fairway.server.auth import Access
-    from fairway.server.exchange import Receive, Scope, Send
+    from fairway.server.exchange import Receive, Reply, Scope, Send
     from fairway.server.held_bytes import HeldBytes
     from fairway.server.streams.live import StreamsConfig
     from fairway.settings import ServerSettings
@@ -138,7 +138,7 @@ class Server:
                         uvicorn_server.should_exit = True
                         await asyncio.wait({serving})
                         raise Fenced(f"{lost}; this server ends (--standby would take over again)")
-                    logger.warning("standing by again")
+                    logger.warning("standing by again: %s", lost)
 
     async def _own(
         self,
@@ -163,6 +163,7 @@ class Server:
             assert host is not None
             if lost is not None:
                 self.ready.clear()
+                self._http.fenced_by = None if self.app.stands_by_again else lost
                 self._http.host = None  # from here on: not ready
                 host.dismiss(lost)
             self.app.topics.stop_admitting()
@@ -260,11 +261,11 @@ class Server:
             place = place_of(scope["path"])
             if place is None and scope["path"] != "/v0/ws":
                 raise NotFound("socket", scope["path"][:200])
+            self._http.check_owned(scope)
             host = self._http.host
             if host is None:
-                raise Unavailable("the data is being recovered")
-            if self._http.ownership is not None:
-                self._http.ownership.check()
+                await _refuse(send, self._http.not_ready())
+                return
             request.query(() if place is None else ("tenant",))
             identity = identify(host, request, lasts=True)
             scope["query_string"] = b""  # uvicorn logs it, and it may hold a ticket
@@ -274,15 +275,19 @@ class Server:
                 await serve_graph_socket(host, identity, request, place, receive, send)
         except FairwayError as error:
             scope["query_string"] = b""
-            reply = problem(error)
-            await send(
-                {
-                    "type": "websocket.http.response.start",
-                    "status": reply.status,
-                    "headers": list(reply.headers),
-                }
-            )
-            await send({"type": "websocket.http.response.body", "body": reply.body})
+            await _refuse(send, problem(error))
+
+
+async def _refuse(send: Send, reply: Reply) -> None:
+    """Answer a handshake as a request, since it becomes no WebSocket."""
+    await send(
+        {
+            "type": "websocket.http.response.start",
+            "status": reply.status,
+            "headers": list(reply.headers),
+        }
+    )
+    await send({"type": "websocket.http.response.body", "body": reply.body})
 
 
 @contextmanager

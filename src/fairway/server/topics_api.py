@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from fairway.errors import Conflict, Forbidden, InvalidRequest
+from fairway.errors import Conflict, Forbidden, InvalidRequest, NotFound
 from fairway.server.exchange import (
     JSON,
     Disconnected,
@@ -509,8 +509,11 @@ async def put_router(host: Host, request: Request, router: str) -> Reply:
 async def get_router(host: Host, request: Request, router: str) -> Reply:
     request.query()
     check_name(router, what="router")
+    identity = request.identity
+    identity.require("read")
     found = host.topics.router(router)
-    _permit(request.identity, "read", router, found.config)
+    if not _is_of(identity, found.config):
+        raise NotFound("router", router)  # as if it were not there: names cannot be tried out
     return json_reply(found.state())
 
 
@@ -544,9 +547,12 @@ async def delete_router(host: Host, request: Request, router: str) -> Reply:
     check_name(router, what="router")
     identity = request.identity
     identity.require("delete")
-    deleted = await host.topics.delete_router(
-        router, permit=partial(_permit, identity, "delete", router)
-    )
+    try:
+        deleted = await host.topics.delete_router(
+            router, permit=partial(_permit, identity, "delete", router)
+        )
+    except Forbidden:
+        deleted = False  # it is not one of theirs, and whether it is another's is not told
     return json_reply(DeleteRouterReply(router=router, deleted=deleted))
 
 

@@ -172,8 +172,10 @@ async def _run(host: Host, request: Request, scope: Scope, text: str) -> Job:
     id = number(text, "id", default=0, least=1, most=INT_MAX)
     request.identity.require(scope)
     job = await host.jobs.find(id)
+    name = job.kind.removeprefix(PREFIX) if job.kind.startswith(PREFIX) else job.queue
+    if not request.identity.may_touch(name):
+        raise NotFound("job", str(id))  # as if it were not there: ids cannot be tried out
     state_of(job)
-    request.identity.require(scope, job.kind.removeprefix(PREFIX))
     return job
 
 

@@ -142,6 +142,7 @@ class Topics:
             self._log,
             self._clock,
             live=self.live,
+            hot=self._hot,
             keys=self._keys,
             topic_at=self._registry.by_epoch.get,
             published=self.delivery.mark,
@@ -157,7 +158,7 @@ class Topics:
             tags=self._tags,
             live=self.live,
             published=self._published,
-            doubtful=self.retention.doubt,
+            retention=self.retention,
             writability=self.writability,
         )
         self.reading = Reading(

@@ -76,6 +76,7 @@ class LivePart:
         "dirty_ns",
         "doubt",
         "failures",
+        "front",
         "gaps",
         "held_ns",
         "in_doubt",
@@ -99,6 +100,7 @@ class LivePart:
 
     def __init__(self, tail: Tail) -> None:
         self.tail = tail
+        self.front: Tail | None = None  # its oldest batches, if the tail does not reach them
         self.tags: TagIndex | None = None
         self.pending_count = 0
         self.pending_bytes = 0

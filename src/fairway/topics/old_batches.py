@@ -8,6 +8,7 @@ merely last in the queue of the loop would leave no time for the threads that wr
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from fairway.errors import NotFound
 from fairway.runtime.clock import sleep_ns
 from fairway.topics.batch import decode_batch
+from fairway.topics.tail import Tail
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from fairway.storage.log import Log
     from fairway.topics.batch import Batch
     from fairway.topics.live import LivePart
+    from fairway.topics.tail import HotBytes
     from fairway.topics.topic import Topic
 
 STEP_WORK: Final = 1024
@@ -34,6 +37,10 @@ BATCH_WORK: Final = 8
 """What a batch, or a topic, costs by itself: as much as so many records."""
 RECORD_BYTES: Final = 256
 """Bytes of a batch that cost as much to parse as a record."""
+FRONT_BATCHES: Final = 64
+"""Batches of its front that a topic is read ahead: for some appends, each of which evicts one."""
+FRONT_BYTES: Final = 64 * 1024
+"""The same in bytes. Raising it reads less often, and leaves less memory to what is new."""
 HOT_PAGE: Final = 256
 """Batches of the tail taken at a time: it may change between two steps."""
 
@@ -104,8 +111,10 @@ def eviction_work(topic: Topic, front: Batch) -> int:
 def evict_front(topic: Topic, live: LivePart, front: Batch, now_ms: int) -> bool:
     """Lose what must go of the oldest batch; True if all of it went, from memory too."""
     gone = topic.evict(front, now_ms)
-    if gone and live.tail.oldest is front:
-        live.tail.pop_oldest()
+    if gone:
+        for part in (live.tail, live.front):
+            if part is not None and part.oldest is front:
+                part.pop_oldest()
     return gone
 
 
@@ -113,7 +122,9 @@ def hot_front(topic: Topic, live: LivePart) -> Batch | None:
     """The oldest batch that is not wholly below the floor, if memory reaches back to it."""
     tail, floor = live.tail, topic.floor
     if tail.first_seq > floor:
-        return None
+        if live.front is None or live.front.first_seq > floor:
+            return None
+        tail = live.front
     oldest = tail.oldest
     if oldest is not None and oldest.last_seq >= floor:
         return oldest
@@ -123,9 +134,11 @@ def hot_front(topic: Topic, live: LivePart) -> Batch | None:
 class OldBatches:
     """Reads batches from memory, or from the store if they are not there any more."""
 
-    def __init__(self, log: Log, *, page_bytes: int) -> None:
+    def __init__(self, log: Log, hot: HotBytes, *, page_bytes: int) -> None:
         self._log = log
+        self._hot = hot
         self._page_bytes = page_bytes
+        self._fetching: dict[Topic, asyncio.Future[None]] = {}
 
     async def front(self, topic: Topic, live: LivePart) -> Batch | None:
         """The oldest batch that is not wholly below the floor."""
@@ -137,6 +150,38 @@ class OldBatches:
             return front
         stored = await self._stored(topic, topic.floor, limit=1)
         return stored[0] if stored and stored[0].first_seq <= topic.head else None
+
+    async def fetch_front(self, topic: Topic, live: LivePart) -> None:
+        """Have the oldest batches in memory, so that an append can evict them in its own step."""
+        other = self._fetching.get(topic)
+        if other is not None:
+            await asyncio.shield(other)
+            return
+        done = self._fetching[topic] = asyncio.get_running_loop().create_future()
+        try:
+            await live.wait_written()
+            if hot_front(topic, live) is None and not live.in_doubt:
+                await self._read_front(topic, live)
+        finally:
+            del self._fetching[topic]
+            done.set_result(None)
+
+    async def _read_front(self, topic: Topic, live: LivePart) -> None:
+        # In place before it is filled: who reclaims meanwhile takes it away.
+        front = live.front = Tail(topic.floor)
+        head = topic.head
+        found = await self._stored(
+            topic, front.first_seq, limit=FRONT_BATCHES, max_bytes=FRONT_BYTES
+        )
+        last = front.first_seq - 1
+        for batch in found:
+            if live.front is not front or batch.last_seq > head:
+                return
+            if batch.first_seq >= live.tail.first_seq:
+                live.tail.first_seq = last + 1  # nothing is stored between here and there
+                return
+            self._hot.push(None, front, batch)
+            last = batch.last_seq
 
     async def between(
         self, topic: Topic, first: int, last: int, pace: Pace, *, parsed: bool
@@ -165,10 +210,12 @@ class OldBatches:
             return list(islice(live.tail.after(first - 1), HOT_PAGE))
         return await self._stored(topic, first, limit=1000)
 
-    async def _stored(self, topic: Topic, first: int, *, limit: int) -> list[Batch]:
+    async def _stored(
+        self, topic: Topic, first: int, *, limit: int, max_bytes: int | None = None
+    ) -> list[Batch]:
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
         entries = await self._log.read(
-            topic.epoch, first=first, limit=limit, max_bytes=self._page_bytes
+            topic.epoch, first=first, limit=limit, max_bytes=max_bytes or self._page_bytes
         )
         return [decode_batch(entry.payload, topic=topic.name) for entry in entries]

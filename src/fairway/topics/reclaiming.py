@@ -137,6 +137,7 @@ class Reclaiming:
                 hidden = sum(topic.held_in(batch)[2] for batch in gone)
                 topic.reclaim(gone[-1].last_seq, hidden)
                 live.tail.discard({batch.last_seq for batch in gone})
+                live.front = None
         return page
 
     def _is_gone(self, topic: Topic, batch: Batch, found: _Pass) -> bool:

@@ -1,11 +1,12 @@
 """What makes a topic smaller by itself: caps and TTL; and the upkeep that follows from them.
 
-Eviction happens at once while the front of a topic is in memory and not too long, else shortly
-after. Whatever goes through much of a topic does so in steps, with turns for the others between
-them, so no state between two steps may be wrong: a batch is evicted as a whole, and a deletion is
-applied once it is counted. Rows below the floors are removed in chunks that queue like any other
-write, so trimming a large topic is never a long write for the others. Snapshots are written with
-them, and for topics that were written to and then left alone.
+Eviction happens at once, with the append that makes it necessary, unless much has to go: then the
+rest goes shortly after. What is to be evicted is read before the append if it is not in memory.
+Whatever goes through much of a topic does so in steps, with turns for the others between them, so
+no state between two steps may be wrong: a batch is evicted as a whole, and a deletion is applied
+once it is counted. Rows below the floors are removed in chunks that queue like any other write, so
+trimming a large topic is never a long write for the others. Snapshots are written with them, and
+for topics that were written to and then left alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from fairway.topics.batch import Batch
     from fairway.topics.idempotency import KeyMemory
     from fairway.topics.live import Doubt, LivePart
+    from fairway.topics.tail import HotBytes
     from fairway.topics.topic import Topic
 
 logger = logging.getLogger("fairway.topics")
@@ -79,6 +82,7 @@ class Retention:
         clock: Clock,
         *,
         live: Callable[[Topic], LivePart],
+        hot: HotBytes,
         keys: KeyMemory,
         topic_at: Callable[[int], Topic | None],
         published: Callable[[Topic], None],
@@ -93,7 +97,7 @@ class Retention:
         self._doubtful: deque[Topic] = deque()
         self._unsaved: deque[tuple[int, Topic]] = deque()
         self._expiries = Expiries()
-        self._batches = OldBatches(log, page_bytes=self.config.page_bytes)
+        self._batches = OldBatches(log, hot, page_bytes=self.config.page_bytes)
         self._pace = Pace()  # one for all: together they keep the loop no longer than one alone
         self._old_keys = OldKeys(log, clock, keys, topic_at)
         self._wake = asyncio.Event()
@@ -129,6 +133,18 @@ class Retention:
         if expired or topic.over_cap:
             # Who writes takes part: upkeep alone, with its rests, could be left behind.
             self.evict_hot(topic, APPEND_WORK)
+
+    def lacks_front(self, topic: Topic, count: int, size: int) -> bool:
+        """Whether an append of so much passes a cap, and memory does not hold what must go then."""
+        config = topic.config
+        if not topic.count or config.discard == "reject" or not topic.would_overflow(count, size):
+            return False
+        return hot_front(topic, self._live(topic)) is None
+
+    async def fetch_front(self, topic: Topic) -> None:
+        """Have in memory what an append will evict first, or it would be left to upkeep."""
+        with suppress(FairwayError):  # the write itself tells what is the matter
+            await self._batches.fetch_front(topic, self._live(topic))
 
     def doubt(self, topic: Topic) -> None:
         """A write's outcome is unknown: look at the store before the next one."""

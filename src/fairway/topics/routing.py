@@ -89,6 +89,7 @@ class Router:
         self._confirmed = start_seq
         self._failures = 0
         self._preparing = False
+        self._fetched = False
         self._most = AT_ONCE
 
     @property
@@ -203,6 +204,10 @@ class Router:
             return False
         last = records[-1].seq
         batch = self._batch(records, Position(self.producer, watcher.topic.epoch, last), left)
+        if dest.capped and not self._fetched and self._engine.writing.lacks_front(dest, batch):
+            self._prepare(len(records))
+            return False
+        self._fetched = False
 
         def enqueue() -> asyncio.Future[Appended]:
             copied = None
@@ -300,6 +305,9 @@ class Router:
         try:
             dest = await self._engine.topic_for_router(self.config, self.owner)
             known = await self._engine.writing.written_position_of(dest, self.producer)
+            if dest.capped:
+                await self._engine.writing.fetch_front(dest)
+                self._fetched = True  # with or without success: it is not tried again and again
             await self._engine.writing.reserving.reserve(dest, count)
         except FairwayError as error:
             self._preparing = False

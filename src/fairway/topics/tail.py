@@ -77,7 +77,7 @@ def _last_seq(batch: Batch) -> int:
 class _Hot(msgspec.Struct, gc=False):
     """One batch in memory. Not the collector's business: there are very many, in no cycle."""
 
-    topic: Any
+    topic: Any  # None if it can be read from the store again, whatever becomes of its topic
     tail: Tail
     batch: Batch
 
@@ -92,7 +92,7 @@ class HotBytes:
         self._dropped = dropped
         self._order: deque[_Hot] = deque()
 
-    def push(self, topic: Topic, tail: Tail, batch: Batch) -> None:
+    def push(self, topic: Topic | None, tail: Tail, batch: Batch) -> None:
         tail.push(batch)
         self._order.append(_Hot(topic, tail, batch))
         self.used += len(batch.records) + BATCH_OVERHEAD
@@ -104,4 +104,5 @@ class HotBytes:
         self.used -= len(hot.batch.records) + BATCH_OVERHEAD
         if hot.tail.oldest is hot.batch:  # else it was evicted from its topic, or that is gone
             hot.tail.pop_oldest()
-            self._dropped(hot.topic, hot.batch)
+            if hot.topic is not None:
+                self._dropped(hot.topic, hot.batch)

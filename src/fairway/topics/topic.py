@@ -290,6 +290,10 @@ class Topic:
     # Retention
 
     @property
+    def capped(self) -> bool:
+        return bool(self.config.cap_records or self.config.cap_bytes)
+
+    @property
     def over_cap(self) -> bool:
         config = self.config
         return bool(

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from fairway.storage.log import Log
     from fairway.topics.idempotency import KeyMemory
     from fairway.topics.live import LivePart
+    from fairway.topics.retention import Retention
     from fairway.topics.tags import TagMemory
     from fairway.topics.tail import HotBytes
     from fairway.topics.topic import Topic
@@ -105,7 +106,7 @@ class Writing:
         tags: TagMemory,
         live: Callable[[Topic], LivePart],
         published: Callable[[Topic], None],
-        doubtful: Callable[[Topic], None],
+        retention: Retention,
         writability: Writability,
     ) -> None:
         self._log = log
@@ -114,7 +115,7 @@ class Writing:
         self._tags = tags
         self._live = live
         self._published = published
-        self._doubtful = doubtful
+        self._retention = retention
         self._writability = writability
         self.reserving = Reserving(log, live, writability)
         self._once = Once(self, log, clock, keys=keys, live=live)
@@ -135,7 +136,7 @@ class Writing:
 
     async def begin(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
         """Queue an append as soon as all that it needs is known and, if it is patient, has room."""
-        if topic.weak or new.position is not None:
+        if topic.weak or topic.capped or new.position is not None:
             await self.prepare(topic, new)
         if new.patient:
             return await self._enqueue_patiently(topic, new)
@@ -147,13 +148,27 @@ class Writing:
             return False
         if topic.weak and topic.assigned + new.records.count > topic.reserved:
             return False
+        config = topic.config
+        if (config.cap_records or config.cap_bytes) and self.lacks_front(topic, new):
+            return False
         if new.key is not None:
             return self._once.append_now(reply, topic, new, new.key)
         self.enqueue_for(reply, topic, new)
         return True
 
+    def lacks_front(self, topic: Topic, new: NewBatch) -> bool:
+        """Whether records that must go for these have to be fetched first."""
+        records = new.records
+        return self._retention.lacks_front(topic, records.count, records.size(new.node))
+
+    async def fetch_front(self, topic: Topic) -> None:
+        """Have what an append to a full topic will evict first at hand."""
+        await self._retention.fetch_front(topic)
+
     async def prepare(self, topic: Topic, new: NewBatch) -> None:
         """Fetch what `enqueue` needs to know."""
+        if topic.capped and self.lacks_front(topic, new):
+            await self.fetch_front(topic)
         if new.position is not None:
             await self.position_of(topic, new.position.producer)
         if topic.weak and not new.patient:
@@ -450,7 +465,7 @@ class Writing:
             live.producers.pop(producer, None)  # ask the store next time
         if isinstance(error, OutcomeUnknown) and not live.doubt and topic.assigned > topic.head:
             live.doubt = True
-            self._doubtful(topic)
+            self._retention.doubt(topic)
         if live.all_shown:
             topic.unassign()
 

@@ -25,8 +25,8 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.masking import masked
+from fairway.storage.address import NO_ADDRESS, check_address
 from fairway.storage.named_sql import named_sql
-from fairway.storage.wals import NO_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -104,6 +104,7 @@ class Connections:
         options: Mapping[str, Any],
         settings: Mapping[str, str] | None = None,
     ) -> None:
+        check_address(dsn)
         self._dsn = dsn
         self._size = size
         self._options = dict(options)

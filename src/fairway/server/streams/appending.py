@@ -76,7 +76,7 @@ class Appending:
                 await self._reload(stream)
             if producer is not None:
                 known = await writing.position_of(topic, name)
-            if topic.weak:
+            if topic.weak or topic.capped:
                 await writing.prepare(topic, new)
             # One step from here to the queue: nothing is appended between the verdict and this.
             if stream.ended:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from fairway.errors import BadPlace, InvalidConfig
 from fairway.masking import masked
+from fairway.storage.address import check_address, refuse_connection_string
 
 if TYPE_CHECKING:
     from fairway.storage.wal import Wal
@@ -21,11 +22,6 @@ NO_PLACE: Final = {
     *(errno.EACCES, errno.EPERM, errno.EROFS),
 }
 """What a system says of a path that can be no data directory, however healthy the disk."""
-NO_ADDRESS: Final = (
-    "the address of the database cannot be read: it is postgresql://USER:PASSWORD@HOST:PORT/NAME,"
-    " and what is special in a user or a password is percent-encoded"
-)
-"""Instead of what a driver says of an address: it would quote a part of it."""
 
 
 def wal_at(place: str | Path) -> Wal:
@@ -71,6 +67,9 @@ def _named(place: str | Path) -> tuple[str, str]:
     name = str(place)
     if "\0" in name:
         raise BadPlace(name.replace("\0", "\\0"), "a path has no zero byte")
+    if isinstance(place, str):
+        check_address(name)
+        refuse_connection_string(name)
     scheme, colon, rest = name.partition(":")
     if isinstance(place, Path) or not colon or len(scheme) == 1:  # a drive has one letter
         scheme, rest = "sqlite", name

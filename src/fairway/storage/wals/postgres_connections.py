@@ -18,8 +18,8 @@ from psycopg.types.numeric import Int8BinaryDumper
 
 from fairway.errors import Closing, Corrupt, FairwayError, InvalidConfig, TryLater
 from fairway.masking import masked
+from fairway.storage.address import NO_ADDRESS, check_address
 from fairway.storage.named_sql import named_sql
-from fairway.storage.wals import NO_ADDRESS
 from fairway.storage.wals.postgres_rows import ByteaArray, Int8Array
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Dialler:
     """Makes connections to one schema of one database."""
 
     def __init__(self, dsn: str, *, schema: str) -> None:
+        check_address(dsn)
         try:
             wanted = conninfo_to_dict(dsn)
         except psycopg.ProgrammingError:
