@@ -22,6 +22,7 @@ from fairway.errors import (
     Closing,
     GraphFailed,
     InvalidConfig,
+    InvalidRequest,
     WriteFailed,
 )
 from fairway.graphs.engine import KIND, Graphs
@@ -385,6 +386,9 @@ class Fairway:
 
     async def enqueue(self, *orders: Order, within: Any = None) -> list[JobHandle[Any]]:
         """Enqueue jobs of any kinds, all or none of them; durable when this returns."""
+        for order in orders:
+            if not isinstance(order, Order):
+                raise InvalidRequest(f"`job.order(...)` makes what is enqueued, not {order!r:.80}")
         added = await self.jobs.enqueue([order.job for order in orders], within=within)
         return [JobHandle(self._running_jobs, one.id, fresh=one.fresh) for one in added]
 

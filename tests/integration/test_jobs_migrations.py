@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from typing import TYPE_CHECKING
 
 import apsw
@@ -16,6 +17,7 @@ from fairway.jobs.store import Want
 from fairway.jobs.stores import postgres_connections, sqlite_schema
 from fairway.jobs.stores.postgres import PostgresStore
 from fairway.jobs.stores.sqlite import SqliteStore
+from fairway.storage.watermark import Watermark
 from tests.support.postgres import postgres_url
 
 if TYPE_CHECKING:
@@ -153,6 +155,34 @@ def test_a_file_of_the_second_format_is_brought_up_to_date(tmp_path: Path) -> No
     connection.execute("INSERT INTO signal (job, name, payload, dedup) VALUES (1, 's', x'31', 'd')")
     connection.close()
     asyncio.run(keeps_keys_and_failures(SqliteStore(path), 1, 2, 3))
+
+
+def test_a_file_of_the_third_format_is_brought_up_to_date(tmp_path: Path) -> None:
+    """It counted nothing and had no mark, as kill -9 left it: with its job in the -wal alone."""
+    connection = apsw.Connection(str(tmp_path / "old.db"))
+    connection.pragma("journal_mode", "WAL")
+    for migration in sqlite_schema.MIGRATIONS[:3]:
+        connection.execute(migration)
+    connection.pragma("user_version", 3)
+    lane = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
+    connection.execute(
+        "INSERT INTO queue (id, name) VALUES (1, 'mail');"
+        "INSERT INTO tenant (id, name) VALUES (1, 't');"
+        "INSERT INTO job (status, lane, since_ns, enqueued_ns, priority, version, max_attempts,"
+        " max_crashes, strict, window_ns, kind, step, state)"
+        f" VALUES ({sqlite_schema.READY}, {lane}, 1, 1, 0, 1, 20, 5, 0, 0, 'send', 'run', x'7b7d')"
+    )
+    path = tmp_path / "jobs.db"
+    for suffix in ("", "-wal"):
+        shutil.copy(tmp_path / f"old.db{suffix}", f"{path}{suffix}")
+    connection.close()
+    asyncio.run(goes_on(SqliteStore(path), 1))
+    newest = apsw.Connection(str(path))
+    assert newest.pragma("user_version") == len(sqlite_schema.MIGRATIONS)
+    counted = newest.execute("SELECT seq FROM sqlite_sequence WHERE name = 'commit'").get
+    newest.close()
+    # Every commit was counted; the last, a claim, was not synced.
+    assert Watermark(tmp_path / "jobs.db-mark").peek() == counted - 1 > 0
 
 
 def test_a_schema_of_the_second_format_is_brought_up_to_date(

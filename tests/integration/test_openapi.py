@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import jsonschema_rs
 import pytest
 import requests
 import schemathesis
@@ -19,7 +20,6 @@ from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
     response_headers_conformance,
-    response_schema_conformance,
     status_code_conformance,
 )
 
@@ -41,10 +41,9 @@ CHECKS = [
     status_code_conformance,
     content_type_conformance,
     response_headers_conformance,
-    response_schema_conformance,
-    negative_data_rejection,
 ]
-SCHEMA = schemathesis.openapi.from_dict(document(ROUTES.all))
+DOCUMENT = document(ROUTES.all)
+SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 MALFORMED = {400, 405, 406, 415}
 TOKENS = ("cursor", "last_event_id")
 """What only the server can make: a document says how they look, not which of them count."""
@@ -112,8 +111,8 @@ def exchange_all(
     campaign: Campaign,
     label: str,
 ) -> None:
-    documented = document(ROUTES.all)["paths"][route.path][route.method.lower()]["responses"]
-
+    described = DOCUMENT["paths"][route.path][route.method.lower()]
+    documented, wanted = described["responses"], _schema(described.get("requestBody"))
     fits = label == GenerationMode.POSITIVE.value
 
     @seed(campaign.seed)
@@ -139,7 +138,13 @@ def exchange_all(
         else:
             answer = case.call(base_url=url, timeout=30)
             status = answer.status_code
-            case.validate_response(answer, checks=CHECKS)
+            # What is wrong for one branch of an `anyOf` may be right for another: then it fits.
+            refusable = not fits and not (wanted is not None and _fits(wanted, case.body))
+            rejection = [negative_data_rejection] if refusable else []
+            case.validate_response(answer, checks=[*CHECKS, *rejection])
+            told = _schema(documented.get(str(status)))
+            if told is not None and answer.content:
+                told.validate(answer.json())
             # A schema counts characters and cannot say what is a limit in bytes.
             malformed = status in MALFORMED and "bytes" not in answer.text
             assert not (fits and malformed), f"{answer.text} for {case.body!r:.500}"
@@ -147,6 +152,22 @@ def exchange_all(
         campaign.tally[f"{label}_{status}"] += 1
 
     check()
+
+
+def _schema(described: Any) -> jsonschema_rs.Draft202012Validator | None:
+    """Of a body in JSON. Not schemathesis's, which does not know tuples in answers."""
+    content = (described or {}).get("content", {}).get("application/json")
+    if content is None:
+        return None
+    schema = {**content["schema"], "components": DOCUMENT["components"]}
+    return jsonschema_rs.Draft202012Validator(schema)
+
+
+def _fits(schema: jsonschema_rs.Draft202012Validator, body: Any) -> bool:
+    try:
+        return bool(schema.is_valid(body))
+    except ValueError:  # what schemathesis has for no body at all
+        return False
 
 
 @pytest.mark.parametrize(

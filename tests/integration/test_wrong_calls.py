@@ -11,6 +11,7 @@ import pytest
 
 from fairway import Context, Fairway, Outcome
 from fairway.errors import FairwayError, Invalid, InvalidConfig
+from fairway.jobs.job import Filter, Limits
 from tests.support.postgres import postgres_url
 from tests.support.server import run
 
@@ -78,6 +79,7 @@ USING = [
     {"window_s": math.nan, "key": "k"},
     {"window_s": 1e12, "key": "k"},
     {"at": datetime(2030, 1, 1)},
+    {"at": "2030-01-01"},
     {"at": datetime.max.replace(tzinfo=UTC)},
     {"at": datetime(2030, 1, 1, tzinfo=UTC), "delay_s": 1},
 ]
@@ -99,6 +101,25 @@ CALLS: list[Callable[[Fairway, Any, Any, Any], Any]] = [
     lambda app, job, machine, flow: flow.start({}, delay_s=math.nan),
     lambda app, job, machine, flow: flow.start({}, window_s=math.inf, key="k"),
     lambda app, job, machine, flow: flow.start({}, key=HALF),
+    lambda app, job, machine, flow: app.enqueue(5),
+    lambda app, job, machine, flow: app.jobs.limit("", Limits(concurrency=1)),
+    lambda app, job, machine, flow: app.jobs.limit("q" * 9_999, Limits(concurrency=1)),
+    lambda app, job, machine, flow: app.jobs.limit("a\0b", Limits(concurrency=1)),
+    lambda app, job, machine, flow: app.jobs.limit(HALF, Limits(concurrency=1)),
+    lambda app, job, machine, flow: app.jobs.limit(5, Limits(concurrency=1)),
+    lambda app, job, machine, flow: app.jobs.find("x"),
+    lambda app, job, machine, flow: app.jobs.cancel("x"),
+    lambda app, job, machine, flow: app.jobs.cancel(1, reason=5),
+    lambda app, job, machine, flow: app.jobs.retry("x"),
+    lambda app, job, machine, flow: app.jobs.prune(-1),
+    lambda app, job, machine, flow: app.jobs.prune(10**30),
+    lambda app, job, machine, flow: app.jobs.prune(1, failed_older_than_ns=-1),
+    lambda app, job, machine, flow: app.jobs.prune(0.5),
+    lambda app, job, machine, flow: app.jobs.browse(Filter(status="ready")),
+    lambda app, job, machine, flow: app.jobs.browse(Filter(limit=-1)),
+    lambda app, job, machine, flow: app.jobs.browse(Filter(before="x")),
+    lambda app, job, machine, flow: app.jobs.browse(Filter(kind="a\0b")),
+    lambda app, job, machine, flow: app.jobs.browse(Filter(queue=HALF)),
     lambda app, job, machine, flow: app.jobs.find(2**70),
     lambda app, job, machine, flow: app.jobs.find(-1),
     lambda app, job, machine, flow: app.jobs.find_by_key(HALF),
@@ -149,6 +170,7 @@ def test_wrong_calls_are_refused_with_an_error_of_our_own(store: str, tmp_path: 
                 else:
                     wrong.append(f"line {call.__code__.co_firstlineno}: accepted")
             assert not wrong, "\n".join(wrong)
+            assert len(await app.jobs.browse(Filter(before=2**70))) == before
             assert await app.jobs.cancel(2**70)
             assert await app.jobs.retry(2**70) == []
             assert await app.jobs.discard(2**70) == []
@@ -180,6 +202,15 @@ def test_wrong_calls_are_refused_with_an_error_of_our_own(store: str, tmp_path: 
         {"partition_key": 7},
         {"tenant": "{"},
         {"unique": "order-}"},
+        {"unique": "order-{nope}"},
+        {"unique": 5},
+        {"partition_key": "order-{nope}"},
+        {"partition_key": "order-{id:{nope}}"},
+        {"tenant": "{nope.name}"},
+        {"backoff": 5},
+        {"version": -1},
+        {"version": "x"},
+        {"name": "\0"},
     ],
 )
 def test_options_that_cannot_be_kept_are_refused_when_they_are_declared(

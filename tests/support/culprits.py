@@ -45,6 +45,14 @@ class Unspeakable(Exception):
         raise GeneratorExit("in __notes__")
 
 
+class Classless(Exception):
+    """It fails, in the worst way, when anybody asks for its class; `isinstance` does."""
+
+    @property
+    def __class__(self) -> Any:
+        raise KeyboardInterrupt("in __class__")
+
+
 def _raises(make: Callable[[], BaseException]) -> Callable[[], NoReturn]:
     def culprit() -> NoReturn:
         raise make()
@@ -101,6 +109,7 @@ CULPRITS: Final[dict[str, Callable[[], None]]] = {
     "Panic": _raises(lambda: Panic(SAID)),
     "Unpicklable": _raises(lambda: Unpicklable(SAID)),
     "Unspeakable": _raises(Unspeakable),
+    "Classless": _raises(lambda: Classless(SAID)),
     "LongMessage": _raises(lambda: ValueError("x" * LONG)),
     "Unencodable": _raises(lambda: ValueError("\x00 \udc80")),
     "recurses": _recurses,

@@ -38,7 +38,7 @@ from fairway.graphs.traversal import node_in
 from fairway.runtime.clock import clock_of
 from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.watchdog import Watchdog
-from fairway.runtime.words import said, told
+from fairway.runtime.words import is_a, said, told
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -343,7 +343,7 @@ class Graphs:
         try:
             await supervised.run()
         except (GaveUp, Stop) as error:
-            found = _innermost(error.__cause__ or error) if isinstance(error, GaveUp) else error
+            found = _innermost(error.__cause__ or error) if is_a(error, GaveUp) else error
             managed.failed = managed.graph.failed = said(found) or told(found)
             logger.error("graph %s is failed: %s", managed.graph.name, managed.failed)
             managed.changed()
@@ -411,9 +411,9 @@ class Graphs:
             await live.run(started)
         except BaseException as error:
             found = _innermost(error)
-            if isinstance(found, FairwayError):
-                why = found
-            elif not isinstance(found, asyncio.CancelledError):
+            if is_a(found, FairwayError):
+                why = found  # type: ignore[assignment]
+            elif not is_a(found, asyncio.CancelledError):
                 why = Closing(f"the graph broke: {said(found)}")
             raise
         finally:
@@ -436,7 +436,7 @@ class _GraphService:
             await self._graphs.serve(self._managed, self._supervised.healthy)
         except (ExceptionGroup, FairwayError) as error:
             found = _innermost(error)
-            if isinstance(found, SourceFailed | Fenced | Invalid | Stop):
+            if is_a(found, SourceFailed, Fenced, Invalid, Stop):
                 raise GraphFailed(str(found)) from error
             raise
 
@@ -446,8 +446,8 @@ def _catalog_name(graph: Graph) -> str:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup) and error.exceptions:
-        error = error.exceptions[0]
+    while is_a(error, BaseExceptionGroup) and error.exceptions:  # type: ignore[attr-defined]
+        error = error.exceptions[0]  # type: ignore[attr-defined]
     return error
 
 

@@ -23,7 +23,7 @@ from fairway.graphs.reading import FeedReader
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Ticket
 from fairway.runtime.supervision import Happening, Supervised
-from fairway.runtime.words import said, told
+from fairway.runtime.words import is_a, said, told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -407,8 +407,8 @@ class FeedService:
             await self._reader.run(self.around, self._supervised.healthy)
         except BaseExceptionGroup as group:  # of reading and committing: it died of one error
             error: BaseException = group
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
+            while is_a(error, BaseExceptionGroup):
+                error = error.exceptions[0]  # type: ignore[attr-defined]
             raise error from None
 
 

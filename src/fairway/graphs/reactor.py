@@ -39,7 +39,7 @@ from fairway.runtime.usercode import (
     reraise_interrupt,
     without_task,
 )
-from fairway.runtime.words import said, traced, writable
+from fairway.runtime.words import is_a, said, traced, writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -594,7 +594,7 @@ class Reactor:
         )
         self.log.append(firing)
         self.logged += 1
-        cause_of = error.error if isinstance(error, NodeFailed) else error
+        cause_of = error.error if is_a(error, NodeFailed) else error  # type: ignore[attr-defined]
         # Each try is told; where it happened, once. Not by `exc_info`: the error may be such that
         # to format it raises.
         logger.warning(

@@ -16,6 +16,7 @@ from fairway.errors import FairwayError, FeedLost
 from fairway.graphs.health import SourceState
 from fairway.runtime.clock import sleep_ns
 from fairway.runtime.usercode import as_exception, without_task
+from fairway.runtime.words import is_a
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +150,7 @@ class FeedReader:
             except BaseException as error:
                 self._consumed = {**marks, **self._consumed}
                 self._commits.set()
-                if isinstance(error, asyncio.CancelledError):
+                if is_a(error, asyncio.CancelledError):
                     raise
                 raise as_exception(error) from error.__cause__
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from fairway.errors import Cancelled
 from fairway.jobs import outcome
+from fairway.jobs.encoding import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -144,7 +146,7 @@ class Context(Generic[T]):
 
     def progress(self, value: Any) -> None:
         """Say how far the job is: anything JSON can hold. Seen by `jobs show` within a second."""
-        self._tell(self.id, msgspec.json.encode(value))
+        self._tell(self.id, encode(value))
 
     # How a step may end. Return one of these.
 
@@ -154,24 +156,24 @@ class Context(Generic[T]):
 
     def retry(self, *, after_s: float | None = None, reason: str | None = None) -> outcome.Retry:
         """Try this step again, after so long (else by the job's backoff), if attempts are left."""
-        return outcome.Retry(None if after_s is None else round(after_s * SECOND_NS), reason)
+        return outcome.Retry(None if after_s is None else _ns("after_s", after_s), reason)
 
     def defer(self, *, after_s: float) -> outcome.Retry:
         """Come back to this step later. It frees the slot and uses up no attempt.
 
         The state is saved and the signals of this run are consumed: keep what you need of them.
         """
-        return outcome.Retry(max(1, round(after_s * SECOND_NS)), counts=False)
+        return outcome.Retry(max(1, _ns("after_s", after_s)), counts=False)
 
     def wait(self, *names: str, then: str, timeout_s: float | None = None) -> outcome.Wait:
         """Wait for a signal of one of these names, and go on with the step `then`."""
-        return outcome.Wait(names, then, round((timeout_s or 0) * SECOND_NS))
+        return outcome.Wait(names, then, _timeout_ns(timeout_s))
 
     def spawn(
         self, children: Iterable[Order], *, then: str, timeout_s: float | None = None
     ) -> outcome.Spawn:
         """Start children and go on with the step `then` when all of them have ended."""
-        return outcome.Spawn(tuple(children), then, (), round((timeout_s or 0) * SECOND_NS))
+        return outcome.Spawn(tuple(children), then, (), _timeout_ns(timeout_s))
 
     def done(self, result: Any = None) -> outcome.Done:
         """End the job, with a result."""
@@ -185,6 +187,17 @@ class Context(Generic[T]):
 def stop_context(context: Context[Any], reason: str) -> None:
     """Tell a step that it is to end."""
     context._stop = reason
+
+
+def _timeout_ns(timeout_s: float | None) -> int:
+    """As an outcome has it: 0 is never, and no time at all is at once."""
+    return 0 if timeout_s is None else max(1, _ns("timeout_s", timeout_s))
+
+
+def _ns(what: str, seconds: float) -> int:
+    if not isinstance(seconds, int | float) or not isfinite(seconds):
+        raise TypeError(f"{what} is a number of seconds, not {seconds!r:.80}")
+    return round(seconds * SECOND_NS)
 
 
 def _result(child: Child) -> ChildResult:

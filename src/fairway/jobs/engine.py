@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway.errors import Conflict, InvalidConfig, InvalidRequest, JobFailed, NotFound
+from fairway.jobs.encoding import encode
 from fairway.jobs.job import CANCELLED, Filter, Status, distinct, lane_of
-from fairway.jobs.kinds import wrong_text
+from fairway.jobs.kinds import TIME_MAX_NS, wrong_queue, wrong_text
 from fairway.jobs.store import Ended
 from fairway.jobs.verdict import ERROR_CHARS_MAX, storable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeGuard
 
     from fairway.jobs.job import Enqueued, Job, Limits, NewJob, QueueState
     from fairway.jobs.kinds import Kind
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from fairway.jobs.worker import Worker
 
 SECOND_NS = 1_000_000_000
+BROWSED_MAX = 1_000_000
 POLL_NS = 50_000_000
 POLL_MAX_NS = SECOND_NS
 """How often a result is asked for that another process will bring."""
@@ -132,7 +135,7 @@ class Jobs:
         elif not _may_be(target):
             raise NotFound("job", str(target))
         try:
-            encoded = msgspec.json.encode(payload)
+            encoded = encode(payload)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InvalidRequest(f"the payload of a signal is not JSON: {error}") from None
         said = await self.store.signal(target, name, encoded, dedup=dedup)
@@ -144,6 +147,8 @@ class Jobs:
 
     async def cancel(self, *ids: int, reason: str = CANCELLED) -> Cancelled:
         """End jobs and their children; what runs is told to stop, and why."""
+        if not isinstance(reason, str):
+            raise InvalidRequest(f"a reason is a string, not {reason!r:.80}")
         reason = storable(reason[:ERROR_CHARS_MAX]) or CANCELLED
         cancelled = await self.store.cancel(tuple(filter(_may_be, ids)), reason=reason)
         if self._worker is not None:
@@ -189,7 +194,24 @@ class Jobs:
         return job
 
     async def browse(self, filter: Filter | None = None) -> list[Job]:
-        return await self.store.browse(filter or Filter())
+        """Jobs, newest first. Raises `InvalidRequest` for a filter that makes no sense."""
+        filter = filter or Filter()
+        for what, text in (
+            ("queue", filter.queue),
+            ("kind", filter.kind),
+            ("tenant", filter.tenant),
+        ):
+            _check(what, text)
+        if filter.status is not None and not isinstance(filter.status, Status):
+            raise InvalidRequest(f"a status is a Status, not {filter.status!r:.80}")
+        for number in (filter.parent, filter.before):
+            if number is not None:
+                _check_id(number)
+        if not _is_number(filter.limit) or not 0 < filter.limit <= BROWSED_MAX:
+            raise InvalidRequest(f"a limit is 1 to {BROWSED_MAX:,}, not {filter.limit!r:.80}")
+        if filter.before is not None and filter.before >= 2**63:
+            filter = msgspec.structs.replace(filter, before=None)
+        return await self.store.browse(filter)
 
     async def queues(self) -> list[QueueState]:
         return await self.store.queues()
@@ -207,18 +229,35 @@ class Jobs:
 
     async def limit(self, queue: str, limits: Limits) -> None:
         """What a queue may do over all workers together; the queue `*` is all queues."""
+        if queue != "*" and (wrong := wrong_queue(queue)):
+            raise InvalidRequest(wrong)
         await self.store.set_limits(queue, limits)
         if self._worker is not None:
             self._worker.limits_changed(queue)
 
     async def prune(self, older_than_ns: int, *, failed_older_than_ns: int | None = None) -> int:
         """Forget jobs that ended longer ago; how many. Failures by their own time, if given."""
+        for age_ns in (older_than_ns, failed_older_than_ns):
+            if age_ns is not None and not (_is_number(age_ns) and 0 <= age_ns <= TIME_MAX_NS):
+                raise InvalidRequest(
+                    f"an age is nanoseconds, 0 to a hundred years, not {age_ns!r:.80}"
+                )
         return await self.store.prune(older_than_ns, failed_older_than_ns=failed_older_than_ns)
 
 
 def _may_be(id: int) -> bool:
-    """Whether a store could hold a job of that id at all."""
+    """Whether a store could hold a job of that id at all. Raises `InvalidRequest`."""
+    _check_id(id)
     return 0 < id < 2**63
+
+
+def _check_id(id: object) -> None:
+    if not _is_number(id):
+        raise InvalidRequest(f"a job's id is a whole number, not {id!r:.80}")
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check(what: str, text: str | None) -> None:

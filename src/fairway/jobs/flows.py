@@ -19,6 +19,7 @@ from fairway.errors import Conflict, Invalid, InvalidConfig, InvalidRequest, Not
 from fairway.jobs import outcome, workflow
 from fairway.jobs.clockwork import scheduled_context
 from fairway.jobs.context import Context
+from fairway.jobs.encoding import encode
 from fairway.jobs.job import CANCELLED, Ending, Fate, Filter, NewJob, Status
 from fairway.jobs.kinds import (
     Kind,
@@ -257,7 +258,7 @@ class Flow:
     def order(self, context: Mapping[str, Any] | None = None, **given: Any) -> Order:
         """A run with this context, not enqueued."""
         try:
-            state = msgspec.json.encode(Run(dict(context or {})))
+            state = encode(Run(dict(context or {})))
         except (TypeError, ValueError, OverflowError) as error:
             raise Invalid(f"the context of workflow {self.name!r} is not JSON: {error}") from None
         return Order(

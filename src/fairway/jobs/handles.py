@@ -134,6 +134,13 @@ class _Declared:
         twin._within = self._within if within is None else within
         return twin
 
+    def _order(self, job: NewJob) -> Order:
+        if self._within is not None:
+            raise InvalidRequest(
+                "whoever enqueues an order says `within` what: app.enqueue(..., within=...)"
+            )
+        return Order(job)
+
     async def _enqueue(self, jobs: Sequence[NewJob]) -> list[JobHandle[Any]]:
         added = await self._jobs().enqueue(jobs, within=self._within)
         return [JobHandle(self._jobs, one.id, fresh=one.fresh) for one in added]
@@ -147,7 +154,7 @@ class JobFunction(_Declared, Generic[P, R]):
 
     def order(self, *args: P.args, **kwargs: P.kwargs) -> Order:
         """A job with these arguments, not enqueued: for `ctx.spawn` and `app.enqueue`."""
-        return Order(self._job(args, kwargs))
+        return self._order(self._job(args, kwargs))
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         """Enqueue one; durable when this returns. Arguments that do not fit are refused by name."""
@@ -202,7 +209,7 @@ class Machine(_Declared, Generic[S]):
 
     def order(self, state: S) -> Order:
         """A machine that starts with this state, not enqueued."""
-        return Order(self._job(state))
+        return self._order(self._job(state))
 
     async def start(self, state: S) -> JobHandle[Any]:
         """Start one with this state; durable when this returns."""
@@ -225,8 +232,8 @@ class Machine(_Declared, Generic[S]):
 
 def _wall_ns(at: datetime) -> int:
     """Nanoseconds since 1970; a time before that has passed all the same."""
-    if at.tzinfo is None:
-        raise InvalidRequest("`at` needs a time zone, such as datetime.now(UTC)")
+    if not isinstance(at, datetime) or at.tzinfo is None:
+        raise InvalidRequest("`at` is a datetime, and needs a time zone, such as datetime.now(UTC)")
     wall_ns = max(0, (at - _EPOCH) // timedelta(microseconds=1) * 1_000)
     if wall_ns > AT_MAX_NS:
         raise InvalidRequest("`at` is before the year 2200")

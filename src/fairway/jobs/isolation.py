@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway.jobs.context import Context
+from fairway.jobs.encoding import encode
 from fairway.jobs.flows import task_kind
 from fairway.jobs.handles import JobFunction, Machine
 from fairway.jobs.kinds import Options
@@ -33,7 +34,7 @@ def run_isolated(target: Target, claim: Claim) -> tuple[Any, bytes | None]:
     if asyncio.iscoroutine(value):
         value = run_coroutine(value)
     if kind.is_machine:
-        return value, msgspec.json.encode(state)
+        return value, encode(state)
     return _portable(value), None
 
 
@@ -42,7 +43,7 @@ def _portable(value: Any) -> Any:
     if isinstance(value, Outcome):
         return value
     try:
-        return msgspec.Raw(msgspec.json.encode(value))
+        return msgspec.Raw(encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError):
         return value  # the worker tells why it cannot be saved
 

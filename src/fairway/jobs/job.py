@@ -33,8 +33,9 @@ CANCELLED: Final = "cancelled"
 
 
 def last_line(error: str) -> str:
-    """What a traceback comes to."""
-    return error.strip().rpartition("\n")[2]
+    """What a traceback comes to; of a group of them, the last."""
+    lines = error.strip().split("\n")
+    return next((text for line in reversed(lines) if (text := line.strip(" |+-"))), "")
 
 
 class Status(Enum):

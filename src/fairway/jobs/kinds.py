@@ -7,6 +7,7 @@ field named) and how to read a claim back. It runs nothing.
 from __future__ import annotations
 
 import inspect
+import re
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import isfinite
@@ -18,10 +19,11 @@ import msgspec
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import InvalidConfig, InvalidRequest
 from fairway.jobs.context import Context
+from fairway.jobs.encoding import check_numbers, encode
 from fairway.jobs.job import KEY_MAX, MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, JobBatch, NewJob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeGuard
 
 _NOT_JSON: Final = (TypeError, ValueError, OverflowError, RecursionError)
@@ -92,6 +94,8 @@ class Options:
                 f"isolation is none or process, not {self.isolation!r}: a synchronous job runs in"
                 " a thread anyway"
             )
+        if not isinstance(self.backoff, BackoffConfig):
+            raise InvalidConfig(f"backoff is a BackoffConfig, not {self.backoff!r:.80}")
         _check_template("partition_key", self.partition_key)
         _check_template("tenant", self.tenant)
 
@@ -179,6 +183,14 @@ def _check_template(what: str, template: object) -> None:
         raise InvalidConfig(f"the template {template!r} of {what}: {error}") from None
 
 
+def _needed(template: str) -> Iterator[str]:
+    """The arguments that a template is filled with, those inside of formats too."""
+    for _, name, form, _ in Formatter().parse(template):
+        if name is not None:
+            yield re.split(r"[.\[]", name)[0]
+            yield from _needed(form or "")
+
+
 def options_of(
     *, timeout: float | None = None, unique: bool | str | Unique = False, **given: Any
 ) -> Options:
@@ -187,6 +199,8 @@ def options_of(
         unique = Unique()
     elif isinstance(unique, str):
         unique = Unique(key=unique)
+    elif unique is not False and not isinstance(unique, Unique):
+        raise InvalidConfig(f"unique is True, a template or a Unique, not {unique!r:.80}")
     if timeout is not None and not (isinstance(timeout, int | float) and isfinite(timeout)):
         raise InvalidConfig(f"a timeout is a number of seconds, not {timeout!r}")
     return Options(
@@ -219,6 +233,25 @@ class Kind:
     declared: Any = None
     """The function or class it was made of, for a process to find it again."""
 
+    def __post_init__(self) -> None:
+        if not self.name or (wrong := wrong_text("name", self.name)):
+            raise InvalidConfig(wrong if self.name else "a job has a name")
+        if not _is_int(self.version) or not 0 <= self.version < 2**31:
+            raise InvalidConfig(f"job {self.name!r}: a version is a number, not {self.version!r}")
+        options, known = self.options, set(self.arguments.__struct_fields__)
+        unique = options.unique.key if options.unique is not None else None
+        for what, template in (
+            ("partition_key", options.partition_key),
+            ("tenant", options.tenant),
+            ("unique", unique),
+        ):
+            for needed in _needed(template or ""):
+                if needed not in known:
+                    raise InvalidConfig(
+                        f"job {self.name!r}: the template {template!r} of {what} needs {needed!r},"
+                        f" and its arguments are {', '.join(sorted(known)) or 'none'}"
+                    )
+
     def call(self, step: StepCall, state: Any, context: Context[Any] | None) -> Any:
         """Call a step as it was written: a method of the state, or a function of its arguments."""
         if self.is_machine:
@@ -240,9 +273,9 @@ class Kind:
             encoded = list(map(msgspec.json.encode, states))
         except _NOT_JSON:
             encoded = [self._encoded(state) for state in states]  # to tell why
-        if any(_NULL in one for one in encoded):
-            for one in encoded:
-                self._check_null(one)
+        for state, one in zip(states, encoded, strict=True):
+            if _NULL in one:
+                self._check_numbers(state)
         return JobBatch(first, encoded)
 
     def _all_checked(self, many: list[Mapping[str, Any]]) -> list[msgspec.Struct]:
@@ -270,22 +303,15 @@ class Kind:
     def _encoded(self, state: msgspec.Struct) -> bytes:
         """The arguments as they are stored; refused if they could not be read back."""
         try:
-            encoded = msgspec.json.encode(state)
+            return encode(state)
         except _NOT_JSON as error:
             raise InvalidRequest(f"job {self.name!r}: an argument is not JSON: {error}") from None
-        self._check_null(encoded)
-        return encoded
 
-    def _check_null(self, encoded: bytes) -> None:
-        """A float that JSON has not is written as null: found here, not by whoever runs the job."""
-        if _NULL not in encoded:
-            return
+    def _check_numbers(self, state: msgspec.Struct) -> None:
         try:
-            self.decoder.decode(encoded)
-        except msgspec.ValidationError as error:
-            raise InvalidRequest(
-                f"job {self.name!r}: JSON has no such number: {_plainly(str(error))}"
-            ) from None
+            check_numbers(state)
+        except ValueError as error:
+            raise InvalidRequest(f"job {self.name!r}: an argument is not JSON: {error}") from None
 
     @property
     def _templated(self) -> bool:

@@ -18,7 +18,7 @@ from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.processes import Processes
 from fairway.runtime.targets import target_of
 from fairway.runtime.usercode import reraise_interrupt
-from fairway.runtime.words import traced
+from fairway.runtime.words import is_a, traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ class Run:
 
     __slots__ = (
         *("began_ns", "begun", "cancelled", "claim", "context", "kind", "step", "task"),
-        *("timed_out", "withdrawn"),
+        *("stopping", "timed_out", "withdrawn"),
     )
 
     def __init__(self, claim: Claim, kind: Kind, step: StepCall, began_ns: int) -> None:
@@ -51,6 +51,8 @@ class Run:
         """Whether its task has had a turn: one that is cancelled before ends without a word."""
         self.cancelled: str | None = None
         """Why it is to end, if it is."""
+        self.stopping = False
+        """Whether it is to end because its worker does: the job itself is not cancelled."""
         self.timed_out = False
         self.withdrawn = False
         """Whether a thread that comes to it late is to leave it alone."""
@@ -178,7 +180,7 @@ class Steps:
         """What it means that a step ended by an error."""
         if run.cancelled is not None:
             return verdict.of_cancel(run.claim, run.cancelled)
-        said = str(error) if isinstance(error, CallFailed) else traced(error)  # of its process
+        said = str(error) if is_a(error, CallFailed) else traced(error)  # of its process
         limit_ns = run.kind.options.timeout_ns
         if run.timed_out and limit_ns is not None:
             said = f"took longer than {limit_ns / 1e9:g} s"

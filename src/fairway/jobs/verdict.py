@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway.errors import InvalidRequest
+from fairway.jobs.encoding import encode
 from fairway.jobs.job import KEY_MAX, Claim, Fate, Settlement, skill_in
 from fairway.jobs.outcome import Done, Next, Outcome, Retry, Spawn, Stop, Wait
 
@@ -31,7 +32,6 @@ DELAY_MAX_NS = 100 * 365 * 86_400 * 1_000_000_000
 """A hundred years: later times do not fit into every store."""
 WALL_MAX_NS = (1 << 63) - 1
 _NULL = b"null"
-_encode = msgspec.json.encode
 
 
 def of_return(kind: Kind, claim: Claim, state: Any, value: Any, random: RandomSource) -> Settlement:
@@ -79,15 +79,15 @@ def _settlement(
     kind: Kind, claim: Claim, state: Any, value: Outcome, random: RandomSource
 ) -> Settlement:
     if isinstance(value, Done):
-        result = _NULL if value.result is None else _encode(value.result)
-        saved = _encode(state) if kind.is_machine else None
+        result = _NULL if value.result is None else encode(value.result)
+        saved = encode(state) if kind.is_machine else None
         return Settlement(claim=claim, fate=Fate.DONE, state=saved, result=result)
     if isinstance(value, Stop):
-        failed = _failed(claim, value.reason)
-        failed.state = _encode(state) if kind.is_machine else None
+        failed = _failed(claim, str(value.reason))
+        failed.state = encode(state) if kind.is_machine else None
         return failed
     if isinstance(value, Retry):
-        saved = _encode(state) if kind.is_machine else None
+        saved = encode(state) if kind.is_machine else None
         if value.counts:
             reason = value.reason or "asked to be tried again"
             return _again(kind, claim, value.after_ns, reason, random, saved)
@@ -106,7 +106,7 @@ def _settlement(
     if step not in kind.steps:
         known = ", ".join(kind.steps)
         return _failed(claim, f"there is no step {step!r} to go on with; there are {known}")
-    saved = _encode(state)
+    saved = encode(state)
     skill = _skill(claim, step)
     if isinstance(value, Next):
         return Settlement(claim=claim, fate=Fate.NEXT, step=step, state=saved, skill=skill)

@@ -32,7 +32,7 @@ from fairway.jobs.upkeep import Upkeep
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
 from fairway.runtime.pulse import Pulse
 from fairway.runtime.telemetry import Telemetry
-from fairway.runtime.usercode import UserTasks
+from fairway.runtime.usercode import GRACE_S, UserTasks
 from fairway.wire.server import WorkerReadiness
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class WorkerConfig:
     reap_interval_ns: int = 30 * SECOND_NS
     """How often the jobs of dead workers are looked for."""
     drain_timeout_ns: int = 5 * SECOND_NS
-    """How long a stop waits for jobs that run. What runs on is cancelled and left to the reaper;
-    a second later the worker ends without it."""
+    """How long a stop waits for jobs that run. What runs on is stopped and given back; what does
+    not end within two seconds is left to the reaper."""
     threads: int = 10
     """Synchronous jobs at once. They wait for a thread, in their slots."""
     processes: int = 4
@@ -218,17 +218,30 @@ class Worker:
                 async with asyncio.timeout(self._config.drain_timeout_ns / 1e9):
                     await self._quiet.wait()
             except TimeoutError:
-                logger.warning(
-                    "%d jobs still run and are left to the reaper: %s",
-                    len(self._runs),
-                    ", ".join(str(id) for id in list(self._runs)[:10]),
-                )
+                await self._stop_runs()
         if self._worker:  # what it still holds is the reaper's at once
             self._liveness.end()
             try:
                 await self._store.unregister(self._worker)
             except FairwayError as error:
                 logger.warning("worker %d could not sign off: %s", self._worker, error)
+
+    async def _stop_runs(self) -> None:
+        """Stop what still runs. What ends then is given back, as if it had not been run."""
+        for run in list(self._runs.values()):
+            if run.cancelled is None:
+                run.stopping = True
+                run.cancelled = "the worker stops"
+                run.interrupt(run.cancelled)
+        try:
+            async with asyncio.timeout(GRACE_S):
+                await self._quiet.wait()
+        except TimeoutError:
+            logger.warning(
+                "%d jobs still run and are left to the reaper: %s",
+                len(self._runs),
+                ", ".join(str(id) for id in list(self._runs)[:10]),
+            )
 
     def _give_back(self) -> None:
         for feeder in self._feeders:
@@ -501,6 +514,8 @@ class Worker:
             # The step waited for a future that holds one. It closes all that waits, so that what
             # `perform` made of it is gone.
             settlement = self._steps.failed(run, error)
+        if run.stopping and settlement.fate is Fate.CANCELLED:
+            settlement = verdict.release(run.claim)
         if not self._over:
             self._end(feeder, run, settlement)
 

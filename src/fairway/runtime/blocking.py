@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple
 
 from fairway.errors import Backpressure, Closing, InvalidConfig
 from fairway.runtime.clock import Clock, clock_of, pause_for_threads
+from fairway.runtime.words import is_a
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -351,7 +352,7 @@ _ABANDONED: list[Future[Any]] = []
 def _resolve(outcome: asyncio.Future[T], result: T, error: BaseException | None) -> None:
     if outcome.done():
         return  # its caller is gone
-    if isinstance(error, asyncio.CancelledError):
+    if is_a(error, asyncio.CancelledError):
         outcome.cancel()
     elif error is not None:
         outcome.set_exception(error)

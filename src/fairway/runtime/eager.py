@@ -14,6 +14,7 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from fairway.runtime.usercode import CancelledItself, let_go, reraise_interrupt
+from fairway.runtime.words import is_a
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -145,7 +146,7 @@ class EagerTask:
         except BaseException:
             await self.aclose()
             raise
-        if isinstance(error, asyncio.CancelledError):
+        if is_a(error, asyncio.CancelledError):
             raise CancelledItself("it was cancelled from within") from error
         if error is not None:
             raise error

@@ -15,7 +15,7 @@ from fairway.core.backoff import Backoff, BackoffConfig, RandomSource
 from fairway.errors import GaveUp, Stop
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
 from fairway.runtime.usercode import as_exception
-from fairway.runtime.words import named
+from fairway.runtime.words import is_a, named
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -104,7 +104,7 @@ class Supervised:
             now_ns = clock.now_ns()
             delay_ns = backoff.failed(now_ns)
             failures = backoff.failures(now_ns)
-            hopeless = self._draining or isinstance(error, Stop)
+            hopeless = self._draining or is_a(error, Stop)
             if hopeless or delay_ns is None:
                 self._tell(Happening.FAILED, now_ns, failures, error)
                 self._tell(Happening.GAVE_UP, now_ns, failures, error)

@@ -25,7 +25,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
 from fairway.runtime.blocking import abandoned_calls
-from fairway.runtime.words import named
+from fairway.runtime.words import is_a, is_wild, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -50,14 +50,16 @@ class CancelledItself(Exception):
 
 def is_interrupt(error: BaseException) -> bool:
     """Whether a real SIGINT raised this, not code."""
-    # By its type, and not with `isinstance`: an error may lie about its class, or raise.
-    return issubclass(type(error), KeyboardInterrupt) and getattr(error, _MARK, False)
+    try:
+        return is_a(error, KeyboardInterrupt) and getattr(error, _MARK, False)
+    except BaseException:  # its own code was asked
+        return False
 
 
 def may_be_interrupt(error: BaseException) -> bool:
     """The same, where nobody marks them: a SIGINT would raise it here and now."""
     return is_interrupt(error) or (
-        issubclass(type(error), KeyboardInterrupt)
+        is_a(error, KeyboardInterrupt)
         and threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     )
@@ -72,8 +74,10 @@ def reraise_interrupt(error: BaseException) -> None:
 def as_exception(error: BaseException) -> Exception:
     """What user code raised, as something that may leave a task without ending the loop."""
     reraise_interrupt(error)
-    if isinstance(error, Exception):
-        return error
+    if is_wild(error):
+        return RuntimeError(f"it raised {named(error)}")
+    if is_a(error, Exception):
+        return error  # type: ignore[return-value]
     wrapped = RuntimeError(f"it raised {named(error)}")
     wrapped.__cause__ = error
     return wrapped
@@ -156,7 +160,7 @@ async def alone(function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -
         task.cancel()
         await let_go({task})
         raise
-    if isinstance(error, asyncio.CancelledError):
+    if is_a(error, asyncio.CancelledError):
         raise CancelledItself("it was cancelled from within") from error
     if error is not None:
         raise error

@@ -17,6 +17,20 @@ FRAMES_MAX: Final = 20
 _UNTELLABLE: Final = "(what it says cannot be told)"
 
 
+def is_a(error: BaseException | None, *kinds: type[BaseException]) -> bool:
+    """Whether it is of one of these kinds: by its type, since `isinstance` may ask for the class
+    that it says it has, and that is its own code as well."""
+    return issubclass(type(error), kinds)
+
+
+def is_wild(error: BaseException) -> bool:
+    """Whether its own code is asked for any attribute: nobody may look at it, asyncio included."""
+    kind = type(error)
+    if kind.__getattribute__ is not BaseException.__getattribute__:
+        return True
+    return any("__class__" in vars(base) for base in kind.__mro__[:-1])
+
+
 def said(error: BaseException) -> str:
     """What an error says."""
     try:

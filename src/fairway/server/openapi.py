@@ -94,7 +94,7 @@ def _one_of(*fields: str) -> list[dict[str, Any]]:
 
 
 REFINED: Final[dict[str, dict[str, Any]]] = {
-    "DeleteRequest": {"anyOf": _one_of("before_seq", "match")},
+    "DeleteRequest": {"anyOf": _one_of("before_seq", "match", "seq")},
     "WatchRequest": {
         "anyOf": [
             {"required": ["topics"], "properties": {"topics": {"minProperties": 1}}},

@@ -94,6 +94,28 @@ class Watermark:
         self._next = 1 - found.index(self._value)
         return self._value
 
+    def share(self) -> None:
+        """Open it as one of several processes that advance one mark, and make it if it is not
+        there.
+
+        They overwrite each other's slots, so it may fall behind and never runs ahead. Whatever
+        cannot be read counts as nothing: two who wrote one slot at once are no damage.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        fd = os.open(self._path, flags, 0o644)  # as a file of SQLite's: whoever reads one may both
+        found = [_parse(os.pread(fd, _SLOT.size, slot * _SLOT_BYTES)) or 0 for slot in range(2)]
+        self._fd, self._value = fd, max(found)
+        self._next = 1 - found.index(self._value)
+
+    def peek(self) -> int:
+        """The number of a shared mark, 0 if there is none to be read. Changes nothing."""
+        try:
+            raw = self._path.read_bytes()
+        except OSError:
+            return 0
+        slots = (raw[slot * _SLOT_BYTES :][: _SLOT.size] for slot in range(2))
+        return max(_parse(slot) or 0 for slot in slots)
+
     def advance(self, number: int) -> None:
         """Record that everything up to group `number` is synced."""
         if number <= self._value:

@@ -158,3 +158,55 @@ def test_closing_twice_is_fine(path: Path) -> None:
     mark = created(path)
     mark.close()
     mark.close()
+
+
+# --- shared by several processes
+
+
+def shared(path: Path) -> Watermark:
+    mark = Watermark(path)
+    mark.share()
+    return mark
+
+
+def test_a_shared_mark_is_made_by_whoever_comes_first_and_read_without_being_opened(
+    path: Path,
+) -> None:
+    assert Watermark(path).peek() == 0
+    assert not path.exists()
+    first, second = shared(path), shared(path)
+    assert Watermark(path).peek() == 0
+    first.advance(1)
+    second.advance(2)
+    first.advance(3)
+    assert Watermark(path).peek() == 3
+    first.close()
+    second.close()
+    again = shared(path)
+    assert again.value == 3
+    again.close()
+
+
+def test_a_shared_mark_that_is_written_out_of_order_lags_and_never_leads(path: Path) -> None:
+    """One who was paused between his commit and the mark writes it when others are far ahead."""
+    paused, others = shared(path), shared(path)
+    for number in (1, 2, 4, 5, 6):
+        others.advance(number)
+    paused.advance(3)
+    assert Watermark(path).peek() in (5, 6)
+    others.advance(7)
+    assert Watermark(path).peek() == 7
+    paused.close()
+    others.close()
+
+
+@pytest.mark.parametrize("left", [b"", b"fwmark01", bytes(532), b"x" * 2048])
+def test_a_shared_mark_that_cannot_be_read_says_nothing_and_is_written_anew(
+    path: Path, left: bytes
+) -> None:
+    path.write_bytes(left)
+    assert Watermark(path).peek() == 0
+    mark = shared(path)
+    mark.advance(5)
+    mark.close()
+    assert Watermark(path).peek() == 5

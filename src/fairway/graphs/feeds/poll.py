@@ -13,7 +13,7 @@ from fairway.errors import FeedLost, InvalidConfig
 from fairway.graphs.feed import Event
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.usercode import alone, reraise_interrupt
-from fairway.runtime.words import named
+from fairway.runtime.words import is_a, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -100,7 +100,7 @@ class Polling:
         except BaseException as error:
             reraise_interrupt(error)
             task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            if is_a(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # it is asked alone, so this is the end of the asking
             raise FeedLost(f"{_name(function)} raised {named(error)}") from error
 

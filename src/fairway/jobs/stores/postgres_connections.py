@@ -275,12 +275,18 @@ def _of_driver(error: Exception) -> bool:
     return False
 
 
+def _is_hopeless(error: Exception) -> bool:
+    """Whether it cannot be connected to, however long one waits: a port that no machine has, a
+    server that does not speak TLS to those who want nothing else."""
+    return isinstance(error, OverflowError) or "rejected SSL upgrade" in str(error)
+
+
 def trouble(error: Exception, *, sent: bool) -> FairwayError:
     """What an error of the database means to whoever asked."""
     said = masked(f"{getattr(error, 'sqlstate', None) or type(error).__name__} {error}".strip())
     if isinstance(error, (asyncpg.LockNotAvailableError, *IN_THE_WAY)):
         return LockTimeout(f"a transaction of somebody else is in the way for too long: {said}")
-    if isinstance(error, _NOT_SET_UP):
+    if isinstance(error, _NOT_SET_UP) or (not sent and _is_hopeless(error)):
         return InvalidConfig(f"PostgreSQL: {said}")
     if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _ENDED):
         if isinstance(error, _FULL) and not sent:

@@ -16,6 +16,7 @@ import apsw
 
 from fairway.errors import Corrupt, Invalid, Unavailable, UnknownFormat, WriteFailed
 from fairway.jobs.stores.sqlite_intake import Intake
+from fairway.jobs.stores.sqlite_mark import COUNT
 from fairway.jobs.stores.sqlite_names import Names
 from fairway.jobs.stores.sqlite_schema import APPLICATION_ID, MIGRATIONS
 
@@ -39,7 +40,7 @@ def add_within(
         connection.execute("SAVEPOINT fairway_enqueue")
         try:
             # A write first: from here on nobody else can, so what is read now stays true.
-            connection.execute("UPDATE sqlite_sequence SET seq = seq WHERE name = 'job'")
+            connection.execute(COUNT)
             intake = Intake(connection, Names(connection), now_ns)
             fresh = cursor is None or intake.advance(cursor)
             added = intake.add(jobs) if fresh else []

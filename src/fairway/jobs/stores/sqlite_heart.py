@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairway.jobs.job import Beat
+from fairway.jobs.stores.sqlite_mark import COUNT
 from fairway.jobs.stores.sqlite_moves import REASON, Moves
 from fairway.jobs.stores.sqlite_names import Names
 from fairway.jobs.stores.sqlite_schema import answering, connect
@@ -45,6 +46,7 @@ class SqliteHeart:
             try:
                 moves = Moves(connection, Names(connection), self._clock.wall_ns())
                 answer = _beat(moves, worker, held, known, ttl_ns, grace_ns)
+                connection.execute(COUNT)
                 connection.execute("COMMIT")
             except BaseException:
                 if connection.in_transaction:

@@ -17,6 +17,7 @@ import apsw
 from fairway.core.priority import BONUS_MAX, MANUAL_MAX, MANUAL_MIN, POINT_NS, THRESHOLDS
 from fairway.errors import Closing, Corrupt, InvalidConfig, Unavailable, UnknownFormat
 from fairway.jobs.job import Status
+from fairway.jobs.stores.sqlite_mark import NAME, Witness, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -184,7 +185,13 @@ CREATE INDEX job_unhappy ON job (status, since_ns) WHERE {UNHAPPY};
 """
 """The dedup key of a signal outlives it, and failures are forgotten later than successes."""
 
-MIGRATIONS: Final = (FIRST, SECOND, THIRD)
+FOURTH = f"""
+INSERT INTO sqlite_sequence VALUES ('{NAME}', 0);
+"""
+"""The file says how many transactions it has seen, to be compared with its mark: `sqlite_mark`."""
+COUNTING: Final = 4
+
+MIGRATIONS: Final = (FIRST, SECOND, THIRD, FOURTH)
 """The n-th of them brings a file from version n to n + 1."""
 
 # A lane is a number: the queue, the tenant, the band. So the lanes of a queue lie side by side, and
@@ -245,11 +252,12 @@ def answering(place: str) -> Iterator[None]:
 
 def connect(place: str) -> apsw.Connection:
     """A connection to a file that is ours, or new."""
+    logged = os.path.exists(f"{place}-wal")
     connection = apsw.Connection(place)
     try:
         _configure(connection)
     except BaseException:  # not let go of: it would be closed some time, with a checkpoint
-        leave_as_it_is(connection, place)
+        leave_as_it_is(connection, place, logged)
         raise
     return connection
 
@@ -267,9 +275,11 @@ def _configure(connection: apsw.Connection) -> None:
 
 def create(place: str, begin: Callable[[apsw.Connection], None]) -> apsw.Connection:
     """Open the file, make it if it is not there, and bring its tables up to date."""
+    witness = Witness(place)
+    witness.refuse_missing()
     connection = connect(place)
     try:
-        _verify(connection, place)
+        witness.refuse_shortened(connection, _verify(connection, place) >= COUNTING)
         _log_ahead(connection, place)
         # Whoever else opens the file now waits here, and finds it done.
         begin(connection)
@@ -282,18 +292,19 @@ def create(place: str, begin: Callable[[apsw.Connection], None]) -> apsw.Connect
             raise
         connection.execute("COMMIT")
     except BaseException:
-        leave_as_it_is(connection, place)
+        leave_as_it_is(connection, place, witness.logged)
         raise
     return connection
 
 
-def leave_as_it_is(connection: apsw.Connection, place: str) -> None:
-    """Close the connection to a file that was refused, and change nothing of it.
+def leave_as_it_is(connection: apsw.Connection, place: str, logged: bool) -> None:
+    """Close the connection to a file that was refused, and change nothing of it. `logged` if it
+    had a -wal before: an empty one that SQLite has made to look at the file goes with it.
 
     SQLite would move what is in the -wal into the file when the last one leaves, and delete it. A
     sound copy of the file, put back in place of a damaged one, would then lack what was in it.
     """
-    if os.path.exists(f"{place}-wal") and os.path.getsize(f"{place}-wal"):
+    if logged or size_of(f"{place}-wal"):
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
     connection.close(force=True)
 

@@ -23,6 +23,7 @@ from fairway.errors import (
     Unavailable,
     WriteFailed,
 )
+from fairway.jobs.stores.sqlite_mark import Count, Mark
 from fairway.jobs.stores.sqlite_moves import Moves
 from fairway.jobs.stores.sqlite_names import Names
 from fairway.jobs.stores.sqlite_schema import answering, create
@@ -151,6 +152,8 @@ class Committer:
         self._connection: apsw.Connection | None = None
         self._names: Names | None = None
         self._turn = Turn(place)
+        self._count = Count()
+        self._mark = Mark(place)
         self._synced = True  # what the connection's `synchronous` stands at
         self._failed: str | None = None
 
@@ -164,6 +167,7 @@ class Committer:
             self._connection.close(force=True)
             self._connection = None
         self._turn.close()
+        self._mark.close()
 
     def commit(self, group: Sequence[_Call[Any]]) -> list[Outcome]:
         """Run the calls in one transaction; how each ended."""
@@ -173,8 +177,10 @@ class Committer:
         if self._failed is not None:
             raise WriteFailed(f"{self._place} stopped: {self._failed}")
         committing = False
+        number = 0
         try:
             self._begin(connection, any(call.durable for call in group))
+            changes = connection.total_changes()
             if len(group) == 1:
                 outcomes = [self._run(connection, group[0])]
                 if outcomes[0][1] is not None:
@@ -182,6 +188,8 @@ class Committer:
                     return outcomes
             else:
                 outcomes = [self._run_apart(connection, call) for call in group]
+            if connection.total_changes() != changes:  # else there is nothing to write or sync
+                number = self._count.add(connection)
             committing = True
             connection.execute("COMMIT")
         except apsw.Error as error:
@@ -189,6 +197,10 @@ class Committer:
         except BaseException:
             self._roll_back(connection)
             raise
+        if number:
+            self._count.committed(connection, number)
+            if self._synced:
+                self._mark.advance(number)  # before anybody is told
         return outcomes
 
     def _begin(self, connection: apsw.Connection, durable: bool) -> None:
