@@ -16,6 +16,7 @@ import pytest
 from fairway.core.lanes import LaneLimits
 from fairway.server import gate, topics_api
 from fairway.server.http_limits import HttpLimits
+from fairway.server.streams import reading as streams_reading
 from fairway.settings import KeyEntry
 from tests.support.crowd import Crowd, Group, Manner, request
 from tests.support.server import WAIT_S, Served, Wire, run, serving, until
@@ -323,6 +324,40 @@ def test_readers_that_leave_while_pages_are_built_for_them_leave_no_room_taken(
                 await until(lambda: held.used == 0)
             whole = await served.api.diff("t", 0, max_batch_bytes=8 * 2**20, limit=1000)
             assert len(whole["records"]) == 420
+
+    run(scenario())
+
+
+def test_a_durable_stream_is_read_only_if_there_is_room_for_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = streams_reading.Reading.read, 0
+
+    async def counting(*arguments: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await read(*arguments)
+
+    monkeypatch.setattr(streams_reading.Reading, "read", counting)
+
+    async def scenario() -> None:
+        async with serving(tmp_path) as served:
+            kind = {"content-type": "text/plain"}
+            for name, size in (("large", 500_000), ("small", 5_000)):
+                made = await served.api.call(
+                    "PUT", f"/v1/stream/{name}", raw=b"x" * size, headers=kind
+                )
+                assert made.status == 201
+            held = served.server.held
+            others = held.most - 100_000
+            assert held.take(others)
+            refused = await served.api.get("/v1/stream/large")
+            assert (refused.status, refused.error["detail"]["limit"]) == (429, "held_bytes_max")
+            assert reads == 0
+            assert len((await served.api.get("/v1/stream/small")).body) == 5_000
+            held.give(others)
+            assert len((await served.api.get("/v1/stream/large")).body) == 500_000
+            assert held.used == 0
 
     run(scenario())
 
