@@ -139,4 +139,11 @@ ADDRESS_CROWDED = Refusal(
     1,
     "connections_per_address",
 )
+PIPELINE_FULL = Refusal(
+    429,
+    "throttled",
+    "too many requests were sent ahead of their answers: from this one on none was read",
+    1,
+    "pipeline_max",
+)
 CROWDED = Refusal(503, "too_many_connections", "the server has no free connection", 1)

@@ -29,6 +29,7 @@ from fairway.server.http_limits import (
     HEAD_LARGE,
     HEAD_LATE,
     MALFORMED,
+    PIPELINE_FULL,
     SECOND_NS,
     URL_LONG,
     HttpLimits,
@@ -408,8 +409,11 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.url) > self.limits.url_bytes_max:
             self._refuse(URL_LONG)
             raise _Over
-        if self._stream is not None or len(self.pipeline) >= self.limits.pipeline_max:
+        if self._stream is not None:
             self._ignore_the_rest()
+            raise _Over
+        if len(self.pipeline) >= self.limits.pipeline_max:
+            self._refuse(replace(PIPELINE_FULL, maximum=self.limits.pipeline_max))
             raise _Over
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -698,9 +702,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Answer what was taken on, and close."""
         self._reading = OVER
         self._deadline.lift()
-        last = self._running if self._stream is not None else self.cycle
-        assert last is not None
-        last.keep_alive = False
+        assert self._running is not None
+        self._running.keep_alive = False
 
     def _disconnect(self, cycle: Answer) -> None:
         """Tell the app of this request that its client is gone."""
