@@ -111,8 +111,8 @@ def test_templates_are_filled_from_the_arguments() -> None:
     kind = kind_of(unique="order-{id}", partition_key="{note}", tenant="{items[0].sku}")
     job = kind.job({**GOOD, "note": "n"})
     assert (job.unique_key, job.partition_key, job.tenant) == ("send:order-1", "n", "a")
-    with pytest.raises(InvalidRequest, match=r"'order-\{ident\}' needs 'ident'"):
-        kind_of(unique="order-{ident}").job(GOOD)
+    with pytest.raises(InvalidConfig, match=r"'order-\{ident\}' of unique needs 'ident'"):
+        kind_of(unique="order-{ident}")
     assert isinstance(kind.job(GOOD), NewJob)
 
 

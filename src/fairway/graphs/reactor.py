@@ -142,7 +142,7 @@ class Reactor:
         """Why it does not run any more, if it does not."""
         self._death: BaseException | None = None
         self._work = asyncio.Event()
-        self._eager = EagerTask()
+        self._eager = EagerTask(graph.name)
         self._manual: deque[_Manual] = deque()
         self._rooms: dict[str, Bell] = {}  # of the sources that somebody waits for
         self._rest = Bell()

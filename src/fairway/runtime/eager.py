@@ -80,10 +80,13 @@ class _Rest:
 class EagerTask:
     """Runs coroutines of the user's; one at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str | None = None) -> None:
+        self.name = name
+        """For whom it runs them."""
         self._task: asyncio.Task[None] | None = None
         self._is_parked = asyncio.Event()
-        self._parked: asyncio.Future[None]
+        self.parked: asyncio.Future[None]
+        """What the task waits for while it has nothing to do."""
         self._begun: _Begun | None = None
         self._ends = False
 
@@ -124,7 +127,7 @@ class EagerTask:
         """A task that has begun: one that has not would lose what is cancelled before."""
         if self._task is None or self._task.done():
             self._is_parked.clear()
-            self._ends, self._parked = False, loop.create_future()
+            self._ends, self.parked = False, loop.create_future()
             self._task = loop.create_task(self._go_on(loop))
         await self._is_parked.wait()
         return self._task
@@ -139,8 +142,8 @@ class EagerTask:
     ) -> T:
         over: asyncio.Future[tuple[T, BaseException | None]] = loop.create_future()
         self._begun = _Begun(coroutine, context, waits_for, over)
-        if not self._parked.done():  # else it wakes by itself: somebody cancelled it
-            self._parked.set_result(None)
+        if not self.parked.done():  # else it wakes by itself: somebody cancelled it
+            self.parked.set_result(None)
         try:
             result, error = await over
         except BaseException:
@@ -159,12 +162,12 @@ class EagerTask:
         self._is_parked.set()
         while not self._ends:
             try:
-                await self._parked
+                await self.parked
             except asyncio.CancelledError:
                 if self._begun is None:
                     return
             begun, self._begun = self._begun, None
-            self._parked = loop.create_future()
+            self.parked = loop.create_future()
             assert begun is not None
             thrown: BaseException | None = None
             if task.cancelling() and not begun.cancel():

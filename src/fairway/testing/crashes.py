@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fairway.graphs.live import FeedService
 from fairway.graphs.reactor import Reactor
-from fairway.graphs.traversal import Traversal
+from fairway.runtime.eager import EagerTask
 from fairway.runtime.supervision import run_caught
-from fairway.runtime.usercode import tell
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -75,7 +74,7 @@ class Crashes:
         if name is None:
             return coroutine, None
         child = self._children.setdefault(name, _Child())
-        if coroutine.cr_code is tell.__code__:
+        if coroutine.cr_code is EagerTask._go_on.__code__:
             return self._driven_firing(child, coroutine), None
         child.coroutine = coroutine
         return self._driven(name, child, coroutine), child
@@ -85,18 +84,21 @@ class Crashes:
 
     @types.coroutine
     def _stepped_firing(self, child: _Child, coroutine: Any) -> Generator[Any, Any, Any]:
+        eager: EagerTask = coroutine.cr_frame.f_locals["self"]
         thrown: BaseException | None = None
+        fires = True  # the reactor waits for the task to begin, and for what is fired in it
         while True:
             try:
                 step = coroutine.send(None) if thrown is None else coroutine.throw(thrown)
             except StopIteration as end:
-                if child.steps_left is not None:
-                    child.steps_left += 1  # the reactor is woken by its end, and nobody else was
                 return end.value
             thrown = None
+            fired, fires = fires, step is not eager.parked
+            if fired and not fires and child.steps_left is not None:
+                child.steps_left += 1  # the reactor is woken by the end of it, and nobody else was
             try:
                 yield step
-                if _is_due(child, None):
+                if fires and _is_due(child, None):
                     # The reactor dies at this await; what becomes of the node is up to it.
                     assert child.task is not None
                     child.now = True
@@ -164,9 +166,9 @@ def _child_of(coroutine: Any) -> tuple[str, str] | None:
     code = getattr(coroutine, "cr_code", None)
     if code is Reactor.run.__code__:
         return coroutine.cr_frame.f_locals["self"]._graph.name, REACTOR
-    if code is tell.__code__:
-        traversal = getattr(coroutine.cr_frame.f_locals["function"], "__self__", None)
-        return (traversal.wiring.name, REACTOR) if isinstance(traversal, Traversal) else None
+    if code is EagerTask._go_on.__code__:
+        graph = coroutine.cr_frame.f_locals["self"].name
+        return (graph, REACTOR) if graph is not None else None
     if code is run_caught.__code__:
         service = coroutine.cr_frame.f_locals["service"]
         if isinstance(service, FeedService):
