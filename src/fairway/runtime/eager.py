@@ -1,7 +1,7 @@
 """Coroutines of the user's, one after the other, whose first step is taken at once.
 
-What `usercode.alone` does, for whoever has many of them: most never wait for anything, and then a
-task for each, and two turns of the loop, would be most of the work. Here they share a task. It is
+Each ends as it would in a task of its own. But most never wait for anything, and then a task for
+each, and two turns of the loop, would be most of the work. Here they share a task. It is
 parked; a coroutine takes its first step where it is called, though it sees that task as its own.
 Only if it waits does the task go on with it. So `asyncio.timeout`, a task group, or whoever kept
 `current_task()` find what they know, and a cancel arrives where the coroutine waits.
@@ -25,9 +25,12 @@ Ts = TypeVarTuple("Ts")
 
 
 class _Begun:
-    """A coroutine that has taken its first step, and who is told how it ends."""
+    """A coroutine that has taken its first step: the rest of it is awaited, and somebody is told.
 
-    __slots__ = ("_context", "_coroutine", "_waits_for", "over")
+    It is stepped in its own context, as `yield from` would.
+    """
+
+    __slots__ = ("_context", "_coroutine", "_thrown", "_waits_for", "over")
 
     def __init__(
         self,
@@ -39,15 +42,16 @@ class _Begun:
         self._coroutine = coroutine
         self._context = context
         self._waits_for = waits_for
+        self._thrown: BaseException | None = None
         self.over = over
 
-    def cancel(self) -> bool:
-        """It was asked to end in its first step: what it waits for is cancelled, if that can be."""
-        return self._waits_for is not None and self._waits_for.cancel()
+    def cancel(self) -> None:
+        """Of its first step. What it waits for is cancelled; if that cannot be, it is told."""
+        if not (asyncio.isfuture(self._waits_for) and self._waits_for.cancel()):
+            self._thrown = asyncio.CancelledError()
 
-    def go_on(self, thrown: BaseException | None) -> Generator[Any, Any, Any]:
-        """The rest of it, step by step, in its own context: as `yield from` would."""
-        step, value, waits_for = self._context.run, None, self._waits_for
+    def __await__(self) -> Generator[Any, Any, Any]:
+        step, value, waits_for, thrown = self._context.run, None, self._waits_for, self._thrown
         while True:
             if thrown is None:
                 try:
@@ -64,19 +68,6 @@ class _Begun:
                 return end.value
 
 
-class _Rest:
-    """The rest of a coroutine, to be awaited."""
-
-    __slots__ = ("_begun", "_thrown")
-
-    def __init__(self, begun: _Begun, thrown: BaseException | None) -> None:
-        self._begun = begun
-        self._thrown = thrown
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        return self._begun.go_on(self._thrown)
-
-
 class EagerTask:
     """Runs coroutines of the user's; one at a time."""
 
@@ -88,11 +79,10 @@ class EagerTask:
         self.parked: asyncio.Future[None]
         """What the task waits for while it has nothing to do."""
         self._begun: _Begun | None = None
-        self._ends = False
 
     async def run(self, function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T:
-        """As `usercode.alone`: raises what it raises; or `CancelledItself` if it was cancelled, and
-        not by us. Cancelling us cancels it."""
+        """Raises what it raises; or `CancelledItself` if it was cancelled, and not by us.
+        Cancelling us cancels it; if it goes on all the same it is let go of."""
         loop = asyncio.get_running_loop()
         task = self._task
         if task is None or task.done() or not self._is_parked.is_set():
@@ -119,7 +109,6 @@ class EagerTask:
         """End the task. Nothing runs in it."""
         task, self._task = self._task, None
         if task is not None and not task.done():
-            self._ends = True
             task.cancel()
             await let_go({task})
 
@@ -127,7 +116,7 @@ class EagerTask:
         """A task that has begun: one that has not would lose what is cancelled before."""
         if self._task is None or self._task.done():
             self._is_parked.clear()
-            self._ends, self.parked = False, loop.create_future()
+            self.parked = loop.create_future()
             self._task = loop.create_task(self._go_on(loop))
         await self._is_parked.wait()
         return self._task
@@ -160,7 +149,7 @@ class EagerTask:
         task = asyncio.current_task()
         assert task is not None
         self._is_parked.set()
-        while not self._ends:
+        while True:
             try:
                 await self.parked
             except asyncio.CancelledError:
@@ -169,14 +158,15 @@ class EagerTask:
             begun, self._begun = self._begun, None
             self.parked = loop.create_future()
             assert begun is not None
-            thrown: BaseException | None = None
-            if task.cancelling() and not begun.cancel():
-                thrown = asyncio.CancelledError()
             result, error = None, None
             try:
-                result = await _Rest(begun, thrown)
+                if task.cancelling():
+                    begun.cancel()
+                result = await begun
             except BaseException as raised:
                 reraise_interrupt(raised)
                 error = raised
             if not begun.over.done():
                 begun.over.set_result((result, error))
+            if self._task is not task:  # it was let go of, and another may be parked by now
+                return

@@ -6,8 +6,8 @@ Three rules, kept by everybody who calls a function of the user's:
   `KeyboardInterrupt` included. One is not its own: the `KeyboardInterrupt` that a real SIGINT
   brought. `interrupts` marks it, and `reraise_interrupt` lets it through to the process.
 * It is never in a task of ours, which it could cancel. A coroutine gets a task (`UserTasks`,
-  `alone`, `eager.EagerTask`) that nobody but we cancel, so a cancel that we did not ask for is the
-  user's own; a plain function sees no task (`without_task`).
+  `eager.EagerTask`) that nobody but we cancel, so a cancel that we did not ask for is the user's
+  own; a plain function sees no task (`without_task`).
 * A stop does not wait for it for ever. What goes on although it was cancelled is let go of after a
   moment, and what it says then counts for nothing.
 """
@@ -144,43 +144,6 @@ def without_task(function: Callable[[*Ts], T], *args: *Ts) -> T:
         return function(*args)
     finally:
         asyncio._enter_task(loop, task)
-
-
-async def alone(function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> T:
-    """Await a coroutine of the user's in a task of its own; cancelling us cancels it.
-
-    Raises what it raises; or `CancelledItself` if it was cancelled, and not by us.
-    """
-    loop = asyncio.get_running_loop()
-    over: asyncio.Future[tuple[T, BaseException | None]] = loop.create_future()
-    task = loop.create_task(tell(over, function, args))
-    try:
-        result, error = await over
-    except BaseException:
-        task.cancel()
-        await let_go({task})
-        raise
-    if is_a(error, asyncio.CancelledError):
-        raise CancelledItself("it was cancelled from within") from error
-    if error is not None:
-        raise error
-    return result
-
-
-async def tell(
-    over: asyncio.Future[tuple[Any, BaseException | None]],
-    function: Callable[..., Coroutine[Any, Any, Any]],
-    args: tuple[Any, ...],
-) -> None:
-    """What the task of `alone` does. It catches all there is: two kinds would end the loop."""
-    result, error = None, None
-    try:
-        result = await function(*args)
-    except BaseException as raised:
-        reraise_interrupt(raised)
-        error = raised
-    if not over.done():
-        over.set_result((result, error))
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:

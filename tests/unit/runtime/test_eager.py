@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,11 @@ import pytest
 import uvloop
 
 from fairway.runtime.eager import EagerTask
-from fairway.runtime.usercode import CancelledItself, alone
+from fairway.runtime.usercode import CancelledItself
+from fairway.testing import run as play
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Generator
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 who: ContextVar[str] = ContextVar("who", default="nobody")
@@ -180,6 +182,24 @@ async def waits_for_what_cannot_be_cancelled() -> str:
     return "done"
 
 
+class Nonsense:
+    """Waits for what nobody can wait for."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        yield 7
+
+
+async def waits_for_nonsense() -> str:
+    await Nonsense()
+    return "done"
+
+
+async def cancels_itself_and_waits_for_nonsense() -> str:
+    current().cancel()
+    await Nonsense()
+    return "done"
+
+
 async def leaves() -> str:
     raise SystemExit(3)
 
@@ -211,9 +231,30 @@ EVERY = [
     raises_a_cancel,
     waits_for_what_is_cancelled,
     waits_for_what_cannot_be_cancelled,
+    waits_for_nonsense,
+    cancels_itself_and_waits_for_nonsense,
     leaves,
     leaves_as_a_generator,
 ]
+
+
+async def in_a_task_of_its_own(function: Callable[[], Coroutine[Any, Any, str]]) -> str:
+    """What to compare with: a task for it alone, which holds nothing that could end the loop."""
+    told: list[tuple[str, BaseException | None]] = []
+
+    async def tell() -> None:
+        try:
+            told.append((await function(), None))
+        except BaseException as error:
+            told.append(("", error))
+
+    await asyncio.wait({asyncio.ensure_future(tell())})
+    [(result, error)] = told
+    if isinstance(error, asyncio.CancelledError):
+        raise CancelledItself from error
+    if error is not None:
+        raise error
+    return result
 
 
 async def ending(attempt: Awaitable[str]) -> object:
@@ -233,7 +274,7 @@ def test_it_ends_as_in_a_task_of_its_own(
         eager = EagerTask()
         if second:
             await ending(eager.run(cancels_itself_and_returns))
-        expected = await ending(alone(function))
+        expected = await ending(in_a_task_of_its_own(function))
         assert await ending(eager.run(function)) == expected
         assert current().cancelling() == 0
         # And whoever comes next finds nothing of it.
@@ -356,6 +397,31 @@ def test_cancelling_us_cancels_it(turns: int) -> None:
         await eager.aclose()
 
     run(main, asyncio.new_event_loop)
+
+
+def test_one_that_swallows_its_cancel_is_let_go_of_and_disturbs_nobody() -> None:
+    async def scene() -> None:
+        eager, leave = EagerTask(), asyncio.Event()
+
+        async def stays() -> str:
+            while not leave.is_set():
+                with suppress(asyncio.CancelledError):
+                    await leave.wait()
+            return "too late"
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await eager.run(stays)
+        assert asyncio.get_running_loop().time() == 2, "its timeout, and a second's grace"
+        assert await eager.run(waits_twice) == "done"
+        [left] = asyncio.all_tasks() - {current(), eager._task}
+        leave.set()
+        await asyncio.wait({left})  # it does not go on to run what is ours
+        assert await eager.run(waits_twice) == "done"
+        await eager.aclose()
+        assert asyncio.all_tasks() == {current()}
+
+    play(scene)
 
 
 def test_the_end_of_a_loop_does_not_wait_for_a_parked_task() -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from fairway.errors import FeedLost, InvalidConfig
 from fairway.graphs.feed import Event
 from fairway.runtime.clock import clock_of, sleep_ns
-from fairway.runtime.usercode import alone, reraise_interrupt
+from fairway.runtime.eager import EagerTask
+from fairway.runtime.usercode import reraise_interrupt
 from fairway.runtime.words import is_a, named
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ class Polling:
         self._around = around
         self._clock = clock_of()
         self._due_ns = 0
+        self._eager = EagerTask()
 
     async def connect(self, marks: Marks) -> Sequence[Event]:
         # Asked here and not by the first `receive`: a source is not live before it ever answered.
@@ -88,7 +90,7 @@ class Polling:
         """What was asked for cannot be asked for again: there is nobody to tell."""
 
     async def aclose(self) -> None:
-        """There is nothing to let go of."""
+        await self._eager.aclose()
 
     async def _ask(self) -> Any:
         function = self._declared.function
@@ -96,12 +98,12 @@ class Polling:
         try:
             if self._declared.blocking:
                 return await self._around.in_thread(function)
-            return await alone(_asked, function)
+            return await self._eager.run(_asked, function)
         except BaseException as error:
             reraise_interrupt(error)
             task = asyncio.current_task()
             if is_a(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                raise  # it is asked alone, so this is the end of the asking
+                raise  # it is asked in another task, so this is the end of the asking
             raise FeedLost(f"{_name(function)} raised {named(error)}") from error
 
 
