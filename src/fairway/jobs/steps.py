@@ -62,9 +62,13 @@ class Run:
         self.withdrawn = True
         if self.context is not None:
             stop_context(self.context, reason)
-        stoppable = self.step.is_async or self.kind.options.isolation == "process"
-        if self.begun and self.task is not None and stoppable:
+        if self.task is not None and self.is_stoppable:
             self.task.cancel(reason)
+
+    @property
+    def is_stoppable(self) -> bool:
+        """Whether it can be cancelled."""
+        return self.begun and (self.step.is_async or self.kind.options.isolation == "process")
 
 
 class Steps:

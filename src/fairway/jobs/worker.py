@@ -32,7 +32,7 @@ from fairway.jobs.upkeep import Upkeep
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
 from fairway.runtime.pulse import Pulse
 from fairway.runtime.telemetry import Telemetry
-from fairway.runtime.usercode import GRACE_S, UserTasks
+from fairway.runtime.usercode import GRACE_S, UserTasks, leave
 from fairway.wire.server import WorkerReadiness
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class WorkerConfig:
     """How often the jobs of dead workers are looked for."""
     drain_timeout_ns: int = 5 * SECOND_NS
     """How long a stop waits for jobs that run. What runs on is stopped and given back; what does
-    not end within two seconds is left to the reaper."""
+    not end within a second is left to the reaper."""
     threads: int = 10
     """Synchronous jobs at once. They wait for a thread, in their slots."""
     processes: int = 4
@@ -242,6 +242,7 @@ class Worker:
                 len(self._runs),
                 ", ".join(str(id) for id in list(self._runs)[:10]),
             )
+            leave({run.task for run in self._runs.values() if run.task and run.is_stoppable})
 
     def _give_back(self) -> None:
         for feeder in self._feeders:

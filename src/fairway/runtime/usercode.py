@@ -203,17 +203,22 @@ class UserTasks:
 
 
 async def let_go(tasks: set[asyncio.Task[None]]) -> None:
-    if not tasks:
-        return
-    _, pending = await asyncio.wait(tasks, timeout=GRACE_S)
-    if pending:
-        logger.warning("%d tasks of user code go on although they were cancelled", len(pending))
-    _LEFT.update(pending)
-    for task in pending:
+    """Wait a moment for tasks that were cancelled, then leave them. What is left had its own."""
+    if waited_for := tasks - _LEFT:
+        _, pending = await asyncio.wait(waited_for, timeout=GRACE_S)
+        leave(pending)
+
+
+def leave(tasks: set[asyncio.Task[None]]) -> None:
+    """They were cancelled and had their moment: nobody gives them another."""
+    if tasks:
+        logger.warning("%d tasks of user code go on although they were cancelled", len(tasks))
+    _LEFT.update(tasks)
+    for task in tasks:
         task.add_done_callback(_LEFT.discard)
 
 
-_LEFT: set[asyncio.Task[None]] = set()  # the loop itself would not keep them alive
+_LEFT: set[asyncio.Task[Any]] = set()  # the loop itself would not keep them alive
 
 
 # A process of our own
@@ -246,9 +251,9 @@ def run_process(main: Coroutine[Any, Any, None]) -> None:
         left = asyncio.all_tasks(loop)
         for each in left:
             each.cancel()
-        if left:
-            _, left = loop.run_until_complete(asyncio.wait(left, timeout=GRACE_S))
-        if left or abandoned_calls():
+        if waited_for := left - _LEFT:
+            loop.run_until_complete(asyncio.wait(waited_for, timeout=GRACE_S))
+        if not all(each.done() for each in left) or abandoned_calls():
             # To leave as usual is to wait for them, for as long as they like.
             atexit._run_exitfuncs()
             sys.stdout.flush()
