@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairway.errors import Invalid, InvalidRequest
+from fairway.errors import Invalid
 from fairway.graphs.checkpoint import EffectRecord
 from fairway.graphs.context import JobEnqueue, TopicAppend
 from fairway.jobs.forwarding import Arrived
@@ -19,6 +19,7 @@ from fairway.jobs.kinds import Order
 from fairway.jobs.store import Cursor
 from fairway.topics.handle import consumed
 from fairway.topics.writing import NewBatch, Position
+from fairway.wire.encoding import encode_given
 from fairway.wire.records import parse_records
 from fairway.wire.topics import check_name
 
@@ -81,10 +82,8 @@ class EffectDestinations:
         if isinstance(effect, TopicAppend):
             topic = effect.topic if isinstance(effect.topic, str) else effect.topic.name
             check_name(topic)
-            try:
-                return EffectRecord(topic, _encode(effect.value), effect.tag)
-            except (TypeError, ValueError) as error:
-                raise InvalidRequest(f"a record for topic {topic!r} is no JSON: {error}") from None
+            data = encode_given(effect.value, f"a record for topic {topic!r}")
+            return EffectRecord(topic, data, effect.tag)
         assert isinstance(effect, JobEnqueue)
         if not isinstance(effect.order, Order):
             raise Invalid(f"{effect.order!r} is not what job.order(...) or flow.order(...) returns")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -70,6 +71,26 @@ def in_each_way(site: Site, way: str) -> InEachWay:
         site.run(scenario())
 
     return with_handles
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"x": math.nan}, [1.0, None, (-math.inf,)], math.inf],
+    ids=["nan", "nested", "inf"],
+)
+def test_what_json_has_no_number_for_is_refused_and_nothing_is_appended(
+    in_each_way: InEachWay, wrong: Any
+) -> None:
+    async def body(topic: Topic) -> None:
+        numbers = topic("numbers")
+        for values, meta in [((1, wrong), None), ((1,), {"m": wrong})]:
+            with pytest.raises(InvalidRequest, match="JSON has no number"):
+                await numbers.append(*values, meta=meta)
+        await topic("nulls").append(7, meta={"none": None, "n": 1.5})
+        assert (await topic("nulls").read()).records[-1].meta == {"none": None, "n": 1.5}
+        assert (await numbers.read()).records == []
+
+    in_each_way(body)
 
 
 def told(found: Record[int] | Lost) -> int | Lost:

@@ -137,6 +137,8 @@ CALLS: list[Callable[[Fairway, Any, Any, Any], Any]] = [
     lambda app, job, machine, flow: app.topic("t").append(object()),
     lambda app, job, machine, flow: app.topic("t").append(DEEP),
     lambda app, job, machine, flow: app.topic("t").append(1, meta={"a": object()}),
+    lambda app, job, machine, flow: app.topic("t").append(1, meta={"a": math.nan}),
+    lambda app, job, machine, flow: app.topic("t").append(1, [math.inf]),
     lambda app, job, machine, flow: app.topic("t").append(1, tag=HALF),
     lambda app, job, machine, flow: app.topic("t").append(1, node=HALF),
     lambda app, job, machine, flow: app.topic("t").append(1, key=HALF),

@@ -17,7 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairway import errors
-from fairway.client import AsyncClient, Client, NewRecord, Position, Record, RetryConfig, protocol
+from fairway.client import (
+    AsyncClient,
+    Client,
+    NewRecord,
+    Position,
+    Record,
+    RetryConfig,
+    protocol,
+    workflow_calls,
+)
 from fairway.client.bulk import BATCH_BYTES, Batcher, Bulk
 from fairway.client.events import EVENT_BYTES_MAX, Event, EventParser
 from fairway.client.following import silence_s
@@ -660,6 +669,45 @@ def test_a_failed_bulk_says_how_much_was_acknowledged(shell: Shell) -> None:
         )
     assert seen == [2]
     assert failure.value.__notes__ == ["2 records were acknowledged before this"]
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda client: client.topic("t").append({"x": NAN}),
+        lambda client: client.topic("t").append(1, [None, {"deep": (1.0, -INF)}]),
+        lambda client: client.topic("t").append(1, meta={"x": NAN}),
+        lambda client: client.topic("t").append(NewRecord(1, meta={"x": INF})),
+        lambda client: client.topic("t").append(NewRecord(INF)),
+        lambda client: client.topic("t").append_many([1, NAN]),
+        lambda client: client.topic("t").append_many([1], meta={"x": NAN}),
+        lambda client: client.jobs.enqueue("kind", {"x": NAN}),
+        lambda client: client.jobs.enqueue_many([client.jobs.order("kind", {"x": [INF]})]),
+        lambda client: client.jobs.signal(1, "name", {"x": NAN}),
+        lambda client: client.call(workflow_calls.start("flow", {"x": NAN}, None, 0)),
+        lambda client: client.graphs.push("graph", "source", {"x": NAN}),
+        lambda client: client.graphs.push("graph", "source", 1, INF),
+        lambda client: client.graphs.fire("graph", {"source": NAN}),
+    ],
+)
+def test_what_json_has_no_number_for_is_refused_and_not_sent_as_null(
+    act: Callable[[Any], Any], shell: Shell
+) -> None:
+    script = Script()
+    with pytest.raises(errors.InvalidRequest, match=r"JSON has no number -?(nan|inf)"):
+        shell.call(script, act)
+    assert script.requests == []
+
+
+def test_what_is_no_json_is_refused_as_such(shell: Shell) -> None:
+    script = Script()
+    for wrong in (object(), "\ud800", 2**70j):
+        with pytest.raises(errors.InvalidRequest, match="not JSON"):
+            shell.call(script, lambda client, wrong=wrong: client.topic("t").append(wrong))
+    assert script.requests == []
 
 
 def test_lists_go_on_page_by_page(shell: Shell) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from fairway import Fairway
 from fairway.errors import FairwayError, InvalidRequest
-from fairway.jobs.encoding import encode
 from fairway.testing import run_jobs
+from fairway.wire.encoding import encode
 
 if TYPE_CHECKING:
     from fairway.jobs.context import Context
@@ -37,6 +37,7 @@ NONE = [
     {"a": [None, {"b": math.nan}]},
     Point(math.nan),
     Numbers({"a": [(1, math.inf)]}),
+    {"kept": msgspec.Raw(b"null"), "wide": 2**70, "x": math.nan},
 ]
 SOME: list[Any] = [
     None,
@@ -46,6 +47,9 @@ SOME: list[Any] = [
     Point(1.0),
     Numbers({"a": [None]}),
     msgspec.Raw(b"[null]"),
+    [msgspec.Raw(b"null"), None],
+    {"wide": 2**70, "none": None},
+    {"bytes": b"\xcb\x7f\xf8", "number": 0xCB7FF800, "none": None, "kept": msgspec.Raw(b"1")},
 ]
 
 

@@ -14,6 +14,7 @@ from fairway.client.following import Stream
 from fairway.client.problems import event_error
 from fairway.client.protocol import MS_NS, Call, Query, reading
 from fairway.wire import graphs as wire
+from fairway.wire.encoding import encode_given
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -113,7 +114,7 @@ def push(
         method="POST",
         path=_path(name, "accumulators", source),
         query=_of(tenant, *more),
-        body=_encode(message),
+        body=encode_given(message, f"an event for source {source!r}"),
         decode=reading(wire.PushReply),
         mutates=True,
         repeatable=False,
@@ -126,7 +127,7 @@ def fire(name: str, cache: Mapping[str, Any] | None, tenant: str | None) -> Call
         method="POST",
         path=_path(name, "fire"),
         query=_of(tenant),
-        body=_encode({} if cache is None else {"cache": dict(cache)}),
+        body=encode_given({} if cache is None else {"cache": dict(cache)}, "the cache"),
         decode=reading(wire.FiringView),
         mutates=True,
         repeatable=False,

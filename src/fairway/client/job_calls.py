@@ -14,6 +14,7 @@ import msgspec
 from fairway.client.protocol import MS_NS, Call, Query, reading
 from fairway.errors import InvalidRequest, JobFailed
 from fairway.wire import jobs as wire
+from fairway.wire.encoding import encode_given
 from fairway.wire.topics import WAIT_MS_MAX
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def order(
     if at is not None:
         given["at"] = round(at.timestamp() * 1000)
     try:
-        encoded = _object(_encode({} if args is None else args))
+        encoded = _object(encode_given({} if args is None else args, f"job {kind!r}: an argument"))
         checked = msgspec.convert({"kind": kind, **given}, wire.JobOrder)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"job {kind!r}: {error}") from None
@@ -125,7 +126,7 @@ def signal(
     return Call(
         method="POST",
         path=f"{JOBS}/{place}/signal",
-        body=_encode(message),
+        body=encode_given(message, "the payload of a signal"),
         decode=_signalled,
         mutates=True,
         repeatable=dedup is not None,

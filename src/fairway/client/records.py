@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 import msgspec
 
-from fairway.errors import BadRecord
+from fairway.errors import BadRecord, InvalidRequest
+from fairway.wire.encoding import NOT_JSON, check_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -109,12 +110,17 @@ def encode_new(
         tag = value.tag if value.tag is not None else tag
         meta = value.meta if value.meta is not None else meta
         node, value = value.node, value.data
-    parts = [b'{"data":', _encode(value)]
-    if tag is not None:
-        parts += (b',"tag":', _encode(tag))
-    if node is not None:
-        parts += (b',"node":', _encode(node))
-    if meta is not None:
-        parts += (b',"meta":', _encode(meta))
-    parts.append(b"}")
-    return b"".join(parts)
+    try:
+        parts = [b'{"data":', _encode(value)]
+        if tag is not None:
+            parts += (b',"tag":', _encode(tag))
+        if node is not None:
+            parts += (b',"node":', _encode(node))
+        if meta is not None:
+            parts += (b',"meta":', _encode(meta))
+        parts.append(b"}")
+        encoded = b"".join(parts)
+        check_numbers(encoded, (value, meta))
+    except NOT_JSON as error:
+        raise InvalidRequest(f"a value is not JSON: {error}") from None
+    return encoded

@@ -321,7 +321,8 @@ class TopicHandle(Generic[T]):
         a connection lost on the way raises `OutcomeUnknown` at once. `create` says whether a
         topic that is not there is made, and `config` how.
 
-        Raises `TopicFull`, `Throttled` and `Unavailable` (past the deadline), `OutcomeUnknown`.
+        Raises `InvalidRequest` for what is not JSON, `nan` and `inf` included; `TopicFull`,
+        `Throttled` and `Unavailable` (past the deadline), `OutcomeUnknown`.
         """
         return self._client.call(
             protocol.append(

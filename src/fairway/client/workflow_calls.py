@@ -9,6 +9,7 @@ import msgspec
 
 from fairway.client.protocol import Call, Query, reading
 from fairway.wire import workflows as wire
+from fairway.wire.encoding import encode_given
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +34,7 @@ def start(
     return Call(
         method="POST",
         path=f"{WORKFLOWS}/{quote(workflow, safe='')}",
-        body=_encode(message),
+        body=encode_given(message, f"the context of workflow {workflow!r}"),
         decode=reading(wire.StartReply),
         mutates=True,
         repeatable=key is not None and window_ms >= REPEAT_MS,

@@ -9,7 +9,7 @@ import msgspec
 
 from fairway.errors import Cancelled
 from fairway.jobs import outcome
-from fairway.jobs.encoding import encode
+from fairway.wire.encoding import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

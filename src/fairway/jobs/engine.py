@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway.errors import Conflict, InvalidConfig, InvalidRequest, JobFailed, NotFound
-from fairway.jobs.encoding import encode
 from fairway.jobs.job import CANCELLED, Filter, Status, distinct, lane_of
 from fairway.jobs.kinds import TIME_MAX_NS, wrong_queue, wrong_text
 from fairway.jobs.store import Ended
 from fairway.jobs.verdict import ERROR_CHARS_MAX, storable
+from fairway.wire.encoding import encode_given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,10 +134,7 @@ class Jobs:
             _check("key", target)
         elif not _may_be(target):
             raise NotFound("job", str(target))
-        try:
-            encoded = encode(payload)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise InvalidRequest(f"the payload of a signal is not JSON: {error}") from None
+        encoded = encode_given(payload, "the payload of a signal")
         said = await self.store.signal(target, name, encoded, dedup=dedup)
         if said.job is None:
             raise NotFound("job", str(target))

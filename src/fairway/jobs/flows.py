@@ -19,7 +19,6 @@ from fairway.errors import Conflict, Invalid, InvalidConfig, InvalidRequest, Not
 from fairway.jobs import outcome, workflow
 from fairway.jobs.clockwork import scheduled_context
 from fairway.jobs.context import Context
-from fairway.jobs.encoding import encode
 from fairway.jobs.job import CANCELLED, Ending, Fate, Filter, NewJob, Status
 from fairway.jobs.kinds import (
     Kind,
@@ -35,6 +34,7 @@ from fairway.jobs.rules import TaskState
 from fairway.jobs.workflow import RunState, TaskEnded, Workflow, WorkflowTask
 from fairway.runtime.clock import clock_of
 from fairway.runtime.targets import is_hidden, target_of
+from fairway.wire.encoding import encode_given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -257,10 +257,8 @@ class Flow:
 
     def order(self, context: Mapping[str, Any] | None = None, **given: Any) -> Order:
         """A run with this context, not enqueued."""
-        try:
-            state = encode(Run(dict(context or {})))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise Invalid(f"the context of workflow {self.name!r} is not JSON: {error}") from None
+        run = Run(dict(context or {}))
+        state = encode_given(run, f"the context of workflow {self.name!r}")
         return Order(
             NewJob(
                 kind=PREFIX + self.name,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway.jobs.context import Context
-from fairway.jobs.encoding import encode
 from fairway.jobs.flows import task_kind
 from fairway.jobs.handles import JobFunction, Machine
 from fairway.jobs.kinds import Options
@@ -17,6 +16,7 @@ from fairway.jobs.outcome import Outcome
 from fairway.runtime.clock import SYSTEM_CLOCK
 from fairway.runtime.targets import found_at
 from fairway.runtime.usercode import run_coroutine
+from fairway.wire.encoding import encode
 
 if TYPE_CHECKING:
     from fairway.jobs.job import Claim

@@ -19,15 +19,13 @@ import msgspec
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import InvalidConfig, InvalidRequest
 from fairway.jobs.context import Context
-from fairway.jobs.encoding import check_numbers, encode
 from fairway.jobs.job import KEY_MAX, MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, JobBatch, NewJob
+from fairway.wire.encoding import NOT_JSON, check_numbers, encode_given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeGuard
 
-_NOT_JSON: Final = (TypeError, ValueError, OverflowError, RecursionError)
-_NULL: Final = b"null"
 SECOND_NS: Final = 1_000_000_000
 BACKOFF: Final = BackoffConfig(base_ns=SECOND_NS, cap_ns=300 * SECOND_NS, jitter=0.25)
 """1 s, doubled after each failure, at most 5 minutes, less up to a quarter by chance."""
@@ -271,11 +269,13 @@ class Kind:
         first = self.job_with(states[0], **given)
         try:
             encoded = list(map(msgspec.json.encode, states))
-        except _NOT_JSON:
+        except NOT_JSON:
             encoded = [self._encoded(state) for state in states]  # to tell why
-        for state, one in zip(states, encoded, strict=True):
-            if _NULL in one:
-                self._check_numbers(state)
+        try:
+            for state, one in zip(states, encoded, strict=True):
+                check_numbers(one, state)
+        except ValueError as error:
+            raise InvalidRequest(f"job {self.name!r}: an argument is not JSON: {error}") from None
         return JobBatch(first, encoded)
 
     def _all_checked(self, many: list[Mapping[str, Any]]) -> list[msgspec.Struct]:
@@ -302,16 +302,7 @@ class Kind:
 
     def _encoded(self, state: msgspec.Struct) -> bytes:
         """The arguments as they are stored; refused if they could not be read back."""
-        try:
-            return encode(state)
-        except _NOT_JSON as error:
-            raise InvalidRequest(f"job {self.name!r}: an argument is not JSON: {error}") from None
-
-    def _check_numbers(self, state: msgspec.Struct) -> None:
-        try:
-            check_numbers(state)
-        except ValueError as error:
-            raise InvalidRequest(f"job {self.name!r}: an argument is not JSON: {error}") from None
+        return encode_given(state, f"job {self.name!r}: an argument")
 
     @property
     def _templated(self) -> bool:

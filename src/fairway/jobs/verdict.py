@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway.errors import InvalidRequest
-from fairway.jobs.encoding import encode
 from fairway.jobs.job import KEY_MAX, Claim, Fate, Settlement, skill_in
 from fairway.jobs.outcome import Done, Next, Outcome, Retry, Spawn, Stop, Wait
+from fairway.wire.encoding import encode
 
 if TYPE_CHECKING:
     from fairway.core.backoff import RandomSource

@@ -18,6 +18,7 @@ from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
 from fairway.topics.watching import View, Watcher
 from fairway.topics.writing import NewBatch
+from fairway.wire.encoding import NOT_JSON, check_numbers
 from fairway.wire.records import parse_records
 from fairway.wire.topics import (
     LIMIT_DEFAULT,
@@ -128,8 +129,9 @@ class TopicHandle(Generic[T]):
     ) -> Appended:
         """Append values, all or none of them, and return once they are as durable as configured.
 
-        Raises `Backpressure` or `Throttled` (nothing happened; they say when to come back),
-        `TopicFull`, `WriteFailed`, or `OutcomeUnknown`. With `key` a repeat changes nothing.
+        Raises `InvalidRequest` for what is not JSON, `nan` and `inf` included; `Backpressure` or
+        `Throttled` (nothing happened; they say when to come back), `TopicFull`, `WriteFailed`, or
+        `OutcomeUnknown`. With `key` a repeat changes nothing.
         """
         if (remote := self._app.remote_topics) is not None:
             return await remote.append(
@@ -151,7 +153,8 @@ class TopicHandle(Generic[T]):
             if meta is not None:
                 extra += b',"meta":' + encode(meta)
             raw = b"[%b]" % b",".join(b'{"data":%b%b}' % (encode(value), extra) for value in values)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            check_numbers(raw, (values, meta))
+        except NOT_JSON as error:
             raise InvalidRequest(f"topic {self.name!r}: a value is not JSON: {error}") from None
         new = NewBatch(records=parse_records(raw), node=node, key=key, patient=wait_for_room)
         _, appended, _ = await self._app.topics.append(self.name, new, config=self.patch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -1310,6 +1311,27 @@ def test_effects_go_to_topics_and_jobs_in_order() -> None:
         other = await app.topic("other").read()
         assert [record.data for record in other.records] == [-n for n in range(20)]
         assert sorted(ran) == list(range(20))
+
+    run_graph(app, play)
+
+
+def test_a_record_with_a_number_that_json_has_not_fails_its_firing() -> None:
+    """And is not appended as null, nor is what else the firing had to append."""
+    app = Fairway()
+    graph = app.graph("effects", when=Source("ticks", float), inputs="sequential")
+
+    @graph.node
+    def emit(ticks: float, firing: FiringContext) -> None:
+        firing.append("first", 1)
+        firing.append("out", {"at": None, "x": [1 / ticks if ticks else math.inf]})
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for number in (1.0, 0.0, 2.0):
+            graph.push_nowait("ticks", number)
+        await kit.settled()
+        out = (await app.topic("out").read()).records
+        assert [record.data["x"] for record in out] == [[1.0], [0.5]]
+        assert len((await app.topic("first").read()).records) == 2
 
     run_graph(app, play)
 
