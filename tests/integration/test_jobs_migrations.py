@@ -64,19 +64,51 @@ async def goes_on(store: JobStore, old: int) -> None:
         await store.aclose()
 
 
-def test_a_file_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
+def old_file(path: Path, version: int) -> apsw.Connection:
+    """A file of an earlier format, with a queue and a tenant."""
     connection = apsw.Connection(str(path))
-    connection.execute(sqlite_schema.MIGRATIONS[0])
-    connection.pragma("user_version", 1)
-    lane = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
+    for migration in sqlite_schema.MIGRATIONS[:version]:
+        connection.execute(migration)
+    connection.pragma("user_version", version)
     connection.execute(
         "INSERT INTO queue (id, name) VALUES (1, 'mail');"
         "INSERT INTO tenant (id, name) VALUES (1, 't');"
-        "INSERT INTO job (status, lane, since_ns, enqueued_ns, priority, version, max_attempts,"
-        " max_crashes, strict, window_ns, kind, step, state)"
-        f" VALUES ({sqlite_schema.READY}, {lane}, 1, 1, 0, 1, 20, 5, 0, 0, 'send', 'run', x'7b7d')"
     )
+    return connection
+
+
+def add_job(connection: apsw.Connection, status: int, error: str | None = None) -> None:
+    lane = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
+    connection.execute(
+        "INSERT INTO job (status, lane, since_ns, enqueued_ns, priority, version, max_attempts,"
+        " max_crashes, strict, window_ns, kind, step, state, error)"
+        f" VALUES ({status}, {lane}, 1, 1, 0, 1, 20, 5, 0, 0, 'send', 'run', x'7b7d', ?)",
+        (error,),
+    )
+
+
+def make_old_schema(
+    connection: psycopg.Connection, schema: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A schema of an earlier format."""
+
+    async def migrate() -> None:
+        connections = PostgresStore(postgres_url(), schema=schema)._connections
+        await connections.open()
+        await connections.migrate()
+        await connections.aclose()
+
+    connection.execute(f"drop schema if exists {schema} cascade".encode())
+    with monkeypatch.context() as patch:
+        known = postgres_connections.MIGRATIONS[:version]
+        patch.setattr(postgres_connections, "MIGRATIONS", known)
+        asyncio.run(migrate())
+
+
+def test_a_file_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    connection = old_file(path, 1)
+    add_job(connection, sqlite_schema.READY)
     connection.close()
     asyncio.run(goes_on(SqliteStore(path), 1))
     newest = apsw.Connection(str(path))
@@ -87,19 +119,8 @@ def test_a_file_of_the_first_format_is_brought_up_to_date(tmp_path: Path) -> Non
 def test_a_schema_of_the_first_format_is_brought_up_to_date(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def first_format() -> None:
-        store = PostgresStore(postgres_url(), schema=SCHEMA)
-        connections = store._connections
-        await connections.open()
-        await connections.migrate()
-        await connections.aclose()
-
     with psycopg.connect(postgres_url(), autocommit=True) as connection:
-        connection.execute(f"drop schema if exists {SCHEMA} cascade".encode())
-        newest = postgres_connections.MIGRATIONS
-        monkeypatch.setattr(postgres_connections, "MIGRATIONS", newest[:1])
-        asyncio.run(first_format())
-        monkeypatch.setattr(postgres_connections, "MIGRATIONS", newest)
+        make_old_schema(connection, SCHEMA, 1, monkeypatch)
         connection.execute(
             f"with lane as (insert into {SCHEMA}.lane (queue, tenant, band)"
             " values ('mail', 't', 1) returning id),"
@@ -137,21 +158,9 @@ async def keeps_keys_and_failures(store: JobStore, waits: int, failed: int, done
 
 def test_a_file_of_the_second_format_is_brought_up_to_date(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
-    connection = apsw.Connection(str(path))
-    for migration in sqlite_schema.MIGRATIONS[:2]:
-        connection.execute(migration)
-    connection.pragma("user_version", 2)
-    lane = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
-    connection.execute(
-        "INSERT INTO queue (id, name) VALUES (1, 'mail');"
-        "INSERT INTO tenant (id, name) VALUES (1, 't');"
-    )
+    connection = old_file(path, 2)
     for status in (sqlite_schema.WAITING, sqlite_schema.FAILED, sqlite_schema.DONE):
-        connection.execute(
-            "INSERT INTO job (status, lane, since_ns, enqueued_ns, priority, version, max_attempts,"
-            " max_crashes, strict, window_ns, kind, step, state, error)"
-            f" VALUES ({status}, {lane}, 1, 1, 0, 1, 20, 5, 0, 0, 'send', 'run', x'7b7d', 'no')"
-        )
+        add_job(connection, status, "no")
     connection.execute("INSERT INTO signal (job, name, payload, dedup) VALUES (1, 's', x'31', 'd')")
     connection.close()
     asyncio.run(keeps_keys_and_failures(SqliteStore(path), 1, 2, 3))
@@ -159,19 +168,9 @@ def test_a_file_of_the_second_format_is_brought_up_to_date(tmp_path: Path) -> No
 
 def test_a_file_of_the_third_format_is_brought_up_to_date(tmp_path: Path) -> None:
     """It counted nothing and had no mark, as kill -9 left it: with its job in the -wal alone."""
-    connection = apsw.Connection(str(tmp_path / "old.db"))
+    connection = old_file(tmp_path / "old.db", 3)
     connection.pragma("journal_mode", "WAL")
-    for migration in sqlite_schema.MIGRATIONS[:3]:
-        connection.execute(migration)
-    connection.pragma("user_version", 3)
-    lane = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
-    connection.execute(
-        "INSERT INTO queue (id, name) VALUES (1, 'mail');"
-        "INSERT INTO tenant (id, name) VALUES (1, 't');"
-        "INSERT INTO job (status, lane, since_ns, enqueued_ns, priority, version, max_attempts,"
-        " max_crashes, strict, window_ns, kind, step, state)"
-        f" VALUES ({sqlite_schema.READY}, {lane}, 1, 1, 0, 1, 20, 5, 0, 0, 'send', 'run', x'7b7d')"
-    )
+    add_job(connection, sqlite_schema.READY)
     path = tmp_path / "jobs.db"
     for suffix in ("", "-wal"):
         shutil.copy(tmp_path / f"old.db{suffix}", f"{path}{suffix}")
@@ -192,18 +191,8 @@ def test_a_schema_of_the_second_format_is_brought_up_to_date(
     job = "kind, version, step, state, lane, priority, max_attempts, max_crashes, enqueued_at"
     values = "'send', 1, 'run', '{}', 1, 0, 20, 5, now()"
 
-    async def second_format() -> None:
-        connections = PostgresStore(postgres_url(), schema=schema)._connections
-        await connections.open()
-        await connections.migrate()
-        await connections.aclose()
-
     with psycopg.connect(postgres_url(), autocommit=True) as connection:
-        connection.execute(f"drop schema if exists {schema} cascade".encode())
-        newest = postgres_connections.MIGRATIONS
-        monkeypatch.setattr(postgres_connections, "MIGRATIONS", newest[:2])
-        asyncio.run(second_format())
-        monkeypatch.setattr(postgres_connections, "MIGRATIONS", newest)
+        make_old_schema(connection, schema, 2, monkeypatch)
         connection.execute(
             f"insert into {schema}.lane (queue, tenant, band) values ('mail', 't', 1);"
             f"insert into {schema}.job (id, status, {job}) select 1, 'w', {values};"
