@@ -17,6 +17,7 @@ from fairway.topics import names
 from fairway.topics.batch import decode_batch, size_of
 from fairway.topics.engine import TopicsConfig
 from fairway.topics.match import TagMatch
+from fairway.topics.reading import DELETED_AT_ONCE
 from fairway.topics.reclaiming import RULES_FEW
 from fairway.topics.topic import decode_snapshot, encode_snapshot
 from fairway.wire.topics import TopicPatch
@@ -69,6 +70,46 @@ def test_rows_in_which_nothing_lives_go_wherever_they_are() -> None:
                 await topics.append("t", new(1, tag="drop"))
             async with topics_on(wal.reopened(), config) as topics:
                 assert (await read_all(topics, "t")).seqs == [1, 2, 41, 42, 81, 82, 121]
+
+    virtually(main)
+
+
+def test_pages_are_the_same_before_and_after_the_room_is_given_back() -> None:
+    async def main() -> None:
+        async with topics_on(MemoryWal()) as topics:
+            for number in range(40):
+                await topics.append(
+                    "t", new((number, "drop" if number % 7 in (1, 3, 4) else "keep"))
+                )
+            await topics.append("t", new((1, "keep"), (2, "drop"), (3, "keep"), (4, "drop")))
+            await topics.delete_records("t", match=TagMatch("drop"))
+
+            async def pages() -> list[tuple[list[int], int]]:
+                found = []
+                for after in range(44):
+                    for limit in (1, 2, 5, 100):
+                        page = (await topics.reading.diff("t", after, limit=limit)).page
+                        assert len(page.records) == limit or page.next_seq == 44
+                        found.append(([record.seq for record in page.records], page.next_seq))
+                return found
+
+            before = await pages()
+            await upkeep()
+            assert await pages() == before
+
+    virtually(main)
+
+
+def test_a_page_passes_over_so_many_deleted_records_at_most() -> None:
+    async def main() -> None:
+        async with topics_on(MemoryWal()) as topics:
+            many = DELETED_AT_ONCE + 10
+            await topics.append("t", new(("x", "keep"), *[(1, "drop")] * many, ("y", "keep")))
+            await topics.delete_records("t", match=TagMatch("drop"))
+            first = (await topics.reading.diff("t", 0)).page
+            assert ([one.seq for one in first.records], first.next_seq) == ([1], many - 9)
+            rest = (await topics.reading.diff("t", first.next_seq)).page
+            assert ([one.seq for one in rest.records], rest.next_seq) == ([many + 2], many + 2)
 
     virtually(main)
 

@@ -142,7 +142,18 @@ class Passed(msgspec.Struct, array_like=True, frozen=True, tag=8):
     news: tuple[Consumed, ...]
 
 
-Record: TypeAlias = Fired | Pushed | Died | Steered | Began | Recovered | Sent | Dropped | Passed
+class Trying(msgspec.Struct, array_like=True, frozen=True, tag=9):
+    """A firing begins, or is over without a record of its own; written only after starts that came
+    to nothing, to find out which firing it is that ends the process."""
+
+    number: int
+    crashes: int
+    """How often the process has ended during it, if this is the last that is heard of it."""
+
+
+Record: TypeAlias = (
+    Fired | Pushed | Died | Steered | Began | Recovered | Sent | Dropped | Passed | Trying
+)
 
 _RECORDS: Final = msgspec.msgpack.Decoder(list[Record])
 _encode = msgspec.msgpack.Encoder().encode
@@ -214,6 +225,10 @@ class Checkpoint(msgspec.Struct):
     recoveries: list[Recovered] = []
     records: int = 0
     """Records so far. It is also the key of the last entry in the journal."""
+    starts: int = 0
+    """How often it was taken over since anything was consumed."""
+    crashes: int = 0
+    """How often the process has ended during the next firing, as far as that was noted."""
 
     def kept(self, source: str) -> Kept:
         found = self.sources.get(source)
@@ -237,7 +252,8 @@ class Checkpoint(msgspec.Struct):
                 kept.pushes[record.offset] = record.stored
                 kept.pushed = max(kept.pushed, record.offset)
         elif isinstance(record, Died):
-            self.number = max(self.number, record.number)
+            if record.number:
+                self._went_on(record.number)
             self._consume(record.news, limits)
             if not (
                 record.at and any((d.source, d.at) == (record.source, record.at) for d in self.dead)
@@ -247,8 +263,11 @@ class Checkpoint(msgspec.Struct):
                 del self.dead[:-DEAD_MAX]
         elif isinstance(record, Steered):
             self.paused = record.paused
+            if not record.paused:
+                self.crashes = 0  # whoever resumes it wants to see it tried
         elif isinstance(record, Began):
             self.epoch, self.holder = record.epoch, record.holder
+            self.starts += 1
         elif isinstance(record, Recovered):
             self.recoveries.append(record)
             del self.recoveries[:-RECOVERIES_MAX]
@@ -258,6 +277,9 @@ class Checkpoint(msgspec.Struct):
                 del pushes[offset]
         elif isinstance(record, Passed):
             self._consume(record.news, limits)
+            self.starts = 0
+        elif isinstance(record, Trying):
+            self.crashes = record.crashes
         else:
             self._sent(record.number)
 
@@ -292,8 +314,13 @@ class Checkpoint(msgspec.Struct):
             for at, died in enumerate(self.dead)
         ]
 
+    def _went_on(self, number: int) -> None:
+        """A firing is over, for good."""
+        self.number = max(self.number, number)
+        self.starts = self.crashes = 0
+
     def _fired(self, record: Fired, limits: Limits) -> None:
-        self.number = record.number
+        self._went_on(record.number)
         if record.replaced:
             for kept in self.sources.values():
                 kept.value = None

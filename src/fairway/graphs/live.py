@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fairway.core.backoff import BackoffConfig
@@ -52,6 +53,8 @@ SUPERVISION: Final = BackoffConfig(
 """Five restarts, after 1 s doubling to 60 s; a minute of health forgets earlier failures."""
 
 
+WRITE_S: Final = 1.0
+"""What was not drained in time has so long to be written."""
 EPOCH_BITS: Final = 24
 """Lives of one incarnation of a graph that can be told apart."""
 
@@ -295,6 +298,10 @@ class LiveGraph:
                     await self.journal.wait_durable()
         except (TimeoutError, Closing) as error:
             logger.warning("graph %s was not drained in time: %r", self.graph.name, error)
+            self.reactor.survived()
+            if self.journal is not None:
+                with suppress(TimeoutError, Closing):
+                    await asyncio.wait_for(self.journal.wait_durable(), WRITE_S)
 
     def stop(self, why: FairwayError) -> None:
         """Fire no more; whoever waits is told. What is not recorded is as after a crash."""

@@ -19,9 +19,16 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fairway.errors import Closing, Conflict, FairwayError, FiringFailed, OutcomeUnknown
+from fairway.errors import (
+    Closing,
+    Conflict,
+    FairwayError,
+    FiringFailed,
+    OutcomeUnknown,
+    ProcessDied,
+)
 from fairway.graphs.boundary import PUSH
-from fairway.graphs.checkpoint import Consumed, Died, Dropped, Passed, Steered
+from fairway.graphs.checkpoint import Consumed, Died, Dropped, Passed, Steered, Trying
 from fairway.graphs.context import FiringContext, JobEnqueue
 from fairway.graphs.firing import INJECTED, LOG_MAX, Firing
 from fairway.graphs.health import FIRING, ReactorState
@@ -59,6 +66,13 @@ logger = logging.getLogger("fairway.graphs")
 
 FIRINGS_PER_TURN: Final = 128
 """Firings before others on the loop get their turn."""
+STARTS_MAX: Final = 2
+"""After so many starts in a row that came to nothing, what ends the process is looked for."""
+CAREFUL_FIRINGS: Final = 1024
+"""So many firings are then noted before they begin, each by itself."""
+CRASHES_MAX: Final = 5
+"""A firing during which the process has ended so often is not tried again: it has failed. As many
+as a job may have, by default: a process may be killed for reasons of others."""
 
 # A third faster than calling the class, twice per firing.
 _due = _fired = tuple.__new__
@@ -149,6 +163,9 @@ class Reactor:
         self._promises = Promises()
         self.promise = self._promises.make
         """A future that is resolved by what becomes of something, or by the end of the graph."""
+        self._crashes = checkpoint.crashes  # of the next firing
+        suspect = checkpoint.starts >= STARTS_MAX or checkpoint.crashes > 0
+        self._careful = CAREFUL_FIRINGS if journal is not None and suspect else 0
         self._pushes = max((kept.pushed for kept in checkpoint.sources.values()), default=0)
 
     # What sources bring
@@ -227,10 +244,16 @@ class Reactor:
                 self._work.clear()
                 if self._death is not None:
                     raise self._death
-                if self._inline:
+                if self._inline and not self._careful:
                     continue
                 while (due := without_task(self._due)) is not None:
-                    await self._fire(due)
+                    if self._careful:
+                        await self._fire_carefully(due)
+                    else:
+                        await self._fire(due)
+                    if self._inline and not self._careful:
+                        self._update()
+                        break
                 self.moved()
         finally:
             await self._eager.aclose()
@@ -306,6 +329,7 @@ class Reactor:
         """Evaluate the gate again, at once; it also ends a halt."""
         self._check_running()
         self._steering.resume()
+        self._crashes = 0
         return self._steered(who)
 
     def _steered(self, who: str) -> asyncio.Future[None]:
@@ -369,7 +393,7 @@ class Reactor:
 
         While a firing is under way nothing else is due.
         """
-        if not self._inline:
+        if not self._inline or self._careful:
             self._work.set()
             return
         task = current_task(self._loop)
@@ -493,6 +517,40 @@ class Reactor:
             raise
         else:
             without_task(self._hit, due, ctx, begin_ns, outputs)
+
+    async def _fire_carefully(self, due: _Due) -> None:
+        """Note that it is tried, and wait until it is recorded: if the process ends, it was this.
+
+        What has ended it too often fails without being tried, and is dealt with as any failure.
+        """
+        assert self._journal is not None
+        self._firing = due
+        self._careful -= 1
+        number = self.number + 1
+        if self._crashes >= CRASHES_MAX:
+            why = ProcessDied(f"the process ended {self._crashes} times during this firing")
+            without_task(self._missed, due, why, self._now(), {})
+        else:
+            try:
+                self._journal.append(Trying(number, self._crashes + 1), _nothing)
+                await self._journal.wait_durable()
+            except BaseException:
+                self._firing = None
+                self.inputs.restore(due.taken)
+                raise
+            if self._inline:
+                without_task(self._fire_inline, due)
+            else:
+                await self._fire(due)
+            self.survived(number)
+        if self.number >= number:
+            self._crashes = 0
+        await self._journal.wait_durable()
+
+    def survived(self, number: int = 0) -> None:
+        """A firing that was noted is over without a record, or is stopped: it ended no process."""
+        if self._journal is not None and self.checkpoint.crashes > self._crashes:
+            self._journal.append(Trying(number or self.number + 1, self._crashes), _nothing)
 
     def _hit(self, due: _Due, ctx: FiringContext, begin_ns: int, outputs: dict[str, Any]) -> None:
         """It succeeded: record it, and let its effects go once it is recorded."""
