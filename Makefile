@@ -8,8 +8,9 @@ PIP    := $(PY) -m pip --disable-pip-version-check --quiet
 COMPILE := $(PY) -m uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
 	--fork-strategy fewest --generate-hashes --no-config --custom-compile-command "make lock"
 
-# Two processes, each with whole files of tests: fixtures that last a module stay whole.
-TWO ?= -n 2 --dist loadfile
+# Three processes, also where there are two cores: tests often wait for a process or the disk. Each
+# gets whole files, so fixtures that last a module stay whole, in the order of tests/conftest.py.
+WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 CODE := $(wildcard src tests benchmarks examples docs)
 
@@ -42,10 +43,10 @@ format: $(VENV)/.installed ## format the code and apply the safe lint fixes
 	$(PY) -m ruff format $(CODE)
 
 test: $(VENV)/.installed ## every test, campaigns by a share; ARGS="-k name --seed 7" narrows it
-	$(PY) -m pytest -q $(TWO) $(ARGS)
+	$(PY) -m pytest -q $(WORKERS) $(ARGS)
 
 test-all: $(VENV)/.installed ## every test, campaigns in full
-	$(PY) -m pytest -q $(TWO) --full --timeout=7200 $(ARGS)
+	$(PY) -m pytest -q $(WORKERS) --full --timeout=7200 $(ARGS)
 
 bench: $(VENV)/.installed ## run a benchmark: NAME=startup ARGS="--quick --json out.json"; no NAME lists them
 	$(PY) -m benchmarks $(NAME) $(ARGS)

@@ -60,6 +60,26 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("fairway-full" if config.getoption("--full") else "fairway")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with long tests come first, or one of them would keep everybody waiting at the end.
+
+    Long are campaigns and what may take more time than other tests; then come files of many tests.
+    """
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("::")[0], []).append(item)
+
+    def first(of: list[pytest.Item]) -> tuple[bool, int]:
+        return (not any(map(_is_long, of)), -len(of))
+
+    items[:] = [item for of in sorted(tests.values(), key=first) for item in of]
+
+
+def _is_long(item: pytest.Item) -> bool:
+    names: list[str] = getattr(item, "fixturenames", [])
+    return "campaign" in names or item.get_closest_marker("timeout") is not None
+
+
 @pytest.fixture
 def campaign(request: pytest.FixtureRequest) -> Campaign:
     seed = request.config.getoption("--seed")

@@ -21,6 +21,7 @@ from tests.tidy import (
     locks_are_closed,
     names_say_something,
     no_test_sleeps,
+    parsed,
     product_is_finished,
     tasks_start_in_a_group,
     threads_belong_to_runtime,
@@ -29,9 +30,18 @@ from tests.tidy import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from _pytest.mark.structures import ParameterSet
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forgotten() -> Iterator[None]:
+    """Trees of the whole repository are large: the tests that come next are spared them."""
+    yield
+    parsed.cache_clear()
 
 
 @pytest.mark.parametrize("check", RULES, ids=lambda check: check.__name__)

@@ -28,7 +28,7 @@ class Backend(ABC):
 
     one_owner = True
     """Whether a second opener can be refused: there is a place to meet."""
-    examples = 200
+    examples = 80
     """How many random histories this backend plays in `make test`: fewer where each is slow."""
     watched_writes = 250
     """How many writes threads look on: more where each is over in no time."""
@@ -125,7 +125,7 @@ class MemoryBackend(Backend):
 class DirectoryBackend(Backend):
     """A backend whose store is a directory."""
 
-    examples = 40
+    examples = 16
 
     def create(self, number: int) -> Path:
         return self.scratch / f"store-{number}"
@@ -181,7 +181,7 @@ class RocksdbBackend(DirectoryBackend):
 
 
 class PostgresBackend(Backend):
-    examples = 20
+    examples = 8
     _schemas = itertools.count(1)  # one server serves all tests, so names never repeat
 
     def __init__(self, scratch: Path) -> None:

@@ -49,7 +49,7 @@ class JobRig(ABC):
     """Whether jobs outlive the process: what a restart finds can be looked at."""
     slack_ns = 0
     """How far times may be off: 0 where the suite owns the clock."""
-    histories = 30
+    histories = 12
     """How many random histories are played in `make test`."""
 
     store: JobStore
@@ -130,7 +130,6 @@ class PostgresRig(ClockedRig):
     Making the tables takes longer than a test: schemas that are free again are emptied and reused.
     """
 
-    histories = 12  # each takes a second
     _schemas = itertools.count(1)
     _free: ClassVar[list[str]] = []
 

@@ -44,7 +44,7 @@ def test_random_histories_agree_with_the_twin(
         share = JOB_STORES[name](tmp_path).histories
     except Unavailable as reason:
         pytest.skip(f"{name}: {reason}")
-    rounds = campaign.rounds(share=share, full=max(20 * share, 600))
+    rounds = campaign.rounds(share=share, full=600)
     for number in range(rounds):
         with opened(name, tmp_path) as (rig, runner):
             try:

@@ -160,7 +160,7 @@ class Walk:
 
 
 def test_random_histories_agree_with_the_twin(backend: Backend, campaign: Campaign) -> None:
-    rounds = campaign.rounds(share=backend.examples, full=10 * backend.examples)
+    rounds = campaign.rounds(share=backend.examples, full=25 * backend.examples)
     for number in range(rounds):
         Walk(backend, campaign.random(number), campaign.tally).run()
     for event in (

@@ -134,7 +134,7 @@ def test_no_event_is_lost_and_no_effect_happens_twice(
     """With windows of a millisecond every replay comes after all of them have passed."""
     from confluent_kafka import Producer
 
-    rounds = campaign.rounds(share=4, full=full)
+    rounds = campaign.rounds(share=2, full=full)
     random = campaign.random()
     sent = 0
     with mock_process() as cluster:

@@ -94,7 +94,7 @@ def test_requests_that_fit_the_document_and_requests_that_do_not(
     operation = SCHEMA[route.path][route.method]
     arguments = {part[1:-1] for part in route.path.split("/") if part.startswith("{")}
     named = {name: NAMES[name] for name in arguments}
-    examples = campaign.rounds(share=8, full=250)
+    examples = campaign.rounds(share=5, full=250)
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
         for fixed in [{}, {"path_parameters": named}] if named else [{}]:
             free = arguments and not fixed

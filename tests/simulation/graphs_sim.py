@@ -62,11 +62,35 @@ class Line(msgspec.Struct, frozen=True):
     total: Total
 
 
+@dataclass(frozen=True)
+class Scene:
+    """Who writes, and how often what goes wrong. A narrow one reaches what is rare elsewhere."""
+
+    writes: tuple[str, ...] = ("order", "tick", "push", "push")
+    troubles: dict[str, float] = field(
+        default_factory=lambda: {
+            "kill": 4,
+            "lose_power": 3,
+            "crash_reactor": 4,
+            "crash_source": 4,
+            "lose": 2,
+            "fill_disk": 2,
+            "pause": 1,
+            "command": 1,
+            "force": 1,
+        }
+    )
+
+
+EVERYTHING = Scene()
+
+
 @dataclass
 class World:
     seed: int
     random: random.Random
     tally: Counter[str]
+    scene: Scene = EVERYTHING
     feed: TestFeed = field(default_factory=TestFeed)
     kit: GraphsUnderTest = None  # type: ignore[assignment]
     acked: dict[str, list[int]] = field(default_factory=lambda: {"orders": [], "pushes": []})
@@ -156,11 +180,13 @@ def simulate(
     seed: int,
     tally: Counter[str] | None = None,
     *,
+    scene: Scene = EVERYTHING,
     mutate: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> None:
     """Run one history. Raises `Broken` if a promise did not hold, `Drifted` if something died of
     code that does not fit: it would be restarted, and what comes of that proves nothing."""
-    world = World(seed, random.Random(f"graphs/{seed}"), tally if tally is not None else Counter())
+    chance, counted = random.Random(f"graphs/{seed}"), tally if tally is not None else Counter()
+    world = World(seed, chance, counted, scene)
     illegal: list[str] = []
 
     def note_it(self: IllegalMove, *args: Any) -> None:
@@ -218,7 +244,7 @@ async def played(world: World, kit: GraphsUnderTest) -> None:
     over = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         clients = [
-            group.create_task(client(world, kit, write)) for write in (order, tick, push, push)
+            group.create_task(client(world, kit, WRITES[write])) for write in world.scene.writes
         ]
         chaos = group.create_task(disturb(world, kit, over))
         person = group.create_task(look_after(world, kit))
@@ -287,6 +313,9 @@ async def push(world: World, kit: GraphsUnderTest) -> None:
         return
 
 
+WRITES = {write.__name__: write for write in (order, tick, push)}
+
+
 # What goes wrong
 
 
@@ -296,13 +325,11 @@ async def disturb(world: World, kit: GraphsUnderTest, over: asyncio.Event) -> No
         if over.is_set():
             return
         await asyncio.sleep(chance.choice((0, 0.003, 0.03, 0.3)) * chance.random())
-        trouble = chance.choices(
-            (kill, lose_power, crash_reactor, crash_source, lose, fill_disk, pause, command, force),
-            (4, 3, 4, 4, 2, 2, 1, 1, 1),
-        )[0]
+        troubles = world.scene.troubles
+        trouble = chance.choices(tuple(troubles), tuple(troubles.values()))[0]
         with suppress(Closing, Conflict, GraphFailed, OutcomeUnknown):
-            await trouble(world, kit)
-        world.tally[trouble.__name__.replace("_", " ")] += 1
+            await TROUBLES[trouble](world, kit)
+        world.tally[trouble.replace("_", " ")] += 1
 
 
 async def look_after(world: World, kit: GraphsUnderTest) -> None:
@@ -382,6 +409,15 @@ async def force(world: World, kit: GraphsUnderTest) -> None:
     live = kit._declared[0].running
     with suppress(FairwayError):
         await asyncio.wait_for(live.force(), 60)
+
+
+TROUBLES = {
+    trouble.__name__: trouble
+    for trouble in (
+        *(kill, lose_power, crash_reactor, crash_source, lose),
+        *(fill_disk, pause, command, force),
+    )
+}
 
 
 # What must hold

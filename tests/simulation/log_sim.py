@@ -34,6 +34,8 @@ from fairway.storage.writer import Durability, FairWriter, WriterConfig
 from fairway.testing import Deadlock, Livelock, run
 
 Mutation = Callable[[], AbstractContextManager[None]]
+SPIN_LIMIT = 100_000
+"""Callbacks at one virtual instant. A history that goes well has some hundreds."""
 
 
 class Broken(AssertionError):
@@ -154,7 +156,11 @@ def simulate(
 ) -> None:
     """Run one history. Raises `Broken` if a promise did not hold."""
     world = World(seed, random.Random(f"log/{seed}"), tally if tally is not None else Counter())
-    with mutate() if mutate is not None else _nothing(), _watched_pool(world):
+    with (
+        mutate() if mutate is not None else _nothing(),
+        _watched_pool(world),
+        patch("fairway.testing.loop.SPIN_LIMIT", SPIN_LIMIT),
+    ):
         try:
             run(lambda: _bounded(world), seed=seed, quiet=True, shuffle=True)
         except (Deadlock, Livelock, TimeoutError, asyncio.CancelledError) as stuck:

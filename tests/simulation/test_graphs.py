@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,7 @@ from fairway.graphs.inputs import Inputs
 from fairway.graphs.journal import Journal
 from fairway.graphs.outbox import Outbox
 from fairway.graphs.reactor import Reactor
-from tests.simulation.graphs_sim import simulate
+from tests.simulation.graphs_sim import EVERYTHING, Scene, simulate
 from tests.support.planted import expect_seen, plant
 from tests.support.promises import Broken
 
@@ -211,6 +212,24 @@ PLANTED = [
 ]
 
 
+SCENES = {
+    # A push whose answer a death took away is pushed again.
+    keys_are_forgotten_by_a_restart: Scene(
+        writes=("push",) * 6, troubles={"kill": 3, "fill_disk": 1}
+    ),
+}
+"""Where a bug is rare among histories of everything: the part of them that it is seen in."""
+
+
 @pytest.mark.parametrize("bug", PLANTED, ids=lambda bug: bug.__name__)
 def test_a_planted_bug_is_seen(bug: Callable[[], Any]) -> None:
-    print(f"{bug.__name__}: {expect_seen(simulate, bug, Broken, histories=100)}")
+    played = partial(simulate, scene=SCENES.get(bug, EVERYTHING))
+    print(f"{bug.__name__}: {expect_seen(played, bug, Broken, histories=100)}")
+
+
+@pytest.mark.parametrize("bug", SCENES, ids=lambda bug: bug.__name__)
+def test_without_its_bug_a_scene_breaks_no_promise(
+    bug: Callable[[], Any], campaign: Campaign
+) -> None:
+    for number in range(campaign.rounds(share=4, full=100)):
+        simulate(campaign.seed + number, campaign.tally, scene=SCENES[bug])

@@ -698,7 +698,7 @@ async def check(topics: Topics, written: list[int], unknown: set[int], tally: Co
 
 @pytest.mark.timeout(1800)
 def test_every_record_is_forwarded_exactly_once(campaign: Campaign) -> None:
-    for number in range(campaign.rounds(share=60, full=1_500)):
+    for number in range(campaign.rounds(share=25, full=1_500)):
         seed = campaign.seed + number
 
         async def main(seed: int = seed) -> None:
@@ -711,7 +711,7 @@ def test_every_record_is_forwarded_exactly_once(campaign: Campaign) -> None:
             raise
     for event in ("came true", "fault: after", "fault: before", "fault: full", "killed"):
         assert campaign.tally[event], event
-    assert campaign.tally["never began"] < campaign.rounds(share=60, full=1_500) // 2
+    assert campaign.tally["never began"] < campaign.rounds(share=25, full=1_500) // 2
 
 
 @contextmanager

@@ -51,8 +51,6 @@ if TYPE_CHECKING:
 
 Mutation = "Callable[[], AbstractContextManager[Any]]"
 TAGS = ("a", "ab", "b", None)
-NAMES = ("one", "two", "three")
-CLASSES = ("fsync", "fsync", "disk", "memory", "ephemeral")
 LADDERS = (
     Ladder(),
     Ladder(pressure=0.5, coalesce_window_ns=8_000_000, commit_window_ns=1_000_000),
@@ -106,6 +104,26 @@ class Book:
         demand(known == record, f"{self.name}: seq {seq} was {known} and is {record}")
 
 
+@dataclass(frozen=True)
+class Scene:
+    """What happens in a history, and how often. A narrow one reaches what is rare elsewhere."""
+
+    names: tuple[str, ...] = ("one", "two", "three")
+    classes: tuple[str, ...] = ("fsync", "fsync", "disk", "memory", "ephemeral")
+    lives: tuple[int, int] = (1, 4)
+    clean: float = 0.3
+    """How many lives end well."""
+    bounded: float = 1.0
+    """How often topics have limits, of how often they have in a history of everything."""
+    snapshots: tuple[int, ...] = (3, 2000)
+    idle_ms: tuple[int, ...] = (1, 5_000)
+    weights: tuple[float, ...] = (40, 15, 10, 8, 5, 1.5, 20, 4)
+    """Append, retry, produce, delete, configure, recreate, consume, disturb."""
+
+
+EVERYTHING = Scene()
+
+
 @dataclass
 class World:
     seed: int
@@ -114,6 +132,7 @@ class World:
     attempts: dict[int, Attempt] = field(default_factory=dict)
     books: dict[int, Book] = field(default_factory=dict)
     consumers: list[Consumer] = field(default_factory=list)
+    scene: Scene = field(default_factory=lambda: EVERYTHING)
     positions: dict[str, int] = field(default_factory=dict)
     repeats: list[tuple[str, int, Attempt, dict[str, Any]]] = field(default_factory=list)
     dead: bool = False
@@ -296,10 +315,16 @@ def simulate(
     seed: int,
     tally: Counter[str] | None = None,
     *,
+    scene: Scene = EVERYTHING,
     mutate: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> None:
     """Run one history. Raises `Broken` if a promise did not hold."""
-    world = World(seed, random.Random(f"topics/{seed}"), tally if tally is not None else Counter())
+    world = World(
+        seed,
+        random.Random(f"topics/{seed}"),
+        tally if tally is not None else Counter(),
+        scene=scene,
+    )
     with mutate() if mutate is not None else nullcontext():
         try:
             run(lambda: history(world), seed=seed, quiet=True, shuffle=True, limit_ns=10**13)
@@ -325,11 +350,11 @@ async def history(world: World) -> None:
         retention=RetentionConfig(
             chunk=chance.choice((2, 500)),
             page_bytes=chance.choice((1, 10_000)),
-            snapshot_records=chance.choice((3, 2000)),
-            snapshot_idle_ms=chance.choice((1, 5_000)),
+            snapshot_records=chance.choice(world.scene.snapshots),
+            snapshot_idle_ms=chance.choice(world.scene.idle_ms),
         ),
     )
-    for _ in range(chance.randint(1, 4)):
+    for _ in range(chance.randint(*world.scene.lives)):
         wal.fault_rate = chance.choice((0, 0, 0.02, 0.1))
         wal = await one_life(world, wal, config)
     world.healthy = True
@@ -342,7 +367,7 @@ async def one_life(
     chance = world.random
     world.dead = False
     sampler = Forced(chance.choice(LADDERS))
-    clean = last or chance.random() < 0.3
+    clean = last or chance.random() < world.scene.clean
     made: list[MemoryWal] = []
     try:
         async with Log(wal) as log, Topics(log, config=config, sampler=sampler) as topics:
@@ -437,7 +462,7 @@ async def client(world: World, topics: Topics, sampler: Forced) -> None:
             return
         step = chance.choices(
             (append, retry, produce, delete, configure, recreate, consume, disturb),
-            (40, 15, 10, 8, 5, 1.5, 20, 4),
+            world.scene.weights,
         )[0]
         try:
             await step(world, topics, sampler)
@@ -451,15 +476,17 @@ async def client(world: World, topics: Topics, sampler: Forced) -> None:
         await asyncio.sleep(chance.choice((0, 0, 0.001, 0.05)))
 
 
-def draw_patch(chance: random.Random, *, fresh: bool = False) -> TopicPatch:
+def draw_patch(chance: random.Random, scene: Scene, *, fresh: bool = False) -> TopicPatch:
     fields: dict[str, Any] = {}
     if fresh or chance.random() < 0.3:
-        fields["durability"] = chance.choice(CLASSES if fresh else ("fsync", "disk", "memory"))
-    if chance.random() < 0.3:
+        fields["durability"] = chance.choice(
+            scene.classes if fresh else ("fsync", "disk", "memory")
+        )
+    if chance.random() < 0.3 * scene.bounded:
         fields["cap_records"] = chance.choice((0, 3, 10, 40))
-    if chance.random() < 0.2:
+    if chance.random() < 0.2 * scene.bounded:
         fields["cap_bytes"] = chance.choice((0, 200, 3_000))
-    if chance.random() < 0.15:
+    if chance.random() < 0.15 * scene.bounded:
         fields["ttl_ms"] = chance.choice((0, 30, 1_000))
     if chance.random() < 0.2:
         fields["discard"] = chance.choice(("old", "reject"))
@@ -469,10 +496,10 @@ def draw_patch(chance: random.Random, *, fresh: bool = False) -> TopicPatch:
 
 
 async def some_topic(world: World, topics: Topics) -> Topic:
-    name = world.random.choice(NAMES)
+    name = world.random.choice(world.scene.names)
     topic = topics.find(name)
     if topic is None:
-        patch = draw_patch(world.random, fresh=True)
+        patch = draw_patch(world.random, world.scene, fresh=True)
         last = max(world.books, default=0)
         topic, fresh = await topics.create(name, patch)
         demand(world.dead or not fresh or topic.epoch > last, "an epoch was used again")
@@ -641,7 +668,7 @@ async def delete(world: World, topics: Topics, sampler: Forced) -> None:
 async def configure(world: World, topics: Topics, sampler: Forced) -> None:
     topic = await some_topic(world, topics)
     book = world.book(topic)
-    patch = draw_patch(world.random)
+    patch = draw_patch(world.random, world.scene)
     wanted = patch.over(topic.config)
     book.bounded |= bool(wanted.cap_records or wanted.cap_bytes or wanted.ttl_ms)
     if book.bounded:

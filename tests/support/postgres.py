@@ -36,6 +36,7 @@ STARTUP_S = 60
 SETTINGS = {
     "listen_addresses": "",  # a Unix socket only: no port to collide on
     "max_connections": "100",
+    "fsync": "off",  # what it wrote outlives its death, and no test here takes the power away
     "shared_buffers": "32MB",
     "log_statement": "none",
     "timezone": "UTC",
