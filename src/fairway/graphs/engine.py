@@ -27,15 +27,16 @@ from fairway.errors import (
     NotFound,
     SourceFailed,
     Stop,
+    TryLater,
 )
 from fairway.graphs.checkpoint import RECOVERIES_MAX, Recovered
 from fairway.graphs.hands import Hands
 from fairway.graphs.health import ReactorState
-from fairway.graphs.journal import history, page
+from fairway.graphs.journal import BACKOFF, history, page
 from fairway.graphs.live import SUPERVISION, Around, LiveGraph, restored
 from fairway.graphs.metrics import series_of
 from fairway.graphs.traversal import node_in
-from fairway.runtime.clock import clock_of
+from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.watchdog import Watchdog
 from fairway.runtime.words import is_a, said, told
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from fairway.graphs.checkpoint import Checkpoint, Record
     from fairway.graphs.feed import Arrivals
     from fairway.graphs.graph import Graph
+    from fairway.graphs.journal import Loaded
     from fairway.graphs.outbox import Destinations
     from fairway.runtime.supervision import SupervisionEvent
     from fairway.runtime.telemetry import Series, Telemetry
@@ -373,13 +375,29 @@ class Graphs:
             await asyncio.wait({task})
         managed.changed()
 
+    async def _restored(self, partition: int, graph: Graph) -> Loaded:
+        """What was kept of it. While the log cannot be read it is waited for: that is no failure of
+        the graph's, and others say what is the matter."""
+        assert self._log is not None
+        tries = 0
+        while True:
+            try:
+                return await restored(self._log, partition, graph)
+            except (Fenced, TryLater) as error:
+                if self._log.lost is not None or isinstance(error, Closing):
+                    raise
+                tries += 1
+                if tries == 1:
+                    logger.warning("graph %s waits for its journal: %s", graph.name, error)
+            await sleep_ns(BACKOFF.ceiling_ns(tries))
+
     async def serve(self, managed: Managed, healthy: Callable[[bool], None]) -> None:
         """One life of a graph: from what was kept until it breaks or is stopped."""
         graph = managed.graph
         loaded = None
         if managed.partition is not None:
             assert self._log is not None
-            loaded = await restored(self._log, managed.partition, graph)
+            loaded = await self._restored(managed.partition, graph)
             known = [*managed.recoveries]
             managed.recoveries.extend(
                 record for record in loaded.checkpoint.recoveries if record not in known

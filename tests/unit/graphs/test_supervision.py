@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fairway import Closing, Fairway, FiringContext, Graph, Source, all_, any_
-from fairway.errors import Conflict, FeedLost, GraphFailed, NotFound
+from fairway.core.lease import Tenure
+from fairway.errors import Conflict, FeedLost, Fenced, GraphFailed, NotFound
 from fairway.runtime.clock import clock_of
+from fairway.storage.ownership import Ownership
 from fairway.testing import InjectedCrash, TestFeed, run_graph
 
 if TYPE_CHECKING:
@@ -469,6 +471,39 @@ def test_a_reactor_that_dies_in_the_middle_of_a_firing_fires_it_again() -> None:
         assert [firing.number for firing in kit.firings(graph)] == [1, 2]
 
     run_graph(app, play)
+
+
+def test_a_journal_that_may_be_somebody_else_s_for_a_while_is_waited_for() -> None:
+    """A lease that was renewed late, or a database that is away, is no failure of the graph's."""
+    n = Source("n", int)
+    graph = Graph("g", when=n, inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def it(n: int) -> int:
+        return n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await kit.push(graph, "n", 1)
+        await kit.settled()
+        tenure = Tenure(ttl_ns=10, margin_ns=0)
+        log: Any = kit.app.graphs._log
+        log.ownership = Ownership(tenure, clock_of().now_ns, "here")
+        kit.crash(graph)
+        await kit.advance(600)
+        assert kit.app.graphs.get("g").failed is None
+        with pytest.raises(Closing):
+            graph.push_nowait(n, 2)
+        tenure.until_ns = clock_of().now_ns() + 10**15
+        await kit.advance(5)
+        await kit.push(graph, "n", 2)
+        await kit.settled()
+        assert graph.number == 2
+        tenure.end()
+        log._lose(Fenced("another one has it"))
+        await kit.advance(5)
+        assert "another one has it" in str(kit.app.graphs.get("g").failed)
+
+    run_graph(graph, play)
 
 
 def test_a_failed_graph_is_restarted_by_command() -> None:
