@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
 MESSAGES_A_ROUND = 40
-LEASE_MS = 2_000
+LEASE_MS = 5_000
+"""Each life waits for it, and a process that the machine leaves no time must not miss it."""
 
 databases = itertools.count(1)
 
