@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90.0
 MESSAGES_A_ROUND = 40
-LEASE_MS = 5_000
-"""Each life waits for it, and a process that the machine leaves no time must not miss it."""
+LEASE_MS = 2_000
 
 databases = itertools.count(1)
 
