@@ -229,6 +229,36 @@ def test_pruning_forgets_no_key_that_was_taken_while_it_looked() -> None:
     scene(play())
 
 
+@pytest.mark.parametrize("makes", [True, False])
+def test_a_day_that_another_one_makes_or_drops_meanwhile_is_no_failure(makes: bool) -> None:
+    async def play() -> None:
+        async with stores() as (one, other), transaction() as caller, asyncio.TaskGroup() as group:
+            today, *_ = await days(one)
+            day = today if makes else "history_20200101"
+            text = f"{day[-8:-4]}-{day[-4:-2]}-{day[-2:]}"
+            schema = one._connections.schema
+            drop = f"drop table {schema}.{day}"
+            make = (
+                f"create table {schema}.{day} partition of {schema}.history_by_day"
+                f" for values from ('{text} 00:00+00') to ('{text} 23:59+00')"
+            )
+            async with one._connections.connection() as connection:
+                await connection.execute(drop if makes else make)
+            await caller.execute(make if makes else drop)
+            pruned = group.create_task(other.prune(MINUTE_NS))
+            await asyncio.wait({pruned}, timeout=0.2)  # it waits until it is known
+            await caller.execute("commit")
+            assert await pruned == 0
+            assert (day in await days(one)) is makes
+
+    scene(play())
+
+
+async def days(store: PostgresStore) -> list[str]:
+    async with store._connections.connection() as connection:
+        return [row[0] for row in await connection.fetch(store._connections.sql["parts"])]
+
+
 def test_transactions_that_want_each_others_keys_are_told_to_begin_again() -> None:
     """PostgreSQL chooses which of them. When that one has done as told, the other goes on."""
 

@@ -23,6 +23,13 @@ PRUNE_ROWS = 5_000
 PRUNE_MAX = 100_000
 """Jobs that a call forgets one by one, if it need not be exact."""
 DAYS_AHEAD = 3
+MADE_BY_ANOTHER = (
+    asyncpg.DuplicateTableError,
+    asyncpg.UniqueViolationError,
+    asyncpg.InvalidObjectDefinitionError,
+)
+"""What `if not exists` raises for a table that somebody else has made a moment ago: by its name, in
+the catalogs, or by the rows that it is for."""
 
 
 class History:
@@ -99,7 +106,7 @@ class History:
                     f" from ('{day} 00:00+00') to ('{day + timedelta(days=1)} 00:00+00')"
                 )
                 # After days with nobody to make them, the rest holds rows of that day: so be it.
-                with suppress(asyncpg.CheckViolationError):
+                with suppress(asyncpg.CheckViolationError, *MADE_BY_ANOTHER):
                     await connection.execute(in_schema(text, schema))
             if older_than_ns is None:
                 return 0
@@ -107,11 +114,17 @@ class History:
             for (part,) in await connection.fetch(self._sql["parts"]):
                 if part >= f"history_{last:%Y%m%d}":
                     continue
-                text = f"select 1 from fw.{part} h join fw.job p on p.id = h.parent limit 1"
-                needed = await connection.fetchval(in_schema(text, schema))
-                if not needed:
-                    count += await connection.fetchval(
-                        in_schema(f"select count(*) from fw.{part}", schema)
-                    )
-                    await connection.execute(in_schema(f"drop table fw.{part}", schema))
+                with suppress(asyncpg.UndefinedTableError):  # another one has dropped it
+                    count += await self._drop(connection, part)
+        return count
+
+    async def _drop(self, connection: Connection, part: str) -> int:
+        """Drop a day of history, unless something of it is needed; how many rows it had."""
+        schema = self._connections.schema
+        text = f"select 1 from fw.{part} h join fw.job p on p.id = h.parent limit 1"
+        if await connection.fetchval(in_schema(text, schema)):
+            return 0
+        text = f"select count(*) from fw.{part}"
+        count: int = await connection.fetchval(in_schema(text, schema))
+        await connection.execute(in_schema(f"drop table fw.{part}", schema))
         return count
