@@ -593,7 +593,7 @@ class Fairway:
             try:
                 self._reserve = self._reserve or _reserve_of(place)
                 log = await stack.enter_async_context(
-                    Log(wal, writer=self._writer, telemetry=self.telemetry)
+                    Log(wal, writer=self._writer, telemetry=self.telemetry, held=True)
                 )
             except WriteFailed as error:
                 if self._reserve is None or self._reserve.given_up:

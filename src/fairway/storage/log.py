@@ -18,7 +18,17 @@ from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.telemetry import Telemetry
 from fairway.storage.reader import FairReader, ReaderConfig
 from fairway.storage.tails import Tails
-from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Leased, Operation, Tail, Vouching
+from fairway.storage.wal import (
+    DELETE,
+    INT_MAX,
+    Entry,
+    HardState,
+    Holding,
+    Leased,
+    Operation,
+    Tail,
+    Vouching,
+)
 from fairway.storage.writer import Durability, FairWriter, WriterConfig
 
 if TYPE_CHECKING:
@@ -62,8 +72,13 @@ class Log:
         writer: WriterConfig | None = None,
         reader: ReaderConfig | None = None,
         telemetry: Telemetry | None = None,
+        held: bool = False,
     ) -> None:
+        """If it is `held`, the files of the store stay as they are found until `release`: for
+        whoever has to see first whether what is in them makes sense. The first write releases."""
         self._wal = wal
+        self._held = wal if held and isinstance(wal, Holding) else None
+        self._released = asyncio.Event()
         self._writer_config = writer or WriterConfig()
         self._reader_config = reader or ReaderConfig()
         self._telemetry = telemetry
@@ -81,7 +96,8 @@ class Log:
         assert self._writer is None, "a log is entered once"
         try:
             async with BlockingPool(1, name="log-open") as opener:
-                self._tails = Tails(await opener.run(self._wal.open))
+                open_ = self._wal.open if self._held is None else self._held.open_held
+                self._tails = Tails(await opener.run(open_))
                 for partition in await opener.run(self._wal.deleting):
                     self._tails.deleted(partition)
         except BaseException as error:
@@ -104,6 +120,8 @@ class Log:
             self._pool, config=self._reader_config, clock=clock, telemetry=self._telemetry
         )
         self._sweep = asyncio.Event()
+        if self._held is None:
+            self._released.set()
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         self._services = [
@@ -371,10 +389,18 @@ class Log:
         self.check_owned()  # behind the read: it may have waited for long
         return found
 
+    async def release(self) -> None:
+        """What was read makes sense: recover the store. Nothing, if it was not held."""
+        if self._held is not None:
+            await self._pool.run(self._held.release)
+            self._held = None
+        self._released.set()
+
     async def _keep_up(self) -> None:
         """Checkpoints and sweeps: what keeps the files small and makes nobody wait."""
         registry = self._telemetry if self._telemetry is not None else Telemetry()
         failures = registry.counter("fairway_log_upkeep_failures", "Failed checkpoints and sweeps")
+        await self._released.wait()
         while True:
             self._sweep.clear()  # first: what is deleted meanwhile sets it again
             try:

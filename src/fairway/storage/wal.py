@@ -270,6 +270,21 @@ class Vouching(Protocol):
 
 
 @runtime_checkable
+class Holding(Protocol):
+    """A `Wal` in files, which can be read before any of them is changed: whoever opens it may find
+    that what it holds makes no sense, and has to leave it as it was."""
+
+    def open_held(self) -> dict[int, Tail]:
+        """As `open`, but the files stay as they are until `release`, or the first write. A close
+        before that leaves them so."""
+        ...
+
+    def release(self) -> None:
+        """What was read makes sense: go on as after `open`."""
+        ...
+
+
+@runtime_checkable
 class Leased(Protocol):
     """A `Wal` that is owned for a time only, and says how long it may be answered from."""
 

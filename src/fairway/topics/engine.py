@@ -20,6 +20,7 @@ from fairway.errors import (
     NotFound,
     Throttled,
     TopicFull,
+    WriteFailed,
 )
 from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.clock import clock_of
@@ -267,7 +268,21 @@ class Topics:
         window_ms = max((t.config.idempotency_window_ms for t in self._registry), default=0)
         self._keys.cold_until_ms = self._now_ms() + window_ms
         await self._routers.restore(found.get(ROUTER, {}))
+        await self._release_log()
+        await self.recovery.trim()
         self.retention.recovered(self._registry)
+
+    async def _release_log(self) -> None:
+        """All that is kept makes sense, so the files may change; on a full disk in the room of the
+        reserve."""
+        try:
+            await self._log.release()
+        except WriteFailed as error:
+            if self._reserve is None or self._reserve.given_up:
+                raise
+            logger.warning("the reserve is given up, to recover the log: %s", error)
+            await self._pool.run(self._reserve.release)
+            await self._log.release()
 
     # Topics
 

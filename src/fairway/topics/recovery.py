@@ -64,6 +64,7 @@ class Recovery:
         self._share = share
         self._expire = expire
         self._admit = admit
+        self._late: list[Topic] = []  # with more than they may hold, or something too old
         self.total = 0
         self.done = 0
 
@@ -80,6 +81,14 @@ class Recovery:
                 await self._complete(topic, facts)
                 self._admit(topic)
                 self.done += 1
+
+    async def trim(self) -> None:
+        """Expire what time and caps have expired. Not before everything was read: it writes. And
+        before anybody reads: what was told to be lost does not come back."""
+        while self._late:
+            topic = self._late.pop()
+            await self._expire(topic)
+            topic.live = None
 
     def _new(self, name: str, named: Named) -> Topic:
         stored = _decode_topic(named.value)
@@ -112,9 +121,7 @@ class Recovery:
                 topic.note_crash(topic.head, reserved)
             topic.reserved = topic.head
         if topic.over_cap or topic.config.ttl_ms:
-            # Before anybody reads: what was told to be lost does not come back.
-            await self._expire(topic)
-            topic.live = None
+            self._late.append(topic)
 
     async def _read_rules(self, topic: Topic) -> None:
         topic.rules = TagRules()

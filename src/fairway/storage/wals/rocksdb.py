@@ -117,6 +117,7 @@ class RocksdbWal:
         self._db: Any = None
         self._failed: str | None = None
         self._no_room = False  # that is why
+        self._held = False  # the files are as they were found
         self._group = 0  # the last one written
         self._segment, self._segment_first = 1, 1  # of the next group
         self._next_space = 1
@@ -140,15 +141,28 @@ class RocksdbWal:
     # -- the life of the log ----------------------------------------------------------------------
 
     def open(self) -> dict[int, Tail]:
+        return self._opened(held=False)
+
+    def open_held(self) -> dict[int, Tail]:
+        """See `Holding`."""
+        return self._opened(held=True)
+
+    def release(self) -> None:
+        """See `Holding`."""
+        with self._writing:
+            if self._held:
+                self._release()
+
+    def _opened(self, *, held: bool) -> dict[int, Tail]:
         self._lock.acquire()
         try:
-            self._open()
+            self._open(held)
         except BaseException:
             self.close()
             raise
         return {partition: part.tail for partition, part in self._parts.items()}
 
-    def _open(self) -> None:
+    def _open(self, held: bool) -> None:
         refuse_other_store(self._directory, "rocksdb")
         created = (self._home / "CURRENT").exists()
         begun = any(home.is_dir() and any(home.iterdir()) for home in (self._home, self._log_home))
@@ -164,15 +178,30 @@ class RocksdbWal:
                 check_records(path)
             # First without the right to write: RocksDB, once it may, deletes files it does not
             # know, and a person who has to look at a refused store should find all of them.
-            reader = self._connect(create=False, read_only=True)
-            view = View(reader.iter(), str(self._home))
+            self._db = self._connect(create=False, read_only=True)
+            self._held = True
+            view = View(self._db.iter(), str(self._home))
             try:
                 self._load(view, synced)
             finally:
                 view.close()
-                reader.close()
+        boot = self._boot()
+        self.unsynced_kept = boot is not None and boot == self._mark.boot
+        if self._held and held:
+            self._publish(Change(self._next_space))
+        else:
+            self._begin(create=not synced, created=created)
+
+    def _release(self) -> None:
+        with self._nobody_reading():
+            self._begin(create=False, created=True)
+
+    def _begin(self, *, create: bool, created: bool) -> None:
+        """With the right to write, which changes files."""
+        self._close_db()
+        self._held = False
         try:
-            self._db = self._connect(create=not synced)
+            self._db = self._connect(create=create)
         except WriteFailed as error:
             if not created:
                 raise
@@ -183,9 +212,7 @@ class RocksdbWal:
         # The first group meets a log file that is new to us, and so all of them are synced: what
         # was recovered is durable before anybody builds on it.
         self._commit(self._start, sync=True)
-        boot = self._boot()
-        self.unsynced_kept = boot is not None and boot == self._mark.boot
-        self._mark.remember_boot(boot)
+        self._mark.remember_boot(self._boot())
 
     def _options(self) -> Any:
         rocksdict = self._rocksdict
@@ -261,7 +288,7 @@ class RocksdbWal:
                 self._state.wait_for(lambda: not self._readers)
                 if view is not None:
                     view.close()
-            if self._db is not None and self._failed is None:
+            if self._db is not None and self._failed is None and not self._held:
                 with suppress(OSError):  # nobody waits for this sync
                     self._logs.settle(sync=True)
                     self._mark.advance(self._group)
@@ -301,19 +328,25 @@ class RocksdbWal:
         with self._writing:
             if self._db is None or free_bytes(self._directory) < self._room_needed():
                 return
-            with self._state:
-                self._reopening = True
-                view, self._view = self._view, None
-                self._state.wait_for(lambda: not self._readers)
-                if view is not None:
-                    view.close()
-            try:
+            with self._nobody_reading():
                 self._close_db()
                 self._open_again()
-            finally:
-                with self._state:
-                    self._reopening = False
-                    self._state.notify_all()
+
+    @contextmanager
+    def _nobody_reading(self) -> Iterator[None]:
+        """Readers wait meanwhile; whoever reads is waited for."""
+        with self._state:
+            self._reopening = True
+            view, self._view = self._view, None
+            self._state.wait_for(lambda: not self._readers)
+            if view is not None:
+                view.close()
+        try:
+            yield
+        finally:
+            with self._state:
+                self._reopening = False
+                self._state.notify_all()
 
     def _open_again(self) -> None:
         known = self._group, dict(self._parts), dict(self._dead)
@@ -346,6 +379,8 @@ class RocksdbWal:
 
         with self._writing:
             self._check_open()
+            if self._held:
+                self._release()
             try:
                 self._commit(fill, sync=sync)
             except (WriteFailed, OutcomeUnknown) as error:
@@ -434,7 +469,7 @@ class RocksdbWal:
 
         with self._writing:
             self._check_open()
-            if self._dead and self._failed is None:
+            if self._dead and self._failed is None and not self._held:
                 with suppress(WriteFailed, OutcomeUnknown):  # the next write tells
                     self._commit(fill, sync=False)
             return bool(self._dead) and self._failed is None
@@ -457,7 +492,7 @@ class RocksdbWal:
             self._reopen()
         with self._writing:
             self._check_open()
-            if self._failed is not None:
+            if self._failed is not None or self._held:
                 return
             self._publish(Change(self._next_space))  # an old view keeps deleted files alive
             if self._mark.value >= self._group:

@@ -76,14 +76,26 @@ class SqliteWal:
         return all(shard.unsynced_kept for shard in self._shards)
 
     def open(self) -> dict[int, Tail]:
+        return self._opened(held=False)
+
+    def open_held(self) -> dict[int, Tail]:
+        """See `Holding`."""
+        return self._opened(held=True)
+
+    def release(self) -> None:
+        """See `Holding`."""
+        for shard in reversed(self._live()):
+            shard.release()
+
+    def _opened(self, *, held: bool) -> dict[int, Tail]:
         self._lock.acquire()
         try:
-            return self._open()
+            return self._open(held)
         except BaseException:
             self.close()
             raise
 
-    def _open(self) -> dict[int, Tail]:
+    def _open(self, held: bool) -> dict[int, Tail]:
         refuse_other_store(self._directory, "sqlite")
         count = self._pinned_count()
         if self._wanted is not None and count is not None and self._wanted != count:
@@ -119,7 +131,7 @@ class SqliteWal:
             tails.update(found)
         # Now that none is refused: what is opened for writing does not stay as it was.
         for shard in reversed(self._shards):
-            shard.open()
+            shard.open(held=held)
         return tails
 
     def _pinned_count(self) -> int | None:

@@ -108,6 +108,8 @@ class Shard:
         self._cramped = False  # the disk had no room: what the -wal holds of it is wanted back
         self._wal_bound = wal_bytes_max
         self._failed: str | None = None
+        self._held = False  # the files are as they were found
+        self._found_wal = False  # a -wal was among them; else it is made by looking, and goes again
         self.syncs = 0
         self.unsynced_kept = False
         """Whether only a process died since it was last written, and so nothing was lost."""
@@ -154,9 +156,14 @@ class Shard:
         tails, self._deleted = tables.read_tails(connection, self.place)
         return tails
 
-    def open(self) -> None:
-        """Recover. Only after `inspect`, of this file and of all others."""
+    def open(self, *, held: bool = False) -> None:
+        """Recover. Only after `inspect`, of this file and of all others.
+
+        If it is `held`, a file that was there stays as it is until `release`, or the first write.
+        """
         new = not self.created
+        wal = self._path.with_name(self._path.name + "-wal")
+        self._found_wal = self._vfs is not None or wal.exists()
         try:
             with self._reading_errors():
                 if self._writer is None:
@@ -167,18 +174,31 @@ class Shard:
                     raise Corrupt("the file cannot be put into WAL mode", place=self.place)
                 if new:
                     self._mark.create()
-                # Whatever was recovered is now rewritten and synced: a sync that once failed may
-                # have left pages that only memory remembers.
-                self._move_pages(self._writer, self._groups, apsw.SQLITE_CHECKPOINT_TRUNCATE)
-                self._count_pages(self._writer)
-                self._wal_pages = 0
-                # Last: what comes from here on was written in this run of the system.
                 self.unsynced_kept = self._boot is not None and self._boot == self._mark.boot
-                self._mark.remember_boot(self._boot)
+                self._held = held and not new
+                if not self._held:
+                    self._settle(self._writer)
         except BaseException as error:
             self._failed = str(error)
             self.close()
             raise
+
+    def release(self) -> None:
+        """What was read makes sense: recover."""
+        with self._lock:
+            if self._held and self._writer is not None:
+                with self._reading_errors():
+                    self._settle(self._writer)
+                self._held = False
+
+    def _settle(self, writer: apsw.Connection) -> None:
+        # Whatever was recovered is now rewritten and synced: a sync that once failed may have left
+        # pages that only memory remembers.
+        self._move_pages(writer, self._groups, apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        self._count_pages(writer)
+        self._wal_pages = 0
+        # Last: what comes from here on was written in this run of the system.
+        self._mark.remember_boot(self._boot)
 
     @property
     def created(self) -> bool:
@@ -222,6 +242,8 @@ class Shard:
                 raise Closing(f"{self.place} is not open")
             if self._failed is not None:
                 return dict.fromkeys(group, WriteFailed(f"{self.place} stopped: {self._failed}"))
+            if self._held:
+                self.release()
             try:
                 synced = self._apply(self._writer, group, sync)
             except apsw.Error as error:
@@ -509,7 +531,7 @@ class Shard:
             self._all_readers, self._readers = [], []
             if self._writer is not None:
                 writer, self._writer = self._writer, None
-                if self._failed is not None:
+                if self._failed is not None or (self._held and self._found_wal):
                     _close_as_it_is(writer)
                 else:
                     writer.close(force=True)

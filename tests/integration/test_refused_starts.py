@@ -1,0 +1,134 @@
+"""An app that refuses to start over damage leaves every file as it was.
+
+Most damage is met only when topics are read, after the store itself was opened: by then nothing
+may have changed, or what was acknowledged last would be moved into the damaged file and be gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fairway import Fairway
+from fairway.errors import Corrupt
+from fairway.storage.wal import Entry, Holding, Operation
+from fairway.storage.wals.rocksdb import RocksdbWal
+from fairway.storage.wals.sqlite import SqliteWal
+from tests.support.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.conftest import Campaign
+
+PLACES = {"sqlite": ("", "shard-*.db"), "rocksdb": ("rocksdb:", "*.sst")}
+TOPICS = 20
+ONCE = "in the log alone"
+
+
+def app_at(kind: str, directory: Path) -> Fairway:
+    return Fairway(f"{PLACES[kind][0]}{directory}", worker=None)
+
+
+async def fill(kind: str, directory: Path, killed: Path) -> None:
+    """Some topics in the large files, and a record that is only in the log beside them; then what
+    is left if the process is killed."""
+    async with app_at(kind, directory) as app:
+        for number in range(TOPICS):
+            for part in range(4):
+                values = [f"{number}/{part}/{n}" + "x" * 900 for n in range(10)]
+                await app.topic(f"topic-{number}").append(*values)
+        wal: Any = app.log._wal
+        if kind == "rocksdb":
+            await asyncio.to_thread(wal._db.flush)
+        else:
+            await asyncio.to_thread(wal.maintain)
+            await asyncio.to_thread(wal.maintain)
+        await app.topic("late").append(ONCE)
+        shutil.copytree(directory, killed)
+
+
+async def start(kind: str, directory: Path) -> list[Any]:
+    async with app_at(kind, directory) as app:
+        return [record.data for record in (await app.topic("late").read()).records]
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_an_app_that_is_refused_over_damage_leaves_every_file_as_it_was(
+    kind: str, campaign: Campaign, tmp_path: Path
+) -> None:
+    killed = tmp_path / "killed"
+    asyncio.run(fill(kind, tmp_path / "live", killed))
+    rng = campaign.random()
+    files = sorted(killed.rglob(PLACES[kind][1]))
+    for number in range(campaign.rounds(share=10, full=200)):
+        directory = tmp_path / str(number)
+        shutil.copytree(killed, directory)
+        path = directory / rng.choice(files).relative_to(killed)
+        sound = path.read_bytes()
+        at = rng.randrange(4096, len(sound))
+        path.write_bytes(sound[:at] + bytes((sound[at] ^ 4,)) + sound[at + 1 :])
+        before = fingerprint(directory)
+        try:
+            assert asyncio.run(start(kind, directory)) == [ONCE]
+            campaign.tally["harmless"] += 1
+        except Corrupt:
+            campaign.tally["refused"] += 1
+            assert fingerprint(directory) == before
+            path.write_bytes(sound)
+            assert asyncio.run(start(kind, directory)) == [ONCE], "it was all there"
+        shutil.rmtree(directory)
+    assert campaign.tally["refused"]
+
+
+STORES: dict[str, Callable[[Path], Any]] = {
+    "sqlite": SqliteWal,
+    "sqlite-3": lambda directory: SqliteWal(directory, shards=3),
+    "rocksdb": RocksdbWal,
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_store_that_is_held_can_be_read_and_stays_as_it_was(kind: str, tmp_path: Path) -> None:
+    make, killed = STORES[kind], tmp_path / "killed"
+    wal = make(tmp_path / "live")
+    wal.open()
+    for key in range(1, 30):
+        wal.write({7: [Operation((Entry(key, b"%d" % key),))]}, sync=True)
+    shutil.copytree(tmp_path / "live", killed)
+    wal.close()
+
+    before = fingerprint(killed)
+    held = make(killed)
+    assert isinstance(held, Holding)
+    assert held.open_held()[7].last_key == 29
+    assert [entry.key for entry in held.read(7)] == list(range(1, 30))
+    held.maintain()
+    held.sweep()
+    held.close()
+    assert fingerprint(killed) == before
+
+    held.open_held()
+    assert held.write({7: [Operation((Entry(30, b"30"),))]}, sync=True) == {}, "it is released"
+    held.close()
+    assert fingerprint(killed) != before
+
+    held.open_held()
+    held.release()
+    held.release()
+    assert held.write({7: [Operation((Entry(31, b"31"),))]}, sync=True) == {}
+    assert [entry.key for entry in held.read(7)] == list(range(1, 32))
+    held.close()
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_new_store_is_made_although_it_is_held(kind: str, tmp_path: Path) -> None:
+    held = STORES[kind](tmp_path / "new")
+    assert held.open_held() == {}
+    held.release()
+    assert held.write({7: [Operation((Entry(1, b"1"),))]}, sync=True) == {}
+    held.close()
