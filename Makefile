@@ -14,6 +14,9 @@ WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
 
 CODE := $(wildcard src tests benchmarks examples docs)
 
+# Tests start hundreds of Python processes: without compiled files each compiles all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install install-browser run check format test test-all bench sim docs docs-serve lock clean
 
