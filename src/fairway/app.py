@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from fairway.graphs.source import SourceOptions
     from fairway.jobs.context import Context
     from fairway.jobs.job import NewJob
-    from fairway.jobs.kinds import JobOptions, MachineOptions
+    from fairway.jobs.kinds import JobOptions
     from fairway.jobs.schedule import CatchupConfig
     from fairway.jobs.store import JobStore
     from fairway.storage.wal import Wal
@@ -244,11 +244,11 @@ class Fairway:
 
     @overload
     def machine(
-        self, state: type[S], /, *, initial: str | None = None, **options: Unpack[MachineOptions]
+        self, state: type[S], /, *, initial: str | None = None, **options: Unpack[JobOptions]
     ) -> Machine[S]: ...
     @overload
     def machine(
-        self, *, initial: str | None = None, **options: Unpack[MachineOptions]
+        self, *, initial: str | None = None, **options: Unpack[JobOptions]
     ) -> Callable[[type[S]], Machine[S]]: ...
     def machine(self, *states: type[Any], **given: Any) -> Any:
         """Declare a durable state machine: a `msgspec.Struct` whose public methods are its steps.

@@ -102,7 +102,9 @@ def options() -> None:
     app.route("a", "b", filtre="eu.*")  # wrong
     app.job(queue="mail", prioritty=1)  # wrong
     app.job(isolation="thread")  # wrong
-    app.machine(Order, isolation="process")  # wrong
+    app.machine(Order, isolation="process")
+    app.machine(Order, isolation="thread")  # wrong
+    app.machine(Order, prioritty=1)  # wrong
     flow.task(after=extract, max_atempts=3)  # wrong
     app.graph("g", when=orders, checkpoint=True)
     app.graph("g", when=orders, chekpoint=True)  # wrong

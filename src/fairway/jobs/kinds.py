@@ -110,8 +110,8 @@ class TaskOptions(TypedDict, total=False):
     isolation: Isolation
 
 
-class MachineOptions(TypedDict, total=False):
-    """What a machine may be declared with: see `Options`."""
+class JobOptions(TypedDict, total=False):
+    """What a job or a machine may be declared with: see `Options`."""
 
     name: str | None
     version: int
@@ -125,11 +125,6 @@ class MachineOptions(TypedDict, total=False):
     strict: bool
     tenant: str
     unique: bool | str | Unique
-
-
-class JobOptions(MachineOptions, total=False):
-    """What a job may be declared with: see `Options`."""
-
     isolation: Isolation
 
 
