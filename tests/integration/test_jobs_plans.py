@@ -12,14 +12,15 @@ import re
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import asyncpg
 import psycopg
 import pytest
 from msgspec import structs
 
 from fairway.core.priority import Band
-from fairway.jobs.job import Fate, Lane, NewJob, Settlement
+from fairway.jobs.job import Fate, Lane, Limits, NewJob, Settlement
 from fairway.jobs.store import Want
-from fairway.jobs.stores.postgres import PostgresStore
+from fairway.jobs.stores.postgres import PostgresStore, _nothing
 from tests.support.postgres import postgres_url
 
 if TYPE_CHECKING:
@@ -315,6 +316,91 @@ def test_a_heartbeat_costs_the_same_however_many_jobs_are_held(
     monkeypatch.setattr(psycopg.RawCursor, "execute", counted)
     scene(play)
     assert counts == [3, 3, 3]  # renew, what I hold, what was cancelled
+
+
+@pytest.mark.parametrize("limited", [False, True], ids=["keys", "keys under a limit"])
+def test_an_exchange_that_claims_under_keys_or_a_limit_commits_once(limited: bool) -> None:
+    """These wait for the disk: however many jobs and lanes there are, once."""
+
+    async def play(bench: Bench) -> None:
+        lanes = [Lane("default", tenant, Band.B1) for tenant in ("a", "b", "c")]
+        if limited:
+            await bench.store.set_limits("default", Limits(concurrency=100))
+            await bench.exchange(probe=["default"])
+        for number in range(30):
+            tenant = lanes[number % 3].tenant
+            key = f"k{number}"
+            await bench.store.enqueue([NewJob(kind="work", tenant=tenant, partition_key=key)])
+        claims = await bench.exchange(wants=[Want(lane, 2) for lane in lanes])
+        for settled in ([], done(claims)):
+            bench.names()
+            claims = await bench.exchange(settled, [Want(lane, 4) for lane in lanes])
+            assert len(claims) == 12
+            said = bench.names()
+            if limited:
+                assert said[0] == "begin"
+            if len(said) > 1:  # else the statement commits itself
+                assert (said[0], said[-1]) == ("begin", "commit")
+                assert (said.count("begin"), said.count("commit")) == (1, 1)
+
+    scene(play)
+
+
+# --- locks
+
+LOCKS = """
+select locktype || ' ' || coalesce(relation::regclass::text, '') || ' ' || mode from pg_locks
+where pid = $1 and (locktype not in ('relation', 'virtualxid', 'transactionid')
+    or locktype = 'relation' and mode not in
+        ('AccessShareLock', 'RowShareLock', 'RowExclusiveLock'))
+"""
+SHARED = ("queue", "lane", "unique_key")
+"""Tables whose rows others need, too."""
+
+
+async def held_by(bench: Bench, pid: int) -> set[str]:
+    """What a transaction holds beyond the rows that it writes and the right to write."""
+    look = await asyncpg.connect(postgres_url())
+    try:
+        held = {row[0] for row in await look.fetch(LOCKS, pid)}
+        for table in SHARED:
+            name = f"{bench.schema}.{table}"
+            free = await look.fetch(f"select from {name} for no key update skip locked")
+            if len(free) < await look.fetchval(f"select count(*) from {name}"):
+                held.add(f"rows of {table}")
+        return held
+    finally:
+        await look.close()
+
+
+def test_an_enqueue_without_a_key_and_a_claim_without_a_limit_hold_nothing_of_others() -> None:
+    """While their transaction is open: no table, no advisory lock, no row that others write."""
+
+    async def play(bench: Bench) -> None:
+        store = bench.store
+        await store.enqueue([NewJob(kind="work"), NewJob(kind="work", unique_key="u")])
+        await store.set_limits("other", Limits(concurrency=1))
+        guest = await asyncpg.connect(postgres_url())
+        try:
+            await guest.execute("begin")
+            await store.enqueue([NewJob(kind="work")], within=guest)
+            assert await held_by(bench, guest.get_server_pid()) == set()
+        finally:
+            await guest.close()
+        async with store._connections.connection() as connection, connection.transaction():
+            out = _nothing()
+            await store._claiming.claim(connection, bench.worker, 1, {LANE: 5}, out, gated=False)
+            assert len(out.claims) == 2
+            assert await held_by(bench, connection.get_server_pid()) == set()
+        # And it would be seen: these have something to hold.
+        await store.set_limits("default", Limits(concurrency=10))
+        async with store._connections.connection() as connection, connection.transaction():
+            await store._claiming.pass_gate(connection)
+            out = _nothing()
+            await store._claiming.claim(connection, bench.worker, 2, {LANE: 5}, out, gated=True)
+            assert "rows of queue" in await held_by(bench, connection.get_server_pid())
+
+    scene(play)
 
 
 # --- an old snapshot

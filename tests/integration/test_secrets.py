@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx
+import psycopg
 import pytest
 from click.testing import CliRunner
 
@@ -109,6 +111,41 @@ def test_a_server_with_secrets_in_every_setting_shows_none(tmp_path: Path) -> No
     finally:
         server.child.send_signal(signal.SIGTERM)
         code, rest = server.ended()
+    assert code == 0, rest
+    assert SECRET not in shown + rest
+
+
+def test_a_worker_with_secrets_in_every_setting_shows_none(tmp_path: Path) -> None:
+    """Also when its sessions are ended, and it may have something to tell of its database."""
+    place = postgres_url().replace("fairway@", f"fairway:{SECRET}-url@")
+    env = {
+        "PLACE": f"{place}&password={SECRET}-query",
+        "PGPASSWORD": f"{SECRET}-pg",
+        "FAIRWAY_SERVER": "http://127.0.0.1:1",
+        "FAIRWAY_API_KEY": f"{SECRET}-key",
+    }
+    words = ("worker", "shop:app", "--metrics", "0", "--heartbeat-interval", "100ms")
+    worker = Command(tmp_path, *words, env=env)
+    try:
+        shown = worker.said(until="Ctrl-C stops")
+        found = re.search(r"http://127\.0\.0\.1:\d+", shown)
+        assert found is not None, shown
+        with httpx.Client(base_url=found[0]) as http:
+            while (ready := http.get("/readyz")).status_code != 200:
+                shown += ready.text
+            with psycopg.connect(postgres_url(), autocommit=True) as hand:
+                hand.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity"
+                    " where application_name like 'fairway%%' and pid <> pg_backend_pid()"
+                )
+            for _ in range(20):
+                shown += http.get("/readyz").text
+            for path in ("/healthz", "/readyz", "/metrics", "/nowhere"):
+                shown += http.get(path).text
+            assert "fairway_jobs" in http.get("/metrics").text
+    finally:
+        worker.child.send_signal(signal.SIGTERM)
+        code, rest = worker.ended()
     assert code == 0, rest
     assert SECRET not in shown + rest
 

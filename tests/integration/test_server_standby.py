@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fairway import Fairway
 from fairway.client import Client, RetryConfig
-from tests.support.server import WAIT_S, Api, ServerProcess, free_port, run, server_process
+from fairway.runtime.service import StopSwitch
+from fairway.server.serving import Server
+from fairway.settings import ServerSettings
+from fairway.storage.wals.memory import MemoryWal
+from tests.support.server import WAIT_S, Api, ServerProcess, free_port, run, server_process, until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from fairway.storage.wal import Tail
 
 
 def client_of(process: ServerProcess) -> Client:
@@ -47,15 +55,7 @@ def test_a_server_that_stands_by_says_so_on_every_path(tmp_path: Path) -> None:
             while reason != "standing by":
                 with suppress(OSError):  # it does not listen yet
                     reason = (await api.get("/readyz")).json["reason"]
-        for method, path in (
-            *(("GET", path) for path in ("/v0/topics", "/v0/topics/x", "/v1/stream/x")),
-            *((method, "/v1/stream/x") for method in ("PUT", "POST", "DELETE", "HEAD")),
-        ):
-            answer = await api.call(method, path)
-            assert (answer.status, answer.header("retry-after")) == (503, "1"), (method, answer)
-            if method != "HEAD":
-                assert answer.code == "not_ready"
-                assert answer.error["detail"] == {"standing_by": True}
+        assert await not_ready_everywhere(api) == {"standing_by": True}
 
     with server_process(tmp_path):
         second = ServerProcess(tmp_path, "--standby", port=free_port())
@@ -63,6 +63,50 @@ def test_a_server_that_stands_by_says_so_on_every_path(tmp_path: Path) -> None:
             run(scenario(second.api))
         finally:
             second.close()
+
+
+async def not_ready_everywhere(api: Api) -> Any:
+    """What is told on every path of data: the same."""
+    told = []
+    for method, path in (
+        *(("GET", path) for path in ("/v0/topics", "/v0/topics/x", "/v1/stream/x")),
+        *((method, "/v1/stream/x") for method in ("PUT", "POST", "DELETE", "HEAD")),
+    ):
+        answer = await api.call(method, path)
+        assert (answer.status, answer.header("retry-after")) == (503, "1"), (method, answer)
+        if method != "HEAD":
+            assert answer.code == "not_ready"
+            told.append(answer.error["detail"])
+    assert all(one == told[0] for one in told)
+    return told[0]
+
+
+def test_a_server_whose_log_is_being_opened_says_so_on_every_path() -> None:
+    """From the moment it listens: Durable Streams are mounted later, and are no 404 before."""
+
+    class Slow(MemoryWal):
+        def open(self) -> dict[int, Tail]:
+            assert opened.wait(WAIT_S)
+            return super().open()
+
+    opened = threading.Event()
+
+    async def scenario() -> None:
+        server, stop = Server(Fairway(Slow()), ServerSettings(port=0)), StopSwitch()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(server.run(stop))
+            try:
+                await until(lambda: server.port)
+                api = Api(server.port)
+                assert "replay_progress" in await not_ready_everywhere(api)
+                assert (await api.get("/readyz")).json["reason"] == "recovering"
+            finally:
+                opened.set()
+                await server.ready.wait()
+                stop.press()
+                await asyncio.wait({running})
+
+    run(scenario())
 
 
 def test_without_it_a_second_server_is_refused(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from fairway.runtime.clock import clock_of
 from fairway.runtime.words import TRACED_MAX
 from fairway.testing import run_graph, run_jobs
 from tests.support import culprits_app as jobs
-from tests.support.culprits import CULPRITS
+from tests.support.culprits import CULPRITS, ends_or_not
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -68,8 +68,12 @@ STARTS: Starts = {
     "coroutine in a process": lambda name: jobs.coroutine_in_a_process.enqueue(name=name),
     "step": lambda name: jobs.Steps.start(jobs.Steps(name=name)),
     "step in a thread": lambda name: jobs.Steps.start(jobs.Steps(name=name, threaded=True)),
+    "step in a process": lambda name: jobs.steps_in_a_process.start(
+        jobs.StepsInAProcess(name=name)
+    ),
     "task": lambda name: jobs.flow.start({"name": name}),
     "task in a thread": lambda name: jobs.threaded_flow.start({"name": name}),
+    "task in a process": lambda name: jobs.process_flow.start({"name": name}),
 }
 
 
@@ -187,16 +191,23 @@ ENDS = {
 }
 
 
+ENDING: Starts = {
+    "job": lambda way: jobs.ends_its_process.enqueue(way=way),
+    "step": lambda way: jobs.ending_machine.start(jobs.Ending(way=way)),
+    "task": lambda way: jobs.ending_flow.start({"way": way}),
+}
+
+
 def test_what_ends_a_process_of_its_own_is_that_job_s_failure() -> None:
     async def scene() -> None:
         async with working():
-            bad = [await jobs.ends_its_process.enqueue(way=way) for way in ENDS]
+            bad = [await start(way) for start in ENDING.values() for way in ENDS]
             good = await jobs.process.enqueue(name="ValueError?")
             await ended([*bad, good])
-            for handle, reason in zip(bad, ENDS.values(), strict=True):
+            for handle, reason in zip(bad, [*ENDS.values()] * len(ENDING), strict=True):
                 job = await handle.look()
-                assert job.status is Status.FAILED
-                assert reason in (job.error or "")
+                assert job.status is Status.FAILED, job.kind
+                assert reason in (job.error or ""), job.kind
             assert (await good.look()).status is Status.DONE
 
     asyncio.run(scene())
@@ -230,6 +241,25 @@ def declared(node: str) -> Graph:
     }[node]
     graph.add(raises_async if "async" in node else raises, name="node", **options)
     return graph
+
+
+def test_what_ends_the_process_of_a_node_is_a_dead_letter_with_its_reason() -> None:
+    graph = Graph("g", when=Source("way", str), inputs="sequential", on_error="dead_letter")
+    graph.add(ends_or_not, name="node", isolation="process")
+    app = Fairway("memory:", jobs="memory:")
+    app._declare_graph(graph)
+
+    async def scene() -> None:
+        async with asyncio.timeout(120), app:
+            for way in ENDS:
+                await graph.push("way", way)
+                await graph.push("way", "fine")
+            await graph.settled()
+            assert graph.fired == len(ENDS), "the fine ones between them"
+            for letter, reason in zip(graph.dead_letters, ENDS.values(), strict=True):
+                assert reason in letter.reason
+
+    asyncio.run(scene())
 
 
 def check_letters(letters: Sequence[DeadLetter], names: Sequence[str]) -> None:

@@ -130,3 +130,9 @@ def ends(way: str) -> None:
     assert way == "stack overflow"
     # The C library's parser of expressions calls itself for each parenthesis, as many do.
     ctypes.CDLL(None).regcomp(ctypes.create_string_buffer(4096), b"(" * DEEP + b")" * DEEP, 1)
+
+
+def ends_or_not(way: str) -> None:
+    """As a node, which is told so."""
+    if way != "fine":
+        ends(way)

@@ -19,6 +19,8 @@ OPTIONS: dict[str, Any] = {"max_attempts": 2, "backoff": SOON}
 app = Fairway("memory:", jobs="memory:")
 flow = app.workflow("flow")
 threaded_flow = app.workflow("threaded_flow")
+process_flow = app.workflow("process_flow")
+ending_flow = app.workflow("ending_flow")
 
 
 def is_up(ctx: Context[Any], name: str) -> bool:
@@ -77,6 +79,16 @@ class Steps(msgspec.Struct):
         return ctx.done(told(ctx, self.name))
 
 
+class StepsInAProcess(msgspec.Struct):
+    name: str
+
+    async def start(self, ctx: Context[Any]) -> Outcome:
+        return ctx.done(await told_async(ctx, self.name))
+
+
+steps_in_a_process = app.machine(StepsInAProcess, **OPTIONS, isolation="process")
+
+
 @flow.task(**OPTIONS)
 async def task(ctx: Context[Any], name: str) -> dict[str, Any]:
     return {"said": await told_async(ctx, name)}
@@ -87,6 +99,27 @@ def threaded_task(ctx: Context[Any], name: str) -> dict[str, Any]:
     return {"said": told(ctx, name)}
 
 
+@process_flow.task(**OPTIONS, isolation="process")
+def task_in_a_process(ctx: Context[Any], name: str) -> dict[str, Any]:
+    return {"said": told(ctx, name)}
+
+
 @app.job(max_attempts=1, isolation="process")
 def ends_its_process(way: str) -> None:
+    ends(way)
+
+
+class Ending(msgspec.Struct):
+    way: str
+
+    def start(self, ctx: Context[Any]) -> Outcome:
+        ends(self.way)
+        return ctx.done()
+
+
+ending_machine = app.machine(Ending, max_attempts=1, isolation="process")
+
+
+@ending_flow.task(max_attempts=1, isolation="process")
+def ending_task(way: str) -> None:
     ends(way)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -303,6 +304,34 @@ def test_schedules_fire_on_virtual_time() -> None:
 
     run_jobs(app, play)
     assert at == [30, 30, 30]
+
+
+def test_a_trigger_that_takes_longer_than_its_interval_is_asked_once_at_a_time() -> None:
+    """Those that came due meanwhile wait, and are asked one after the other."""
+    app = Fairway("memory:", jobs="memory:")
+    flow = app.workflow("flow")
+    asked: list[tuple[str, int]] = []
+
+    @flow.task
+    def task() -> None: ...
+
+    @app.trigger(flow, every_s=10, name="slow")
+    async def slow() -> dict[str, Any] | None:
+        loop = asyncio.get_running_loop()
+        asked.append(("begin", round(loop.time())))
+        await asyncio.sleep(25)
+        asked.append(("end", round(loop.time())))
+        return None
+
+    async def play(kit: JobsUnderTest) -> None:
+        await kit.advance(120)
+
+    run_jobs(app, play)
+    assert len(asked) >= 8
+    assert [what for what, _ in asked[:8]] == ["begin", "end"] * 4
+    begins, ends = asked[0:8:2], asked[1:8:2]
+    gaps = [begin - end for (_, end), (_, begin) in zip(ends, begins[1:], strict=False)]
+    assert gaps == [0, 0, 0], "the next has waited: it begins when the one before has ended"
 
 
 def test_a_trigger_starts_one_run_for_one_context() -> None:

@@ -11,7 +11,7 @@ import msgspec
 from fairway.jobs.context import Context
 from fairway.jobs.flows import task_kind
 from fairway.jobs.handles import JobFunction, Machine
-from fairway.jobs.kinds import Options
+from fairway.jobs.kinds import Options, machine_kind
 from fairway.jobs.outcome import Outcome
 from fairway.runtime.clock import SYSTEM_CLOCK
 from fairway.runtime.targets import found_at
@@ -53,4 +53,6 @@ def _kind(target: Target, name: str) -> Kind:
     found = found_at(target)
     if isinstance(found, JobFunction | Machine):
         return found.kind
+    if isinstance(found, type):  # `orders = app.machine(Order)` leaves the class its name
+        return machine_kind(found, name, 1, Options(), None)
     return task_kind(name, found, Options())  # a task of a workflow is the function itself
