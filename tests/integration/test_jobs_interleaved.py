@@ -12,7 +12,7 @@ import copy
 import functools
 import itertools
 from collections import Counter
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import asyncpg
@@ -28,7 +28,7 @@ from fairway.jobs.stores.postgres_connections import in_schema, statements
 from fairway.jobs.stores.postgres_lanes import LaneNumbers
 from tests.conformance.job_backends import ManualClock
 from tests.support.interleaver import Caller, Drawn, Orders, Standing, interleave
-from tests.support.job_scenes import SCENES, Cast, looks
+from tests.support.job_scenes import SCENES, Cast, Scene, enqueue, looks, new
 from tests.support.planted import plant
 from tests.support.postgres import empty, postgres_url, tables
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from fairway.jobs.job import Lane
     from tests.conftest import Campaign
     from tests.support.interleaver import Schedule
-    from tests.support.job_scenes import Act, Scene
+    from tests.support.job_scenes import Act
 
 MINUTE_NS = 60_000_000_000
 ORDERS_MAX = 300
@@ -443,5 +443,34 @@ def test_a_planted_bug_is_seen_by_some_order() -> None:
                     except NotInAnyOrder:
                         continue
                 pytest.fail(f"nobody noticed: {what}")
+
+    asyncio.run(play())
+
+
+IN_THE_ORDER_GIVEN = (
+    statements("fw")["lock_keys"].replace('"fw".', "fw.").replace("order by w.key", "")
+)
+CROSSING = Scene(
+    SCENES["unique keys"].set_up,
+    {
+        "second": enqueue(new("c1", unique_key="k2")),
+        "all": enqueue(*(new(f"a{n}", unique_key=f"k{n}") for n in (1, 2, 3))),
+        "third and first": enqueue(*(new(f"b{n}", unique_key=f"k{n}") for n in (3, 1))),
+    },
+)
+
+
+@pytest.mark.parametrize("planted", [False, True], ids=["sorted", "as they come"])
+def test_keys_that_are_locked_in_order_meet_no_deadlock(planted: bool) -> None:
+    """One stands in the way of the second key of another, who has the first one by then."""
+
+    async def play() -> None:
+        tally: Counter[str] = Counter()
+        async with theatre(tally) as stage:
+            await stage.stage(CROSSING)
+            with _said(stage, "lock_keys", IN_THE_ORDER_GIVEN) if planted else nullcontext():
+                await meet(stage, CROSSING, tuple(CROSSING.acts), standing(3))
+        assert tally["blocked interleaving"] > 3
+        assert bool(tally["deadlock"]) == planted
 
     asyncio.run(play())
