@@ -25,6 +25,7 @@ from fairway.runtime.processes import Processes
 from tests.support.isolated_app import (
     Counter,
     app,
+    by_a_call,
     dies,
     etl,
     forever,
@@ -88,6 +89,15 @@ def test_what_it_raises_is_the_jobs_error_and_a_death_is_told() -> None:
             with pytest.raises(JobFailed, match="exit status 7"):
                 await (await dies.enqueue()).result()
             assert await (await whoami.enqueue()).result() != os.getpid()
+
+    asyncio.run(play())
+
+
+def test_a_function_that_was_declared_by_a_call_is_found() -> None:
+    async def play() -> None:
+        async with working():
+            found, pid = await (await by_a_call.enqueue(n=1)).result()
+            assert (found, pid != os.getpid()) == (2, True)
 
     asyncio.run(play())
 

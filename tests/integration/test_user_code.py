@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from fairway.graphs.firing import DeadLetter
     from fairway.jobs.handles import JobHandle
     from fairway.testing import GraphsUnderTest, JobsUnderTest
+    from tests.conftest import Campaign
 
 NAMES = list(CULPRITS)
 SLOTS = 3
@@ -84,19 +85,26 @@ async def ended(handles: Sequence[JobHandle[Any]]) -> None:
 
 
 @pytest.mark.parametrize("place", STARTS)
-def test_whatever_a_job_raises_it_fails_is_tried_again_and_frees_its_slot(place: str) -> None:
+def test_whatever_a_job_raises_it_fails_is_tried_again_and_frees_its_slot(
+    place: str, campaign: Campaign
+) -> None:
+    names = NAMES
+    if place.endswith("process"):  # each run has one of its own, which takes its time
+        most = campaign.rounds(share=20, full=len(NAMES))
+        names = campaign.random().sample(NAMES, most)
+
     async def scene() -> None:
         async with working():
-            always = [await STARTS[place](name) for name in NAMES]
-            once = [await STARTS[place](f"{name}?") for name in NAMES]
+            always = [await STARTS[place](name) for name in names]
+            once = [await STARTS[place](f"{name}?") for name in names]
             await ended([*always, *once])
-            for name, handle in zip(NAMES, always, strict=True):
+            for name, handle in zip(names, always, strict=True):
                 job = await handle.look()
                 assert job.status is Status.FAILED, f"{name}: {job.status.word}"
                 assert job.error
                 assert len(job.error) <= TRACED_MAX
                 job.error.encode()
-            for name, handle in zip(NAMES, once, strict=True):
+            for name, handle in zip(names, once, strict=True):
                 job = await handle.look()
                 assert job.status is Status.DONE, f"{name}: {job.status.word}: {job.error}"
                 assert b"attempt 2" in (job.result or b""), name

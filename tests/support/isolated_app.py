@@ -74,6 +74,14 @@ def forever(pids: str) -> None:
     time.sleep(WAIT_S)
 
 
+def plain(n: int) -> list[int]:
+    return [n + 1, os.getpid()]
+
+
+by_a_call = app.job(isolation="process")(plain)
+"""Declared by a call: the function keeps its name."""
+
+
 @app.machine(isolation="process")
 class Counter(msgspec.Struct):
     count: int = 0

@@ -548,4 +548,5 @@ def task_kind(name: str, function: Callable[..., Any], options: Options) -> Kind
 
     assert inspect.iscoroutinefunction(run) == step.is_async
     run.__annotations__ = {"ctx": Context, "context": dict[str, Any]}
-    return dataclasses.replace(function_kind(run, name, 1, options), declared=function)
+    kind = function_kind(run, name, 1, options)
+    return dataclasses.replace(kind, declared=function, is_task=True)

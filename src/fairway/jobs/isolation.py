@@ -11,7 +11,7 @@ import msgspec
 from fairway.jobs.context import Context
 from fairway.jobs.flows import task_kind
 from fairway.jobs.handles import JobFunction, Machine
-from fairway.jobs.kinds import Options, machine_kind
+from fairway.jobs.kinds import Options, function_kind, machine_kind
 from fairway.jobs.outcome import Outcome
 from fairway.runtime.clock import SYSTEM_CLOCK
 from fairway.runtime.targets import found_at
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from fairway.runtime.targets import Target
 
 
-def run_isolated(target: Target, claim: Claim) -> tuple[Any, bytes | None]:
+def run_isolated(target: Target, claim: Claim, is_task: bool) -> tuple[Any, bytes | None]:
     """In the process: run the step of a claim; what it returned, and a machine's state after."""
-    kind = _kind(target, claim.kind)
+    kind = _kind(target, claim.kind, is_task)
     step = kind.steps[claim.step]
     state = kind.decoder.decode(claim.state)
     context = Context(claim, state, lambda id, value: None, SYSTEM_CLOCK)
@@ -49,10 +49,13 @@ def _portable(value: Any) -> Any:
 
 
 @cache
-def _kind(target: Target, name: str) -> Kind:
+def _kind(target: Target, name: str, is_task: bool) -> Kind:
     found = found_at(target)
     if isinstance(found, JobFunction | Machine):
         return found.kind
-    if isinstance(found, type):  # `orders = app.machine(Order)` leaves the class its name
+    # Declared by a call, `orders = app.machine(Order)`, classes and functions keep their names.
+    if isinstance(found, type):
         return machine_kind(found, name, 1, Options(), None)
-    return task_kind(name, found, Options())  # a task of a workflow is the function itself
+    return (
+        task_kind(name, found, Options()) if is_task else function_kind(found, name, 1, Options())
+    )

@@ -225,6 +225,8 @@ class Kind:
     is_machine: bool
     declared: Any = None
     """The function or class it was made of, for a process to find it again."""
+    is_task: bool = False
+    """Whether it is a task of a workflow, and is given the context."""
 
     def __post_init__(self) -> None:
         if not self.name or (wrong := wrong_text("name", self.name)):

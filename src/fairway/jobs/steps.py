@@ -134,7 +134,12 @@ class Steps:
         limit_s = None if limit_ns is None else limit_ns / 1e9
         try:
             value, saved = await self._processes.run(
-                run_isolated, target, run.claim, limit_s=limit_s, until=self.trusted_until
+                run_isolated,
+                target,
+                run.claim,
+                run.kind.is_task,
+                limit_s=limit_s,
+                until=self.trusted_until,
             )
         except TimeoutError:  # what the step raises itself comes as `CallFailed`
             run.timed_out = True
