@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from fairway.graphs.reactor import CRASHES_MAX, STARTS_MAX
+from fairway.graphs.crash_loop import CRASHES_MAX, STARTS_MAX
 from tests.support.poisoned_graph import EVENTS, POISON
 
 ROOT = Path(__file__).parents[2]

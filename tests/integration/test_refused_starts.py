@@ -10,19 +10,22 @@ import asyncio
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import apsw
 import pytest
 
 from fairway import Fairway
-from fairway.errors import Corrupt
+from fairway.errors import Corrupt, WriteFailed
 from fairway.storage.wal import Entry, Holding, Operation
 from fairway.storage.wals.rocksdb import RocksdbWal
 from fairway.storage.wals.sqlite import SqliteWal
+from fairway.storage.wals.sqlite_shard import Shard
 from tests.support.fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from fairway.storage.wal import Group
     from tests.conftest import Campaign
 
 PLACES = {"sqlite": ("", "shard-*.db"), "rocksdb": ("rocksdb:", "*.sst")}
@@ -131,4 +134,27 @@ def test_a_new_store_is_made_although_it_is_held(kind: str, tmp_path: Path) -> N
     assert held.open_held() == {}
     held.release()
     assert held.write({7: [Operation((Entry(1, b"1"),))]}, sync=True) == {}
+    held.close()
+
+
+def test_a_write_that_finds_no_room_to_recover_in_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wal = SqliteWal(tmp_path / "live")
+    wal.open()
+    wal.write({7: [Operation((Entry(1, b"1"),))]}, sync=True)
+    shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    wal.close()
+    held = SqliteWal(tmp_path / "killed")
+    held.open_held()
+    second: Group = {7: [Operation((Entry(2, b"2"),))]}
+
+    def full(*_: object) -> None:
+        raise apsw.FullError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Shard, "_move_pages", full)
+        assert isinstance(held.write(second, sync=True)[7], WriteFailed)
+    assert held.write(second, sync=True) == {}, "it goes on once there is room"
+    assert [entry.key for entry in held.read(7)] == [1, 2]
     held.close()

@@ -30,6 +30,7 @@ from fairway.errors import (
 from fairway.graphs.boundary import PUSH
 from fairway.graphs.checkpoint import Consumed, Died, Dropped, Passed, Steered, Trying
 from fairway.graphs.context import FiringContext, JobEnqueue
+from fairway.graphs.crash_loop import CrashLoop
 from fairway.graphs.firing import INJECTED, LOG_MAX, Firing
 from fairway.graphs.health import FIRING, ReactorState
 from fairway.graphs.inputs import PASSED, Inputs, PredicateFailed, Slot
@@ -66,13 +67,6 @@ logger = logging.getLogger("fairway.graphs")
 
 FIRINGS_PER_TURN: Final = 128
 """Firings before others on the loop get their turn."""
-STARTS_MAX: Final = 2
-"""After so many starts in a row that came to nothing, what ends the process is looked for."""
-CAREFUL_FIRINGS: Final = 1024
-"""So many firings are then noted before they begin, each by itself."""
-CRASHES_MAX: Final = 5
-"""A firing during which the process has ended so often is not tried again: it has failed. As many
-as a job may have, by default: a process may be killed for reasons of others."""
 
 # A third faster than calling the class, twice per firing.
 _due = _fired = tuple.__new__
@@ -163,9 +157,8 @@ class Reactor:
         self._promises = Promises()
         self.promise = self._promises.make
         """A future that is resolved by what becomes of something, or by the end of the graph."""
-        self._crashes = checkpoint.crashes  # of the next firing
-        suspect = checkpoint.starts >= STARTS_MAX or checkpoint.crashes > 0
-        self._careful = CAREFUL_FIRINGS if journal is not None and suspect else 0
+        # Without a journal nothing is fired again, and its checkpoint is new.
+        self._crash_loop = CrashLoop(starts=checkpoint.starts, crashes=checkpoint.crashes)
         self._pushes = max((kept.pushed for kept in checkpoint.sources.values()), default=0)
 
     # What sources bring
@@ -244,14 +237,14 @@ class Reactor:
                 self._work.clear()
                 if self._death is not None:
                     raise self._death
-                if self._inline and not self._careful:
+                if self._inline and not self._crash_loop.suspected:
                     continue
                 while (due := without_task(self._due)) is not None:
-                    if self._careful:
-                        await self._fire_carefully(due)
+                    if self._crash_loop.suspected:
+                        await self._fire_noted(due)
                     else:
                         await self._fire(due)
-                    if self._inline and not self._careful:
+                    if self._inline and not self._crash_loop.suspected:
                         self._update()
                         break
                 self.moved()
@@ -329,7 +322,7 @@ class Reactor:
         """Evaluate the gate again, at once; it also ends a halt."""
         self._check_running()
         self._steering.resume()
-        self._crashes = 0
+        self._crash_loop.forget()
         return self._steered(who)
 
     def _steered(self, who: str) -> asyncio.Future[None]:
@@ -393,7 +386,7 @@ class Reactor:
 
         While a firing is under way nothing else is due.
         """
-        if not self._inline or self._careful:
+        if not self._inline or self._crash_loop.suspected:
             self._work.set()
             return
         task = current_task(self._loop)
@@ -518,21 +511,21 @@ class Reactor:
         else:
             without_task(self._hit, due, ctx, begin_ns, outputs)
 
-    async def _fire_carefully(self, due: _Due) -> None:
+    async def _fire_noted(self, due: _Due) -> None:
         """Note that it is tried, and wait until it is recorded: if the process ends, it was this.
 
-        What has ended it too often fails without being tried, and is dealt with as any failure.
+        One that is given up fails without being tried, and is dealt with as any failure.
         """
         assert self._journal is not None
         self._firing = due
-        self._careful -= 1
         number = self.number + 1
-        if self._crashes >= CRASHES_MAX:
-            why = ProcessDied(f"the process ended {self._crashes} times during this firing")
-            without_task(self._missed, due, why, self._now(), {})
+        crashes = self._crash_loop.begin()
+        if crashes is None:
+            why = f"the process ended {self._crash_loop.crashes} times during this firing"
+            without_task(self._missed, due, ProcessDied(why), self._now(), {})
         else:
             try:
-                self._journal.append(Trying(number, self._crashes + 1), _nothing)
+                self._journal.append(Trying(number, crashes), _nothing)
                 await self._journal.wait_durable()
             except BaseException:
                 self._firing = None
@@ -542,15 +535,16 @@ class Reactor:
                 without_task(self._fire_inline, due)
             else:
                 await self._fire(due)
-            self.survived(number)
+            self.survived()
         if self.number >= number:
-            self._crashes = 0
+            self._crash_loop.forget()
         await self._journal.wait_durable()
 
-    def survived(self, number: int = 0) -> None:
+    def survived(self) -> None:
         """A firing that was noted is over without a record, or is stopped: it ended no process."""
-        if self._journal is not None and self.checkpoint.crashes > self._crashes:
-            self._journal.append(Trying(number or self.number + 1, self._crashes), _nothing)
+        crashes = self._crash_loop.crashes
+        if self._journal is not None and self.checkpoint.crashes > crashes:
+            self._journal.append(Trying(self.number + 1, crashes), _nothing)
 
     def _hit(self, due: _Due, ctx: FiringContext, begin_ns: int, outputs: dict[str, Any]) -> None:
         """It succeeded: record it, and let its effects go once it is recorded."""

@@ -379,9 +379,9 @@ class RocksdbWal:
 
         with self._writing:
             self._check_open()
-            if self._held:
-                self._release()
             try:
+                if self._held:
+                    self._release()
                 self._commit(fill, sync=sync)
             except (WriteFailed, OutcomeUnknown) as error:
                 return {partition: type(error)(*error.args) for partition in group}

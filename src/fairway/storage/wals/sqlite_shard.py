@@ -243,7 +243,10 @@ class Shard:
             if self._failed is not None:
                 return dict.fromkeys(group, WriteFailed(f"{self.place} stopped: {self._failed}"))
             if self._held:
-                self.release()
+                try:
+                    self.release()
+                except FairwayError as error:
+                    return dict.fromkeys(group, WriteFailed(f"{error}; nothing was written"))
             try:
                 synced = self._apply(self._writer, group, sync)
             except apsw.Error as error:

@@ -7,7 +7,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from fairway import Graph, Source
-from fairway.graphs.reactor import CAREFUL_FIRINGS, CRASHES_MAX, STARTS_MAX
+from fairway.graphs.crash_loop import CRASHES_MAX, NOTED_FIRINGS, STARTS_MAX
 from fairway.testing import run_graph
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def test_care_ends_and_plain_nodes_fire_where_their_values_arrive_again() -> Non
     async def play(kit: GraphsUnderTest) -> None:
         for _ in range(STARTS_MAX):
             await kit.restart()
-        many = CAREFUL_FIRINGS + 10
+        many = NOTED_FIRINGS + 10
         for number in range(many):
             await kit.push(graph, "n", number)
         await graph.settled()
