@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from fairway.app import Fairway
 from fairway.errors import Closing, Fenced, InvalidRequest
 from fairway.graphs.criteria import any_
+from fairway.graphs.feeds.poll import poll
 from fairway.settings import parse_api_keys
 from tests.support.graphs_served import Gate, desk
 from tests.support.server import Api, Site, run, serving, shared_site, until
@@ -261,6 +263,45 @@ def test_a_cache_is_checked_in_its_parts(tmp_path: Path) -> None:
             assert (await push(api, "parts", "anything", False, {}, [])).json["accepted"] == 3
             with pytest.raises(InvalidRequest):
                 await app.graphs.get("parts").running().force({"numbers": ["x"]})
+
+    run(scenario())
+
+
+def test_what_json_has_no_number_for_is_shown_as_text_and_never_as_null(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        app = Fairway(tmp_path)
+        numbers = app.source("numbers", float)
+        made = iter([math.nan])
+        polled = app.source("polled", float, feed=poll(lambda: next(made, None), every_s=0.01))
+        graph = app.graph("made", when=numbers, inputs="sequential", checkpoint=True)
+        looped = app.graph("polls", when=polled, inputs="sequential", on_error="dead_letter")
+
+        @graph.node
+        def divided(numbers: float) -> Any:
+            return [{"x": 1 / numbers if numbers else math.inf, "none": None}, -math.inf, "nan"]
+
+        @looped.node
+        def failing(polled: float) -> None:
+            raise ValueError("no number")
+
+        async with serving(tmp_path, app=app) as served:
+            api = served.api
+            shown = [{"x": "inf", "none": None}, "-inf", "nan"]
+            fired = (await api.post("/v0/graphs/made/fire", {"cache": {"numbers": 0}})).json
+            assert fired["outputs"] == {"divided": shown}
+            assert (await firings(api, "made"))[0]["outputs"] == {"divided": shown}
+            await until(lambda: bool(looped.dead_letters))
+            assert (await state(api, "polls"))["cache"] == {"polled": "nan"}
+            (letter,) = (await api.get("/v0/graphs/polls/dead")).json["dead"]
+            assert letter["data"]["polled"]["json"] == "nan"
+            for number in (b"NaN", b"Infinity", b"1e999", b'"nan"'):
+                refused = await api.post(
+                    "/v0/graphs/made/accumulators/numbers",
+                    raw=b'{"data":' + number + b"}",
+                    headers={"content-type": "application/json"},
+                )
+                assert (refused.status, refused.code) == (400, "invalid_request")
+            assert (await state(api, "made"))["firing"] == 1
 
     run(scenario())
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from fairway.graphs.crash_loop import CRASHES_MAX, STARTS_MAX
-from tests.support.poisoned_graph import EVENTS, POISON
+from tests.support.poisoned_graph import EVENTS, POISON, UNWANTED
 
 ROOT = Path(__file__).parents[2]
 TRIES = 20
@@ -34,6 +34,16 @@ def test_an_event_that_ends_the_process_is_kept_aside_after_a_few_starts(tmp_pat
     [reason] = outcome["dead"]
     assert f"the process ended {CRASHES_MAX} times" in reason
     assert outcome["halted"] is None
+
+
+def test_an_event_that_ends_the_process_when_a_predicate_sees_it_is_kept_aside(
+    tmp_path: Path,
+) -> None:
+    crashes, outcome = run_until_it_lives(tmp_path, "where", "dead_letter")
+    assert crashes <= POISON + STARTS_MAX + CRASHES_MAX
+    assert outcome["told"] == [n for n in range(1, EVENTS + 1) if n not in (UNWANTED, POISON)]
+    [reason] = outcome["dead"]
+    assert f"the process ended {CRASHES_MAX} times" in reason
 
 
 def test_an_event_that_ends_the_process_halts_a_graph_that_is_to_halt(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def make(factor):
     graph.add(spread)
     return graph
 
-same, changed = make(1), make(2)
+same, changed, undefined = make(1), make(2), make(float("nan"))
 """
 
 
@@ -81,6 +81,15 @@ def test_other_code_is_told_by_its_differences(url: str, modules: str) -> None:
         "after": {"spread": 4.0},
     }
     assert "5 differ, 0 failed" in result.stderr
+
+
+def test_an_output_that_json_has_no_number_for_is_shown_as_text(url: str, modules: str) -> None:
+    result = replay(url, f"{modules}:undefined", "--journal", "kept")
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["after"] for line in lines] == [{"spread": "nan"}] * 5
+    against = ("--against", f"{modules}:undefined")
+    result = replay(url, f"{modules}:undefined", "--journal", "kept", *against)
+    assert result.exit_code == 0, "nan is the same as nan"
 
 
 def test_two_versions_are_compared_over_a_topic_and_a_file(

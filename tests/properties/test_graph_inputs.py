@@ -95,8 +95,10 @@ def step(verb: int, source: int, much: int, more: int) -> Step:
 class Pair:
     """The machine and its twin, and the ledger of what was given in and what came of it."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, *, apart: bool = False) -> None:
+        """If `apart`, predicates are asked in a step of their own."""
         self.setup = setup
+        self.apart = apart
         self.asked = 0
         gate = setup.gate(self.worth_it)
         self.names = [*setup.names, OTHER]
@@ -181,12 +183,24 @@ class Pair:
         return (self.keys[-1],)
 
     def take(self) -> None:
-        taken, slow = self.inputs.take(self.now_ns), self.twin.take(self.now_ns)
+        taken = self.take_apart() if self.apart else self.inputs.take(self.now_ns)
+        slow = self.twin.take(self.now_ns)
         assert (taken is None) == (slow is None), "one fires and the other does not"
         if taken is not None and slow is not None:
             self.fly(taken, slow)
         else:
             self.check_deadline()
+
+    def take_apart(self) -> Taken | None:
+        while (taken := self.inputs.candidate(self.now_ns)) is not None:
+            asked = self.asked
+            if self.inputs.wanted(taken):
+                return taken
+            assert self.asked == asked + 1, "one at a time"
+            due_ns = self.inputs.deadline_ns()
+            if self.inputs.refused and (due_ns is None or due_ns > self.now_ns):
+                return None
+        return None
 
     def fly(self, taken: Taken, slow: SlowTaken) -> None:
         assert taken.values == slow.values
@@ -266,11 +280,11 @@ def unpassed(news: News) -> Any:
 
 
 @MANY
-@given(setup=setups, history=histories(step, 120))
+@given(setup=setups, apart=st.booleans(), history=histories(step, 120))
 def test_same_answers_as_the_slow_twin_and_nothing_is_lost(
-    setup: Setup, history: list[Step]
+    setup: Setup, apart: bool, history: list[Step]
 ) -> None:
-    pair = Pair(setup)
+    pair = Pair(setup, apart=apart)
     for each in history:
         pair.do(each)
     pair.drain()
@@ -411,6 +425,20 @@ def test_defect_3_a_failed_firing_raises_its_flags_again_latest() -> None:
     news = {each.source: each for each in again.news}
     assert news["a"] == News("a", 3, {"p": 3}, ("key 1", "key 3"), ("waits",))
     assert news["b"] == News("b", 2, {"p": 2}, ("key 2",), ())
+
+
+def test_what_comes_before_a_candidate_is_refused_is_asked_about_too() -> None:
+    inputs = made(where(any_("a"), lambda values: values["a"] > 1), "latest")
+    inputs.arrive("a", at(1), 1)
+    candidate = inputs.candidate(1)
+    assert candidate is not None
+    inputs.arrive("a", at(2), 2)
+    assert not inputs.wanted(candidate)
+    assert not inputs.refused
+    candidate = inputs.candidate(2)
+    assert candidate is not None
+    assert candidate.values == {"a": 2}
+    assert inputs.wanted(candidate)
 
 
 @pytest.mark.parametrize("strategy", ["latest", "sequential"])

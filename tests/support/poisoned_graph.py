@@ -1,8 +1,9 @@
 """A process whose checkpointed graph meets an event that ends the process.
 
-    python -m tests.support.poisoned_graph DIRECTORY inline|waits dead_letter|halt
+    python -m tests.support.poisoned_graph DIRECTORY inline|waits|where dead_letter|halt
 
-It gives the graph five events, once, of which the third is poison. It ends when all of them are
+It gives the graph five events, once, of which the third is poison: to its node, or to a predicate,
+which does not want the first either. It ends when all of them are
 dealt with, or the graph is halted, and prints what came of it as JSON.
 """
 
@@ -11,14 +12,24 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairway import Fairway, FiringContext, retry
+from fairway import Fairway, FiringContext, retry, where
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 EVENTS = 5
 POISON = 3
+
+
+UNWANTED = 1
+
+
+def wanted(inputs: Mapping[str, Any]) -> bool:
+    return fire(inputs["numbers"]) != UNWANTED
 
 
 def fire(n: int) -> int:
@@ -32,7 +43,13 @@ async def main(directory: str, how: str, then: Any) -> None:
     numbers = app.topic("numbers", int)
     told = app.topic("told", int)
     on_error = retry(1, base_s=0.01, then=then)
-    graph = app.graph("g", when=numbers, inputs="sequential", checkpoint=True, on_error=on_error)
+    graph = app.graph(
+        "g",
+        when=where(numbers, wanted) if how == "where" else numbers,
+        inputs="sequential",
+        checkpoint=True,
+        on_error=on_error,
+    )
 
     if how == "waits":
 
@@ -54,7 +71,8 @@ async def main(directory: str, how: str, then: Any) -> None:
         reactor = graph.running.reactor
         changed = asyncio.Event()
         graph.listen(lambda _: changed.set())
-        while graph.number < EVENTS and not reactor.halted:
+        firings = EVENTS - (how == "where")
+        while graph.number < firings and not reactor.halted:
             changed.clear()
             await changed.wait()
         await graph.settled()

@@ -16,6 +16,7 @@ from fairway.graphs.journal import decoded
 from fairway.graphs.loading import graph_at
 from fairway.graphs.replay import Given, compared, events_of, over_events, over_journal
 from fairway.runtime.clock import SYSTEM_CLOCK
+from fairway.wire.encoding import encode_shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -229,5 +230,7 @@ class _Shown:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON can show it."""
-    return msgspec.msgpack.decode(packed(value)) if value is not None else None
+    """As JSON can show it: `nan` and `inf` as text."""
+    if value is None:
+        return None
+    return msgspec.Raw(encode_shown(msgspec.msgpack.decode(packed(value))))

@@ -89,6 +89,7 @@ class Accumulator:
         )
         self._class = source.event_schema.cls
         self._typed = source.event_schema.type is not Any
+        self._finite = source.event_schema.finite
 
     # What was kept
 
@@ -150,6 +151,11 @@ class Accumulator:
         """Take in a value. Raises `Backpressure` or `InvalidRequest`; then nothing happened."""
         if type(value) is not self._class and self._typed:
             value = self._fitting(self.source.event_schema, value)
+        if self._finite is not None:
+            try:
+                self._finite(value)
+            except ValueError as error:
+                raise self._not_json(error) from None
         if self._plain and value is not None:
             if self._reactor.inputs.room(self._name) <= 0:
                 self._make_room()
@@ -223,6 +229,18 @@ class Accumulator:
             return schema.fitting(value)
         except InvalidRequest as error:
             raise InvalidRequest(f"source {self._name!r}: {error}") from None
+
+    def check_given(self, value: Any) -> None:
+        """Raise `InvalidRequest` if a value for the cache has `nan` or `inf` in it."""
+        finite = self.source.schema.finite
+        if finite is not None:
+            try:
+                finite(value)
+            except ValueError as error:
+                raise self._not_json(error) from None
+
+    def _not_json(self, error: ValueError) -> InvalidRequest:
+        return InvalidRequest(f"source {self._name!r}: {error}")
 
     def _through(self, event: Any) -> Any:
         assert self.source.through is not None

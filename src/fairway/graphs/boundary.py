@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import msgspec
 
 from fairway.errors import InvalidConfig, InvalidRequest
+from fairway.graphs.finite import finite_check
 from fairway.runtime.usercode import reraise_interrupt
 from fairway.runtime.words import named
 
@@ -59,7 +60,7 @@ class Schema:
     that of version n + 1.
     """
 
-    __slots__ = ("_json", "_pack", "cls", "type", "upgrades", "version")
+    __slots__ = ("_json", "_pack", "cls", "finite", "type", "upgrades", "version")
 
     def __init__(
         self,
@@ -86,6 +87,10 @@ class Schema:
             self._pack: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(type)
         except TypeError as error:
             raise InvalidConfig(f"{type!r} cannot be a boundary: {error}") from None
+        self.finite = finite_check(type)
+        """Raises `ValueError` for a value with `nan` or `inf`; None if the type has no place for
+        them. It is for what somebody gives. What is made inside may have them: by a poll, by
+        `through`, by a node."""
 
     def of_json(self, data: bytes) -> Any:
         """A value from JSON, checked. Raises `InvalidRequest` and says where it does not fit."""

@@ -2,8 +2,8 @@
 
 A checkpointed graph fires again what it had accepted, so an event that crashes native code would
 end every process that takes the graph over. After starts that came to nothing each firing is noted
-in the journal before it begins. The note says how often the process will have ended during that
-firing, if nothing follows it.
+in the journal before it begins, and before a predicate is asked about it. The note says how often
+the process will have ended during that firing, if nothing follows it.
 """
 
 from __future__ import annotations

@@ -276,8 +276,8 @@ class Graph:
         """Give a source a value, at once. An idle graph of plain nodes has fired on return.
 
         Raises `Backpressure` if the source is full (nothing was accepted), `InvalidRequest` if
-        the value does not fit. In a checkpointed graph the value is durable some time later:
-        `await push` waits for that.
+        the value does not fit, or has `nan` or `inf` in it. In a checkpointed graph the value is
+        durable some time later: `await push` waits for that.
         """
         live = self.live
         if live is None:
@@ -287,7 +287,8 @@ class Graph:
     async def push(self, source: Source[Any] | str, value: Any) -> None:
         """Give a source a value, and return when it is accepted: durably, if checkpointed.
 
-        Waits for room if the source says `on_full="block"`.
+        Waits for room if the source says `on_full="block"`. Raises `InvalidRequest` for what does
+        not fit, `nan` and `inf` included.
         """
         await self.running.push(source if isinstance(source, str) else source.name, value)
 
@@ -344,7 +345,8 @@ class Graph:
 
     async def fire(self, cache: Mapping[str, Any] | None = None) -> Firing:
         """Fire now, whatever the criterion says, paused or not; with `cache`, it replaces the
-        inputs by source. Raises `FiringFailed`: then nothing was consumed."""
+        inputs by source. Raises `FiringFailed`: then nothing was consumed; and `InvalidRequest` for
+        what does not fit, `nan` and `inf` included."""
         return await self.running.force(cache)
 
     async def pause(self, who: str = "") -> None:

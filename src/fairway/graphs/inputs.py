@@ -230,6 +230,51 @@ class Inputs:
             taken = self._asked(always=self.gate.always)
         return taken
 
+    def candidate(self, now_ns: int) -> Taken | None:
+        """What `take` would ask the predicates about next, or None while the gate is shut.
+
+        It is taken. Whoever calls this goes on with `wanted`, or gives it back.
+        """
+        if not self._may_pass:
+            if not (self._timed and self._look(now_ns)):
+                return None
+            if not (self.gate.always or self._may_pass):
+                return None
+        return self.force() if self._sequential else self._newest()
+
+    def wanted(self, taken: Taken) -> bool:
+        """Ask the predicates about what was taken. If they do not want it, it is passed over
+        (`sequential`), or is news again (`latest`).
+
+        Raises `PredicateFailed`.
+        """
+        try:
+            wanted = all(predicate(taken.values) for predicate in self.gate.predicates)
+        except BaseException as error:
+            reraise_interrupt(error)
+            raise PredicateFailed(taken, error) from error
+        if wanted:
+            return True
+        if not self._sequential:
+            since = bool(self._dirty or self._aside)  # something came, and was not asked about
+            self.restore(taken)
+            if not since:
+                self._refuse()
+            return False
+        for news in taken.news:
+            if news.source in self._fires and news.value is not PASSED:
+                self.filtered += 1
+                self._put_back(news.source, taken.before)
+                self.unwanted.append(news)
+                news = news._replace(value=PASSED, keys=(), tokens=())
+            self._put_aside(news)
+        return False
+
+    @property
+    def refused(self) -> bool:
+        """Whether a predicate did not want the news (`latest`), and nothing came since."""
+        return self._refused
+
     def force(self) -> Taken:
         """The inputs of a firing now, whatever the gate says: all that is news, or the next."""
         return self._next() if self._heads else self._newest()
@@ -354,29 +399,20 @@ class Inputs:
             raise PredicateFailed(self._newest(), error) from error
         if wanted:
             return self._newest()
-        # It stays news, until something makes it worth more.
+        self._refuse()
+        return None
+
+    def _refuse(self) -> None:
+        """It stays news, until something makes it worth more."""
         self._released = False
         self._refused = True
-        return None
 
     def _asked_next(self, always: bool) -> Taken | None:
         while always or self._may_pass:
             always = False
             taken = self.force()
-            try:
-                wanted = all(predicate(taken.values) for predicate in self.gate.predicates)
-            except BaseException as error:
-                reraise_interrupt(error)
-                raise PredicateFailed(taken, error) from error
-            if wanted:
+            if self.wanted(taken):
                 return taken
-            for news in taken.news:
-                if news.source in self._fires and news.value is not PASSED:
-                    self.filtered += 1
-                    self._put_back(news.source, taken.before)
-                    self.unwanted.append(news)
-                    news = news._replace(value=PASSED, keys=(), tokens=())
-                self._put_aside(news)
         return None
 
     def _newest(self) -> Taken:

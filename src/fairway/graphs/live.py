@@ -379,6 +379,8 @@ class LiveGraph:
             checked = self.graph.checked(values)
             sources = self.graph.sources
             values = {name: sources[name].schema.fitting(each) for name, each in checked.items()}
+            for name, each in values.items():
+                self.accumulators[name].check_given(each)
             # A state is what the graph keeps, not what it is given: it stays unless it is named.
             cache = self.reactor.inputs.cache
             kept = {name: cache[name] for name in self.graph.states if name in cache}

@@ -65,6 +65,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fairway.graphs")
 
+NEWS: Final = "news"
+"""The cause of a firing that the gate let pass."""
 FIRINGS_PER_TURN: Final = 128
 """Firings before others on the loop get their turn."""
 
@@ -242,6 +244,8 @@ class Reactor:
                 while (due := without_task(self._due)) is not None:
                     if self._crash_loop.suspected:
                         await self._fire_noted(due)
+                        if self.inputs.refused:
+                            break  # else it would be asked about for ever
                     else:
                         await self._fire(due)
                     if self._inline and not self._crash_loop.suspected:
@@ -429,10 +433,14 @@ class Reactor:
             return _Due(self.inputs.force_with(values), INJECTED, reply)
         while self._open:
             try:
-                taken = self.inputs.take(self._now())
+                if self._filters and self._crash_loop.suspected:
+                    # Whether it is wanted is asked once it is noted: it may end the process.
+                    taken = self.inputs.candidate(self._now())
+                else:
+                    taken = self.inputs.take(self._now())
             except PredicateFailed as failure:
                 self._pass_over()
-                due = _Due(failure.taken, "news", None)
+                due = _Due(failure.taken, NEWS, None)
                 self._missed(due, failure.error, self._now(), {})
                 continue  # with what comes after it, unless this one is tried again
             if self._filters:
@@ -443,7 +451,7 @@ class Reactor:
                 if self._timed:
                     self._arm()
                 return None
-            return _due(_Due, (taken, "news", None))
+            return _due(_Due, (taken, NEWS, None))
         return None
 
     def _pass_over(self) -> None:
@@ -453,9 +461,11 @@ class Reactor:
             return
         tokens = [token for news in unwanted for token in news.tokens]
         over = [Consumed(news.source, news.marks, None, news.keys) for news in unwanted]
-        if self._journal is not None and self.checkpoint.minds(over):
+        noted = self._crash_loop.suspected
+        if self._journal is not None and (noted or self.checkpoint.minds(over)):
             # After a crash none of them must be back without the others: it would go together
-            # with what it never waited for.
+            # with what it never waited for. Nor before the one that ends the process, whose crashes
+            # would be counted as its own.
             for token in tokens:
                 token.recorded = True
             self._journal.append(Passed(tuple(over)), partial(_passed, tokens))
@@ -531,14 +541,34 @@ class Reactor:
                 self._firing = None
                 self.inputs.restore(due.taken)
                 raise
-            if self._inline:
-                without_task(self._fire_inline, due)
-            else:
-                await self._fire(due)
+            if without_task(self._wanted, due):
+                if self._inline:
+                    without_task(self._fire_inline, due)
+                else:
+                    await self._fire(due)
             self.survived()
         if self.number >= number:
             self._crash_loop.forget()
         await self._journal.wait_durable()
+
+    def _wanted(self, due: _Due) -> bool:
+        """Whether what is noted is to be fired. If not, it has failed, was passed over for good, or
+        stays news, of which the same crashes are counted."""
+        if not self._filters or due.cause != NEWS:
+            return True
+        try:
+            if self.inputs.wanted(due.taken):
+                return True
+        except PredicateFailed as failure:
+            self._missed(due, failure.error, self._now(), {})
+            return False
+        if self.inputs.unwanted:
+            self._pass_over()
+            self._crash_loop.forget()
+        self._after(due.taken)
+        if self._timed:
+            self._arm()
+        return False
 
     def survived(self) -> None:
         """A firing that was noted is over without a record, or is stopped: it ended no process."""

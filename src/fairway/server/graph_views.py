@@ -10,6 +10,7 @@ import msgspec
 
 from fairway.graphs.drawing import to_mermaid, to_svg
 from fairway.graphs.node import named
+from fairway.wire.encoding import encode_shown
 from fairway.wire.graphs import (
     CheckpointView,
     DeadData,
@@ -40,7 +41,6 @@ COUNTS: Final = (
     *("collected", "events", "dropped", "refused", "repeated"),
     *("suppressed", "buried", "late"),
 )
-_encode = msgspec.json.Encoder(enc_hook=repr).encode
 _any_json = msgspec.json.Decoder().decode
 _any_pack = msgspec.msgpack.Decoder().decode
 
@@ -51,11 +51,11 @@ def full_name(tenant: str, name: str) -> str:
 
 
 def shown(value: Any) -> msgspec.Raw:
-    """Any value as JSON; one that has none as the text that Python shows of it."""
+    """Any value as JSON; one that has none, such as `nan`, as the text that Python shows of it."""
     try:
-        return msgspec.Raw(_encode(value))
+        return msgspec.Raw(encode_shown(value))
     except Exception:  # whatever its own code raises
-        return msgspec.Raw(_encode(f"<{type(value).__name__}>"))
+        return msgspec.Raw(encode_shown(f"<{type(value).__name__}>"))
 
 
 def shown_all(values: Mapping[str, Any]) -> dict[str, Any]:

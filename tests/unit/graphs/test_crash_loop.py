@@ -4,13 +4,18 @@ ever."""
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fairway import Graph, Source
+import pytest
+
+from fairway import Graph, Source, debounce, where
 from fairway.graphs.crash_loop import CRASHES_MAX, NOTED_FIRINGS, STARTS_MAX
 from fairway.testing import run_graph
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fairway.graphs.inputs import Strategy
     from fairway.testing import GraphsUnderTest
 
 POISON = 0
@@ -114,6 +119,50 @@ def test_a_failure_is_no_crash() -> None:
             await kit.restart()
 
     run_graph(it.graph, play)
+
+
+@pytest.mark.parametrize("quiet_s", [None, 1.0])
+@pytest.mark.parametrize("inputs", ["latest", "sequential"])
+def test_predicates_decide_as_ever_while_a_crash_loop_is_suspected(
+    inputs: Strategy, quiet_s: float | None
+) -> None:
+    n = Source("n", int)
+    asked: list[int] = []
+
+    def positive(values: Mapping[str, Any]) -> bool:
+        asked.append(values["n"])
+        if not values["n"]:
+            raise ValueError("no sign")
+        return values["n"] > 0
+
+    when = where(n, positive)
+    graph = Graph(
+        "g",
+        when=when if quiet_s is None else debounce(when, quiet_s=quiet_s),
+        inputs=inputs,
+        checkpoint=True,
+        on_error="dead_letter",
+    )
+
+    @graph.node
+    def it(n: int) -> int:
+        return n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for _ in range(STARTS_MAX):
+            await kit.restart()
+        for number in (-1, 1, -2, 0, -3, 2):
+            graph.push_nowait(n, number)
+            await kit.advance(2)
+            await graph.settled()
+            assert asked[-1] == number
+            assert len(asked) < 20, "asked again and again"
+        assert [firing.output for firing in graph.firings if firing.error is None] == [1, 2]
+        [letter] = graph.dead_letters
+        assert "no sign" in letter.reason
+        assert graph.running.reactor.checkpoint.crashes == 0
+
+    run_graph(graph, play)
 
 
 def test_care_ends_and_plain_nodes_fire_where_their_values_arrive_again() -> None:
