@@ -18,12 +18,16 @@ import uvloop
 from uvicorn.server import ServerState
 
 from fairway.server.connection import EXTENSION, Answer, Connection
+from fairway.server.door import PLENTY, Door, Reader
 from fairway.server.http_limits import SECOND_NS, HttpLimits
 from fairway.server.http_protocol import HttpProtocol, Site
+from tests.support.http_protocol import Busy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
     from pathlib import Path
+
+    from fairway.server.read_turns import Standing
 
 KIB = 1024
 TICK_S = 0.002
@@ -659,6 +663,57 @@ def test_half_closed_client_is_answered_and_then_closed(loop: Loop) -> None:
         async with serving() as served:
             answered = await served.exchange(GET, half_close=True)
             assert answered.endswith(b"\r\n\r\n/")
+            await served.is_quiet()
+
+    loop.run(scenario)
+
+
+class Shut(Door):
+    """Holds everybody until it is opened."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: PLENTY)
+        self.held: list[Reader] = []
+        self.open = True
+
+    def passes(self) -> bool:
+        return self.open
+
+    def wait(self, reader: Reader, standing: Standing, holder: Hashable) -> None:
+        self.held.append(reader)
+
+
+def test_known_client_that_half_closes_while_it_waits_is_answered_in_its_turn(loop: Loop) -> None:
+    async def scenario() -> None:
+        site, door = Busy(), Shut()
+        site.door = door
+        async with serving(site) as served:
+            reader, writer = await served.connect()
+            writer.write(GET)
+            assert (await reader.readuntil(b"\r\n\r\n/")).startswith(b"HTTP/1.1 200 ")
+            door.open = False
+            writer.write(GET)
+            await until(lambda: bool(door.held))
+            (connection,) = served.state.connections
+            writer.write_eof()
+            await until(lambda: not connection.transport.is_reading())
+            assert served.app.requests == 1
+            door.held[0].read_held()
+            assert (await reader.read()).endswith(b"\r\n\r\n/")
+            assert served.app.requests == 2
+            await served.is_quiet()
+
+    loop.run(scenario)
+
+
+def test_unknown_client_that_hangs_up_while_it_waits_is_let_go_unread(loop: Loop) -> None:
+    async def scenario() -> None:
+        site, door = Busy(), Shut()
+        site.door = door
+        async with serving(site) as served:
+            door.open = False
+            assert await served.exchange(GET, half_close=True) == b""
+            assert served.app.requests == 0
             await served.is_quiet()
 
     loop.run(scenario)

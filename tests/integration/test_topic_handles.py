@@ -17,6 +17,7 @@ from fairway.errors import BadRecord, Forbidden, InvalidRequest, NotFound
 from fairway.topics.handle import Lost, Read, Record, TopicHandle, TopicWatch
 from fairway.wire.topics import TopicPatch
 from tests.support.server import run, serving, shared_site, until
+from tests.support.topics import unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -358,6 +359,43 @@ def test_a_record_that_does_not_fit_is_told_and_readers_go_on_behind_it(
 
         assert await first(3, mixed.watch(on_bad_record=tell)) == [1, 3, 5]
         assert bad == [2, 4]
+
+    in_each_way(body)
+
+
+def test_a_number_in_meta_that_fits_no_double_is_refused_and_nothing_is_appended(
+    in_each_way: InEachWay,
+) -> None:
+    async def body(topic: Topic) -> None:
+        numbers = topic("meta-numbers")
+        await numbers.append(1, meta={"k": 2**64})
+        with pytest.raises(InvalidRequest, match=r"records\[0\]\.meta\.k"):
+            await numbers.append(2, meta={"k": [10**400]})
+        assert [one.meta for one in (await numbers.read()).records] == [{"k": 2**64}]
+
+    in_each_way(body)
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"1" * 5_000], ids=["1e999", "5,000 digits"])
+def test_a_record_whose_meta_cannot_be_read_is_told_and_readers_go_on_behind_it(
+    in_each_way: InEachWay, engine: Topics, number: bytes
+) -> None:
+    async def body(topic: Topic) -> None:
+        old = topic(f"old-{len(number)}")
+        raw = b'[{"data":1},{"data":2,"meta":{"k":%b}},{"data":3,"meta":{"k":4}}]' % number
+        await engine.append(old.name, unchecked(raw))
+        page = await old.read()
+        assert [(one.data, one.meta) for one in page.records] == [(1, None), (3, {"k": 4})]
+        assert [(one.topic, one.seq, one.data) for one in page.bad] == [(old.name, 2, b"2")]
+        assert (page.next_seq, page.caught_up) == (3, True)
+        bad: list[BadRecord] = []
+        assert await first(2, old.watch(on_bad_record=bad.append)) == [1, 3]
+        assert [one.seq for one in bad] == [2]
+        async with old.watch() as watch:
+            assert told(await anext(watch)) == 1
+            with pytest.raises(BadRecord, match=rf"{old.name} 2: meta: .*out of range"):
+                await anext(watch)
+            assert told(await anext(watch)) == 3
 
     in_each_way(body)
 

@@ -66,6 +66,12 @@ EVENTS = [
 ]
 
 
+@pytest.mark.parametrize("seed", [451225823, 3788178714])
+def test_histories_that_went_wrong_once(seed: int) -> None:
+    """Records were evicted up to a deleted one whose row, and rule, had gone before."""
+    simulate(seed, Counter())
+
+
 @pytest.mark.timeout(3600)
 def test_every_consumer_accounts_for_every_record(campaign: Campaign) -> None:
     for number in range(campaign.rounds(share=25, full=2_000)):

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.server import ServerState
 
+from fairway.server.door import Door, Room
 from fairway.server.http_limits import SECOND_NS, HttpLimits
 from fairway.server.http_protocol import HttpProtocol
+from fairway.server.read_turns import READS_PER_TURN
 from fairway.testing import run
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine
 
+    from fairway.server.connection import Answer
     from fairway.server.http_protocol import Site
 
 KIB = 1024
@@ -43,6 +46,8 @@ class FakeTransport(asyncio.Transport):
         self.waiting = 0
         self.stuck = False
         self.paused = False
+        self.reading = True
+        self.at_eof = False
         self.low = self.high = 64 * KIB
         self.eof = self.aborted = self.closed_by_us = False
         self.ended_at: float | None = None
@@ -93,14 +98,46 @@ class FakeTransport(asyncio.Transport):
             self.ended_at = asyncio.get_running_loop().time()
             self.protocol.connection_lost(None)
 
-    def pause_reading(self) -> None: ...
+    def end_input(self) -> None:
+        """The client sends no more; whoever reads is told so."""
+        self.at_eof = True
+        if self.reading and not self.closed_by_us:
+            keep_open = self.protocol.eof_received()
+            self.reading = False
+            if not keep_open:
+                self.close()
 
-    def resume_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+        if self.at_eof:
+            asyncio.get_running_loop().call_soon(self.end_input)
 
     def _maybe_pause(self) -> None:
         if not self.paused and self.waiting > self.high:
             self.paused = True
             self.protocol.pause_writing()
+
+
+class Busy:
+    """A site that is always working, with as much room as is said."""
+
+    ownership = None
+
+    def __init__(self) -> None:
+        self.room = READS_PER_TURN
+        self.door: Door | None = Door(lambda: Room(self.room, 0, True))
+
+    def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
+        peer.show(None)
+        begin()
+
+    def express(self, answer: Answer) -> bool:
+        return False
+
+    def lost(self, peer: Any) -> None: ...
 
 
 class Client:

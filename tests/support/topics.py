@@ -16,7 +16,7 @@ from fairway.storage.wals.memory import MemoryWal
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.watching import View
 from fairway.topics.writing import NewBatch
-from fairway.wire.records import parse_records
+from fairway.wire.records import Records, decode_records, parse_records
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -36,6 +36,11 @@ def new(*data: Any, tag: str | None = None, **options: Any) -> NewBatch:
         value, own = one if isinstance(one, tuple) else (one, tag)
         records.append({"data": value} if own is None else {"data": value, "tag": own})
     return NewBatch(records=parse_records(msgspec.json.encode(records)), **options)
+
+
+def unchecked(raw: bytes) -> NewBatch:
+    """An append of records as they may have been stored before something in them was refused."""
+    return NewBatch(records=Records.of(raw, decode_records(raw)))
 
 
 class Plain:

@@ -4,42 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from fairway.server.door import Door, Room
 from fairway.server.http_limits import HttpLimits
 from fairway.server.http_protocol import HttpProtocol
 from fairway.server.read_turns import NEW_PER_TURN, READS_PER_TURN, Standing
 from fairway.testing import run
-from tests.support.http_protocol import KIB, Client, echo
+from tests.support.http_protocol import KIB, Busy, Client, echo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from fairway.server.connection import Answer
 
 POST = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\nsome"
-
-
-class Busy:
-    """A site that is always working, with as much room as is said."""
-
-    ownership = None
-
-    def __init__(self) -> None:
-        self.room = READS_PER_TURN
-        self.door: Door | None = Door(lambda: Room(self.room, 0, True))
-
-    def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
-        peer.show(None)
-        begin()
-
-    def express(self, answer: Answer) -> bool:
-        return False
-
-    def lost(self, peer: Any) -> None: ...
 
 
 class Crowd:
@@ -101,15 +80,40 @@ def test_a_known_client_is_read_before_new_ones(held: socket.socket) -> None:
     run(scenario, seed=1, quiet=True)
 
 
-def test_a_client_that_closes_its_side_while_it_waits_is_answered(held: socket.socket) -> None:
+def test_a_known_client_that_closes_its_side_while_it_waits_is_answered(
+    held: socket.socket,
+) -> None:
     async def scenario() -> None:
-        crowd = Crowd(held, READS_PER_TURN + 10)
+        crowd = Crowd(held, READS_PER_TURN)
         crowd.send()
-        last = crowd.clients[-1]
-        last.protocol.eof_received()
         await asyncio.sleep(1)
-        assert b"200 OK" in last.transport.sent
-        assert crowd.answered == len(crowd.clients)
+        crowd.send()
+        crowd.clients[0].send(POST)
+        last = crowd.clients[-1]
+        last.send(POST)
+        last.transport.end_input()
+        assert crowd.waiting == 2  # it is not read for that
+        await asyncio.sleep(1)
+        assert last.transport.sent.count(b"200 OK") == 3
+        assert last.transport.ended_at is not None
+
+    run(scenario, seed=1, quiet=True)
+
+
+def test_thousands_that_hang_up_while_they_wait_are_let_go_unread(held: socket.socket) -> None:
+    """To read them first took half a second of the loop for six thousand."""
+
+    async def scenario() -> None:
+        crowd = Crowd(held, READS_PER_TURN + 100)
+        crowd.send()
+        for client in crowd.clients[READS_PER_TURN:]:
+            client.transport.end_input()
+        assert crowd.waiting == 100
+        await asyncio.sleep(0)
+        assert crowd.waiting == 0
+        await asyncio.sleep(1)
+        assert crowd.answered == READS_PER_TURN
+        assert all(client.transport.closed_by_us for client in crowd.clients[READS_PER_TURN:])
 
     run(scenario, seed=1, quiet=True)
 

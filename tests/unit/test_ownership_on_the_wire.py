@@ -167,9 +167,11 @@ def test_an_answer_that_waits_for_a_slow_reader_is_asked_about_after_the_wait(
 @pytest.mark.parametrize(
     "write", [lambda stream: stream.send(Frame(STALE)), EventStream.beat], ids=["frame", "beat"]
 )
-def test_a_stream_whose_lease_ran_out_is_cut_off_and_sent_nothing(
-    write: Callable[[EventStream], object], held: socket.socket
+@pytest.mark.parametrize("stuck", [False, True], ids=["reads", "does not read"])
+def test_a_stream_whose_lease_ran_out_is_told_so_and_cut_off(
+    write: Callable[[EventStream], object], stuck: bool, held: socket.socket
 ) -> None:
+    """Unless it has not taken in what was sent before: that would be sent first."""
     site = Leased()
     closed: list[bool] = []
     sent: list[bytes] = []  # before the lease ran out, and after
@@ -178,6 +180,7 @@ def test_a_stream_whose_lease_ran_out_is_cut_off_and_sent_nothing(
         connection = scope["extensions"][EXTENSION]
         stream = EventStream(connection, lambda: closed.append(True))
         stream.open([])
+        client.transport.stuck = stuck
         stream.send(Frame(b"data: in time\n\n"))
         sent.append(bytes(client.transport.sent))
         site.run_out()
@@ -192,8 +195,15 @@ def test_a_stream_whose_lease_ran_out_is_cut_off_and_sent_nothing(
         await asyncio.sleep(1)
         before, after = sent
         assert b"in time" in before
-        assert after == before == client.transport.sent
-        assert client.transport.aborted
+        assert after == client.transport.sent
+        assert STALE not in after
+        if stuck:
+            assert after == before
+        else:
+            assert b"event: error" in after.removeprefix(before)
+            assert after.endswith(b"\r\n0\r\n\r\n")
+        assert client.transport.aborted == stuck
+        assert client.transport.closed_by_us
         assert closed == [True]
 
     client: Client

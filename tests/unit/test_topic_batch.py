@@ -114,6 +114,49 @@ def test_what_is_not_a_list_of_records_is_refused(raw: bytes) -> None:
     assert refused(raw).code in ("invalid_request", "record_too_large")
 
 
+@pytest.mark.parametrize(
+    ("meta", "field"),
+    [
+        (b'{"k":1e999}', "k"),
+        (b'{"a":1,"k":-1e999}', "k"),
+        (b'{"a":[1e999],"k":{"deep":[0,{"er":1e400}]}}', "a"),
+        (b'{"k":' + b"1" * 5_000 + b"}", "k"),
+        (b'{"k":[{"n":-1' + b"0" * 309 + b"}]}", "k"),
+        (b'{"k":1' + b"0" * 400 + b".5}", "k"),
+        (b'{"k":' + b"[" * 500 + b"1" + b"0" * 309 + b"]" * 500 + b"}", "k"),
+        (b'{"k":1e999,"k":1}', ""),
+    ],
+    ids=[
+        *("huge", "hugely negative", "nested", "5,000 digits", "310 digits", "with a fraction"),
+        *("deep down", "before another"),
+    ],
+)
+def test_a_number_in_meta_that_no_reader_could_read_is_refused(meta: bytes, field: str) -> None:
+    error = refused(b'[{"data":0,"meta":{}},{"data":1,"meta":' + meta + b"}]")
+    assert error.code == "invalid_request"
+    assert f"records[1].meta.{field}".rstrip(".") in str(error)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"1.7976931348623157e308",
+        b"-18446744073709551615",
+        b"18446744073709551616",
+        b"1" + b"0" * 308,
+        b"0." + b"1" * 5_000,
+        b'"' + b"1" * 5_000 + b'"',
+        b"1e-999",
+        b"null",
+    ],
+    ids=lambda value: repr(value[:24]),
+)
+def test_what_fits_a_double_or_is_text_may_be_in_meta(value: bytes) -> None:
+    raw = b'[{"data":1,"meta":{"k":[' + value + b"]}}]"
+    assert parse_records(raw).raw == raw
+    assert json.loads(bytes(decode_records(raw)[0].meta))
+
+
 def test_line_breaks_between_tokens_are_taken_out() -> None:
     """A record goes out in one line of an event stream."""
     kept = parse_records(b'[\r\n {"data":\n {"a": [1,\n 2]}, "tag": "t"}\n]').raw

@@ -70,7 +70,7 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
     fairway serve shop:app --port 8080        the app of shop.py
     fairway serve --host 0.0.0.0 --keys keys.toml --tls-cert c.pem --tls-key k.pem
     """
-    log_masked(LINE, logging.WARNING)
+    log_plainly()
     # uvicorn tells of WebSockets with their whole URL, and a ticket may be in it.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     for told in ("fairway.audit", "fairway.graphs.loading"):  # what somebody did, or changed
@@ -90,6 +90,21 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
         raise BadData(masked(error)) from None
     except FairwayError as error:
         raise click.ClickException(masked(error)) from None
+
+
+def log_plainly() -> None:
+    """Warnings to standard error, a line each, and no secrets in them."""
+    log_masked(LINE, logging.WARNING)
+    logging.getLogger("asyncpg.pool").addFilter(_in_a_line)
+
+
+def _in_a_line(record: logging.LogRecord) -> bool:
+    """A driver tells of an outage by a traceback at each try; what it comes to is enough."""
+    if record.exc_info and (error := record.exc_info[1]) is not None:
+        record.msg = f"{record.getMessage()}: {type(error).__name__} {error}"
+        record.args = ()
+        record.exc_info = record.exc_text = None
+    return True
 
 
 def shown_place(place: object) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from rich.live import Live
 
 from fairway.cli.bulk import append_lines, parse_data
-from fairway.cli.output import Output, moment, notice, printable, record_facts
+from fairway.cli.output import Output, bad_facts, moment, notice, printable, record_facts
 from fairway.cli.remote import (
     DURATION,
     SIZE,
@@ -24,11 +24,14 @@ from fairway.cli.remote import (
 from fairway.client.bulk import BATCH_RECORDS
 from fairway.client.clock import SYSTEM_CLOCK
 from fairway.client.exchange import AUTO
+from fairway.errors import BadRecord
 from fairway.wire.records import RECORDS_MAX
 from fairway.wire.topics import LIMIT_DEFAULT, LIMIT_MAX
 
 if TYPE_CHECKING:
-    from fairway.client import Page, TopicHandle
+    from collections.abc import Iterator
+
+    from fairway.client import Page, Record, TopicHandle, Watch
     from fairway.errors import FairwayError
     from fairway.wire.topics import TopicState
 
@@ -262,8 +265,9 @@ def diff(
         return
     if page.tombstone is not None:
         output.tombstone(page.tombstone)
-    for record in page.records:
-        output.record(record)
+    found: list[Record[msgspec.Raw] | BadRecord] = [*page.records, *page.bad]
+    for record in sorted(found, key=lambda one: one.seq):
+        _show_record(output, record)
     if page.caught_up:
         notice(f"caught up at {page.next_from_seq}")
     else:
@@ -320,8 +324,8 @@ def tail(
             on_tombstone=output.tombstone,
             on_disconnect=lost,
         )
-        for shown, record in enumerate(watch, 1):
-            output.record(record)
+        for shown, record in enumerate(_all_of(watch), 1):
+            _show_record(output, record)
             if shown == count:
                 return
     notice(f"{name} was deleted")
@@ -428,4 +432,26 @@ def _facts(state: TopicState) -> list[tuple[str, object]]:
 
 
 def _page_facts(page: Page[msgspec.Raw]) -> dict[str, object]:
-    return {**page._asdict(), "records": [record_facts(record) for record in page.records]}
+    return {
+        **page._asdict(),
+        "records": [record_facts(record) for record in page.records],
+        "bad": [bad_facts(bad) for bad in page.bad],
+    }
+
+
+def _all_of(watch: Watch[msgspec.Raw]) -> Iterator[Record[msgspec.Raw] | BadRecord]:
+    """Every record, those that cannot be read in their place."""
+    while True:
+        try:
+            yield from watch
+            return
+        except BadRecord as bad:
+            told = bad
+        yield told  # and on behind it
+
+
+def _show_record(output: Output, record: Record[msgspec.Raw] | BadRecord) -> None:
+    if isinstance(record, BadRecord):
+        output.bad_record(record)
+    else:
+        output.record(record)

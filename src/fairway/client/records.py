@@ -86,13 +86,18 @@ class RecordDecoder(Generic[T]):
         self._decode = msgspec.json.Decoder(type).decode
 
     def __call__(self, topic: str, epoch: int, record: DeliveredRecord) -> Record[T]:
-        """Raises `BadRecord`, which names topic and seq, if its data does not fit."""
+        """Raises `BadRecord`, which names topic and seq, if its data does not fit.
+
+        So does meta that cannot be read: older servers took any number there.
+        """
+        what = ""
         try:
             data: T = self._decode(record.data)
+            what = "meta: "
+            meta = msgspec.json.decode(record.meta) if record.meta else None
         except (msgspec.DecodeError, RecursionError) as error:
-            raw = bytes(record.data)
-            raise BadRecord(topic, record.seq, epoch, raw, str(error)) from None
-        meta = msgspec.json.decode(record.meta) if record.meta else None
+            raw, reason = bytes(record.data), f"{what}{error}"
+            raise BadRecord(topic, record.seq, epoch, raw, reason) from None
         return Record(
             record.seq, record.ts, data, record.tag, record.node, meta, topic, epoch, record.trace
         )

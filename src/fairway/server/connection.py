@@ -420,6 +420,17 @@ class Connection:
             self._transport = None
             self._protocol.transport.abort()
 
+    def cut_off(self, last: bytes) -> None:
+        """Send `last`, framed, and close; `on_closed` follows. If anything of before waits to be
+        sent, that is dropped, and nobody is told."""
+        transport = self._transport
+        if transport is None or transport.get_write_buffer_size():
+            self.abort()
+            return
+        self._transport = None
+        transport.write(last + LAST_CHUNK if self.chunked else last)
+        transport.close()
+
     async def wait_ended(self) -> None:
         """Wait until the response is finished or the connection closed."""
         if self._protocol is None:

@@ -303,7 +303,10 @@ class HttpProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. A request that is complete is still answered, if soon."""
         if self._waiting:
-            self._read(self._leave_door())
+            if self.peer.standing >= Standing.NEW or self.scheme != "http":
+                return False  # thousands that hang up at once are not read first
+            self.transport.pause_reading()  # read again in our turn, it says so again
+            return True
         if self._stream is not None or self._answer_lasts():
             self.transport.abort()
         elif self._owes_answer() and self._reading is not BODY and self.scheme == "http":
@@ -691,6 +694,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
+        self.transport.resume_reading()  # it may have waited for its turn, unread
         self._linger_until_abort()
 
     def _linger_until_abort(self) -> None:

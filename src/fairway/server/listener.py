@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 GRACE_S: Final = 2
 """How long a stop waits for requests under way before it cuts them off."""
-ACCEPTED_PER_TURN: Final = 8
-"""Connections taken in one turn of the loop. libuv takes one for each listening handle; with one
-handle a few thousand that come at once would keep the next one waiting for seconds."""
+ACCEPTED_PER_TURN: Final = 16
+"""Connections taken in one turn of the loop, about a millisecond. libuv takes one for each handle
+that listens; with one, the last of a few thousand that come at once would wait for seconds."""
 
 
 def listening(

@@ -35,7 +35,7 @@ OPEN_PER_TURN: Final = 16
 REFUSED_PER_TURN: Final = 3
 """A quarter of what begins in a turn: refusing has about a tenth of the time."""
 NEW_PER_TURN: Final = 8
-"""As many as are accepted in a turn: a first head costs about as much as a small append."""
+"""A first head costs about as much as a small append."""
 STRANGERS_PER_TURN: Final = 3
 IDLE_PER_TURN: Final = 16
 """New ones, or strangers, while no accepted request waits or begins: half a millisecond."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from fairway.errors import FairwayError
+    from fairway.storage.ownership import Ownership
     from fairway.topics.batch import Record
     from fairway.topics.topic import Gap, Topic
     from fairway.topics.watching import View, Watcher
@@ -192,7 +193,7 @@ class EventStream:
     def send(self, frame: Frame) -> bool:
         connection = self.connection
         if connection.ownership is not None and connection.ownership.overdue:
-            connection.abort()
+            self._cut_off(connection.ownership)
             return False
         if connection.write(frame.chunk if connection.chunked else frame.bare):
             self.quiet = False
@@ -203,9 +204,14 @@ class EventStream:
         """Say that the stream lives."""
         connection = self.connection
         if connection.ownership is not None and connection.ownership.overdue:
-            connection.abort()
+            self._cut_off(connection.ownership)
             return
         connection.write(_HEARTBEAT.chunk if connection.chunked else _HEARTBEAT.bare)
+
+    def _cut_off(self, ownership: Ownership) -> None:
+        """Another process may own the log: nothing of it is sent any more."""
+        frame = problem_event(ownership.refusal())
+        self.connection.cut_off(frame.chunk if self.connection.chunked else frame.bare)
 
     def end(self, reason: FairwayError) -> None:
         """Say why, if there is room for it, and end the response."""

@@ -310,19 +310,15 @@ class TopicHandle(Generic[T]):
         return self._app.topics.get(self.name)
 
     def _record(self, record: RawRecord, epoch: int) -> Record[T] | BadRecord:
+        what = ""
         try:
             data = self._decoder.decode(record.data)
+            what = "meta: "  # which can be of a time when any number was taken there
+            meta = msgspec.json.decode(record.meta) if record.meta is not None else None
         except (msgspec.DecodeError, RecursionError) as error:
-            return BadRecord(self.name, record.seq, epoch, bytes(record.data), str(error))
-        return Record(
-            record.seq,
-            record.ts,
-            data,
-            record.tag,
-            record.node,
-            msgspec.json.decode(record.meta) if record.meta is not None else None,
-            epoch,
-        )
+            reason = f"{what}{error}"
+            return BadRecord(self.name, record.seq, epoch, bytes(record.data), reason)
+        return Record(record.seq, record.ts, data, record.tag, record.node, meta, epoch)
 
 
 class TopicWatch(Generic[T]):

@@ -158,7 +158,7 @@ class Retention:
             if topic not in self._expiries:  # else its oldest record was looked at just now
                 self._look_for_expired(topic)
             self._look_at_rows(topic)
-            if topic.rules:
+            if topic.thinned:
                 self._trim[topic] = None
             if topic.to_reclaim:
                 self._reclaiming.begin(topic, 0)
@@ -192,7 +192,7 @@ class Retention:
     async def _settle_front(self, topic: Topic) -> None:
         """Begin at a live record, past what was deleted. Called with the topic's lock held."""
         live = self._live(topic)
-        while topic.rules:
+        while topic.thinned:
             if not topic.count:
                 topic.skip_all()
                 return
@@ -225,7 +225,7 @@ class Retention:
             pace.spend(eviction_work(topic, front))
             if not evict_front(topic, live, front, now_ms):
                 break
-        if topic.rules and topic.floor > floor:
+        if topic.thinned and topic.floor > floor:
             self._settle_hot(topic, live)
         if topic.floor > self._log.floor(topic.epoch) + self.config.chunk:
             self._trim[topic] = None
@@ -421,7 +421,7 @@ class Retention:
     async def _trim_one(self, topic: Topic) -> None:
         if topic.over_cap:
             await self._evict(topic, self.config.eviction_steps)
-        if topic.rules:
+        if topic.thinned:
             async with self._live(topic).lock:
                 await self._settle_front(topic)
         if await self.save(topic):

@@ -255,6 +255,11 @@ class Topic:
         """Nothing below it is live."""
         return max(self.evict_floor, self.delete_floor)
 
+    @property
+    def thinned(self) -> bool:
+        """Whether deletions left gaps above the floor: a record there may be hidden, or gone."""
+        return bool(self.rules) or self.floor <= self.reclaimed
+
     def held_in(self, batch: Batch, upto: int | None = None) -> tuple[int, int, int]:
         """(live records, their bytes, bytes that are hidden) of a batch, up to seq `upto`."""
         floor = self.floor

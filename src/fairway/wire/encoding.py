@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -15,6 +16,7 @@ NOT_JSON: Final = (TypeError, ValueError, OverflowError, RecursionError)
 
 _NULL: Final = b"null"
 _encode: Final = msgspec.json.Encoder().encode
+_encode_any: Final = msgspec.json.Encoder(enc_hook=repr).encode
 _pack: Final = msgspec.msgpack.Encoder().encode
 # A double whose exponent is all ones. Seldom it is something else, and never is one missed.
 _find_odd: Final = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]").search
@@ -47,11 +49,55 @@ def check_numbers(encoded: bytes, value: Any) -> None:
     except OverflowError:  # an integer of more than 64 bits, which only JSON has
         odd = True
     if odd:
-        _check(msgspec.to_builtins(value, enc_hook=_raw))
+        _check(msgspec.to_builtins(value, enc_hook=_unknown))
 
 
-def _raw(value: Any) -> None:
-    """What `to_builtins` does not know of all that can be encoded: `msgspec.Raw`, JSON already."""
+def check_finite(value: Any) -> None:
+    """Raise `ValueError` if `nan` or `inf` is in `value`, which was not encoded.
+
+    It may be anything: objects that msgspec does not know are not looked into.
+    """
+    try:
+        odd = _find_odd(_pack_known(value)) is not None
+    except OverflowError:
+        odd = True
+    except Exception:  # it is nested too deeply, or in itself: nobody could encode it
+        return
+    if odd:
+        with suppress(RecursionError):
+            _check(msgspec.to_builtins(value, enc_hook=_unknown))
+
+
+def encode_shown(value: Any) -> bytes:
+    """`value` as JSON for somebody to look at, whatever it is: `nan` and `inf` are text there, and
+    what has no JSON is what Python shows of it. Raises what `repr` of something in it does."""
+    encoded = _encode_any(value)
+    try:
+        check_numbers(encoded, value)
+    except NOT_JSON:
+        return _encode_any(_shown(msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)))
+    return encoded
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _shown(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(each) for each in value]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    return msgspec.json.decode(value) if isinstance(value, msgspec.Raw) else repr(value)
+
+
+def _unknown(value: Any) -> None:
+    """What cannot be looked into: an object of the user's, or `msgspec.Raw`, JSON already."""
+
+
+_pack_known: Final = msgspec.msgpack.Encoder(enc_hook=_unknown).encode
 
 
 def _check(value: Any) -> None:

@@ -6,9 +6,10 @@ is kept of that but a few sums.
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
@@ -22,6 +23,9 @@ RECORDS_MAX: Final = 10_000
 RECORD_BYTES_MAX: Final = 1024 * 1024
 META_BYTES_MAX: Final = 16 * 1024
 META_KEYS_MAX: Final = 64
+DOUBLE_DIGITS_MAX: Final = 309
+"""Digits of the largest double: no integer with fewer is too large for one."""
+FIELD_SHOWN_MAX: Final = 64
 TAG_BYTES_MAX: Final = 256
 NODE_BYTES_MAX: Final = 128
 LEVELS_PLAIN: Final = 128
@@ -92,6 +96,11 @@ NULL: Final = Raw(b"null")
 _PLAIN_RECORDS = msgspec.json.Decoder(list[_PlainRecord])
 _RECORDS = msgspec.json.Decoder(list[NewRecord])
 _VALUE = msgspec.json.Decoder(Raw)
+_ANY = msgspec.json.Decoder()
+# All of it, not only its keys: unlike data, meta is read by every reader, whatever its type.
+_META = msgspec.json.Decoder(dict[str, Any])
+_FIELDS = msgspec.json.Decoder(dict[str, Raw])
+_find_long_number = re.compile(rb"[0-9]{%d}" % DOUBLE_DIGITS_MAX).search
 
 
 def parse_records(raw: bytes) -> Records:
@@ -215,14 +224,52 @@ def _check_meta(at: int, meta: Raw) -> None:
             f"records[{at}].meta has more than {META_BYTES_MAX} bytes", code="record_too_large"
         )
     try:
-        keys = msgspec.json.decode(meta, type=dict[str, Raw])
+        keys = _META.decode(meta)
     except (msgspec.DecodeError, RecursionError):
-        raise InvalidRequest(f"records[{at}].meta is an object with string keys") from None
+        raise InvalidRequest(_unreadable(at, meta)) from None
     if len(keys) > META_KEYS_MAX:
         raise InvalidRequest(
             f"records[{at}].meta has {len(keys)} keys, at most {META_KEYS_MAX}",
             code="record_too_large",
         )
+    if len(meta) > DOUBLE_DIGITS_MAX and _find_long_number(meta) is not None:
+        for key, value in keys.items():
+            if not _fits_doubles(value):
+                raise InvalidRequest(f"{_field(at, key)} has an integer that fits no double")
+
+
+def _unreadable(at: int, meta: Raw) -> str:
+    """Why `meta` cannot be read: it is no object, or which of its fields it is for."""
+    try:
+        fields = _FIELDS.decode(meta)
+    except (msgspec.DecodeError, RecursionError):
+        return f"records[{at}].meta is an object with string keys"
+    for key, value in fields.items():
+        try:
+            _ANY.decode(value)
+        except (msgspec.DecodeError, RecursionError) as error:
+            return f"{_field(at, key)} cannot be read: {error}"
+    return f"records[{at}].meta cannot be read"  # a key came twice, and only the last is right
+
+
+def _field(at: int, key: str) -> str:
+    return f"records[{at}].meta.{key[:FIELD_SHOWN_MAX]}"
+
+
+def _fits_doubles(value: Any) -> bool:
+    waiting = [value]  # and no recursion: how deep it is nested is looked at later
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+        elif isinstance(one, int):
+            try:
+                float(one)
+            except OverflowError:
+                return False
+    return True
 
 
 def reformat(raw: bytes) -> bytes:

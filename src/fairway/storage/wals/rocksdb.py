@@ -26,6 +26,7 @@ from fairway.storage.reserve import free_bytes
 from fairway.storage.sync import sync_data, sync_directory
 from fairway.storage.wal import INT_MAX, Entry, HardState, Tail, checksum
 from fairway.storage.wals.rocksdb_batch import Change, put_group, put_sweep
+from fairway.storage.wals.rocksdb_config import kept
 from fairway.storage.wals.rocksdb_log import LogFiles, check_records
 from fairway.storage.wals.rocksdb_rows import (
     DEAD,
@@ -174,11 +175,12 @@ class RocksdbWal:
         if synced and not created:  # RocksDB would make a new one
             raise Corrupt("the store is missing", place=str(self._home / "CURRENT"))
         if created or synced:
-            for path in (*self._home.glob("MANIFEST-*"), *self._log_home.glob("*.log")):
-                check_records(path)
-            # First without the right to write: RocksDB, once it may, deletes files it does not
-            # know, and a person who has to look at a refused store should find all of them.
-            self._db = self._connect(create=False, read_only=True)
+            with kept(self._home):
+                for path in (*self._home.glob("MANIFEST-*"), *self._log_home.glob("*.log")):
+                    check_records(path)
+                # First without the right to write: RocksDB, once it may, deletes files it does not
+                # know, and a person who has to look at a refused store should find all of them.
+                self._db = self._connect(create=False, read_only=True)
             self._held = True
             view = View(self._db.iter(), str(self._home))
             try:
