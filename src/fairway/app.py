@@ -39,7 +39,9 @@ from fairway.jobs.kinds import (
     Order,
     function_kind,
     machine_kind,
+    name_of,
     options_of,
+    wrong_text,
 )
 from fairway.jobs.part import JobsPart, store_at
 from fairway.jobs.worker import WorkerConfig
@@ -229,7 +231,7 @@ class Fairway:
         """
 
         def declare(function: Callable[..., Any]) -> JobFunction[..., Any]:
-            name = given.pop("name", None) or function.__name__
+            name = name_of(function, "a job", given.pop("name", None))
             version = given.pop("version", 1)
             options = options_of(**given)
             kind = function_kind(function, name, version, options)
@@ -240,6 +242,8 @@ class Fairway:
             self._kinds.add(kind)
             return JobFunction(self._running_jobs, kind)
 
+        if len(functions) > 1:
+            raise InvalidConfig("jobs are declared one by one")
         return declare(*functions) if functions else declare
 
     @overload
@@ -267,13 +271,15 @@ class Fairway:
         """
 
         def declare(state: type[Any]) -> Machine[Any]:
-            name = given.pop("name", None) or state.__name__
+            name = name_of(state, "a machine", given.pop("name", None))
             version = given.pop("version", 1)
             initial = given.pop("initial", None)
             kind = machine_kind(state, name, version, options_of(**given), initial)
             self._kinds.add(kind)
             return Machine(self._running_jobs, kind)
 
+        if len(states) > 1:
+            raise InvalidConfig("machines are declared one by one")
         return declare(*states) if states else declare
 
     def workflow(
@@ -314,11 +320,11 @@ class Fairway:
             timeout_s=timeout,
             context=context,
         )
-        self.flows[name] = flow
         if cron is not None or every_s is not None:
             self.schedule(
                 name, flow, cron=cron, every_s=every_s, zone=zone, catchup=catchup, values=context
             )
+        self.flows[name] = flow
         return flow
 
     def schedule(
@@ -338,27 +344,37 @@ class Fairway:
         that passed while none ran: `skip`, `latest_only` or `run_all`. `values` are the arguments
         of the job, or the context of the run.
         """
+        if not name or (wrong := wrong_text("name", name)):
+            raise InvalidConfig(f"schedule {name!r:.80}: {wrong if name else 'it has no name'}")
         if name in self._schedules:
             raise InvalidConfig(f"schedule {name!r} is declared twice")
+        times, missed = times_of(cron, every_s, zone), catchup_of(catchup)
         if isinstance(target, Flow):
             flow = target
-            flow.schedule_with(dict(values or {}))
+            flow.schedule_with(values)
 
             def job(at_ns: int) -> NewJob:
                 return flow.order(scheduled_context(at_ns, values)).job
 
         else:
+            if not isinstance(target, JobFunction | Machine):
+                raise InvalidConfig(
+                    f"schedule {name!r} is for a job or a workflow of this app, not {target!r:.80}"
+                )
             kind = target.kind
-            kind.job(values or {})  # what does not fit is told now, not at night
+            try:
+                kind.job(values or {})  # what does not fit is told now, not at night
+            except InvalidRequest as misfit:
+                raise InvalidConfig(f"schedule {name!r}: {misfit}") from None
 
             def job(at_ns: int) -> NewJob:
                 return kind.job(values or {})
 
         self._schedules[name] = Schedule(
             name=name,
-            times=times_of(cron, every_s, zone),
+            times=times,
             job=job,
-            catchup=catchup_of(catchup),
+            catchup=missed,
         )
 
     def trigger(
@@ -370,8 +386,12 @@ class Fairway:
         already starts no second one.
         """
 
+        if not isinstance(target, Flow):
+            raise InvalidConfig(f"a trigger starts runs of a workflow, not of {target!r:.80}")
+        times_of(None, every_s, "UTC")  # refused before anything is declared
+
         def declare(function: Callable[..., Any]) -> JobFunction[..., Any]:
-            called = name or function.__name__
+            called = name_of(function, "a trigger", name)
             # One asking at a time: a slow one puts the next off, it does not run beside it.
             asked = self.job(
                 name=f"trigger.{called}",
@@ -533,6 +553,10 @@ class Fairway:
                 reserve=self._reserve,
                 first_epoch=self.first_epoch or 1 + secrets.randbits(EPOCH_BITS),
             )
+            # The files of the log stay as they are until its topics were read. Whatever is wrong
+            # with those of the jobs has to be met before that: a refused start changes none.
+            part = self._jobs_part()
+            await part.inspect()
             engine = await stack.enter_async_context(self._starting)
             for handle in self._declared.values():
                 await engine.put(handle.name, handle.patch, declared=True)
@@ -541,7 +565,7 @@ class Fairway:
                     if engine.find(end) is None:
                         await engine.create(end, declared=True)
                 await engine.put_router(name, router, declared=True)
-            self._part = await stack.enter_async_context(self._jobs_part())
+            self._part = await stack.enter_async_context(part)
             if self._part.worker is not None:
                 self._part.worker.pressure = lambda: engine.ladder.pressure
             self._log, self._engine = log, engine

@@ -167,7 +167,8 @@ class InvalidRequest(Invalid):
 
 
 class BadRecord(Invalid, msgspec.ValidationError):
-    """A record does not fit the type that it is read as. The reader can go on behind it.
+    """A record does not fit the type that it is read as, or its meta cannot be read. The reader can
+    go on behind it.
 
     It is there, and stays: a reader of another type gets it. `data` is its JSON.
     """
@@ -178,6 +179,7 @@ class BadRecord(Invalid, msgspec.ValidationError):
         self.seq = seq
         self.epoch = epoch
         self.data = data
+        self.reason = reason
 
 
 class NotFound(Invalid):

@@ -1225,14 +1225,6 @@ def test_a_step_that_timed_out_and_waits_again_is_woken_by_what_came_meanwhile(
     assert (claim.timed_out, payloads(claim)) == (False, [b"1"])
 
 
-def test_a_job_retried_by_hand_knows_of_no_timeout(desk: Desk, hand: Hand) -> None:
-    id = waiting(desk, hand, "s", delay_ns=MINUTE)
-    desk.pass_and_promote(MINUTE)
-    hand.settle(hand.one(), Fate.FAILED)
-    assert desk.retry([id]) == [id]
-    assert not hand.one().timed_out
-
-
 def test_a_signal_in_time_ends_the_timeout(desk: Desk, hand: Hand) -> None:
     id = waiting(desk, hand, "s", delay_ns=10 * MINUTE)
     desk.signal(id, "s", b"1")
@@ -1310,7 +1302,7 @@ def test_a_dedup_key_stands_for_its_window_after_the_signal_was_dealt_with(
 def test_a_job_retried_by_hand_knows_what_it_has_dealt_with(
     desk: Desk, hand: Hand, fields: dict[str, Any], handled: bool
 ) -> None:
-    """What went with its inbox may be sent again; what is in its state may not."""
+    """Neither what is in its state nor what is in its inbox may be sent again."""
     id = waiting(desk, hand, "s")
     desk.signal(id, "s", b"1", dedup="before")
     hand.settle(hand.one(), Fate.WAIT, names=("s",))
@@ -1320,8 +1312,9 @@ def test_a_job_retried_by_hand_knows_what_it_has_dealt_with(
     desk.prune(DAY, dedup_older_than_ns=DAY)
     desk.retry([id])
     assert not desk.signal(id, "s", b"4", dedup="before").fresh
-    assert desk.signal(id, "s", b"5", dedup="given").fresh is not handled
-    assert desk.signal(id, "t", b"6", dedup="waits").fresh
+    assert not desk.signal(id, "s", b"5", dedup="given").fresh
+    assert not desk.signal(id, "t", b"6", dedup="waits").fresh
+    assert payloads(hand.one()) == ([] if handled else [b"2"])
 
 
 def test_a_stale_run_takes_no_dedup_key(desk: Desk, hand: Hand) -> None:
@@ -1337,7 +1330,8 @@ def test_a_stale_run_takes_no_dedup_key(desk: Desk, hand: Hand) -> None:
     assert payloads(claim) == [b"1"]
     hand.settle(claim, Fate.FAILED)
     desk.retry([id])
-    assert desk.signal(id, "s", b"2", dedup="d").fresh
+    assert not desk.signal(id, "s", b"2", dedup="d").fresh
+    assert payloads(hand.one()) == [b"1"]
 
 
 @pytest.mark.parametrize("end", sorted(ENDED, key=lambda end: end.value))
@@ -1345,15 +1339,6 @@ def test_a_job_that_has_ended_gets_no_signals(desk: Desk, hand: Hand, end: Statu
     id = brought_to(desk, hand, end)
     assert desk.signal(id, "s", b"1") == Delivered(None, False, None)
     assert desk.signal(id + 1000, "s", b"1") == Delivered(None, False, None)
-
-
-def test_a_job_retried_by_hand_starts_with_an_empty_inbox(desk: Desk, hand: Hand) -> None:
-    id = desk.one()
-    desk.signal(id, "s", b"1")
-    hand.settle(hand.one(), Fate.FAILED)
-    desk.retry([id])
-    hand.settle(hand.one(), Fate.WAIT, names=("s",))
-    assert desk.status(id) is Status.WAITING
 
 
 # --- children
@@ -2123,6 +2108,128 @@ def test_a_child_whose_parent_lives_is_not_retried(desk: Desk, hand: Hand) -> No
     assert sorted(desk.retry([first, second])) == [first, second]
 
 
+def test_a_step_that_failed_for_good_is_given_its_signals_again(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s")
+    assert desk.signal(id, "s", b"1", dedup="d").fresh
+    assert desk.signal(id, "t", b"2").fresh
+    hand.settle(hand.one(), Fate.FAILED)
+    assert desk.signal(id, "s", b"3") == Delivered(None, False, None)
+    assert desk.retry([id]) == [id]
+    assert not desk.signal(id, "s", b"4", dedup="d").fresh
+    claim = hand.one()
+    assert (claim.step, payloads(claim)) == ("woken", [b"1"])
+    hand.settle(claim, Fate.WAIT, names=("t",))
+    assert payloads(hand.one()) == [b"2"]
+
+
+@pytest.mark.parametrize("end", ["failed", "dead", "cancelled"])
+def test_what_was_given_is_given_again_however_it_ended(desk: Desk, hand: Hand, end: str) -> None:
+    id = waiting(desk, hand, "s", max_crashes=1)
+    desk.signal(id, "s", b"1")
+    if end == "dead":
+        lost = desk.hand(ttl_ns=MINUTE)
+        lost.one()
+        desk.advance(HOUR)
+        desk.reap(MANY)
+    else:
+        claim = hand.one()
+        hand.settle(claim, Fate.FAILED if end == "failed" else Fate.CANCELLED)
+    assert desk.status(id).word == end
+    assert desk.retry([id]) == [id]
+    assert payloads(hand.one()) == [b"1"]
+
+
+def test_a_job_cancelled_while_it_waited_waits_again(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s", delay_ns=10 * MINUTE)
+    due_ns = desk.job(id).due_wall_ns
+    desk.cancel([id])
+    assert (desk.job(id).due_wall_ns, desk.job(id).waits_for) == (None, ())
+    desk.advance(MINUTE)
+    assert desk.retry([id]) == [id]
+    job = desk.job(id)
+    assert (job.status, job.waits_for, job.retries) == (Status.WAITING, ("s",), 1)
+    assert desk.near(job.due_wall_ns, due_ns)
+    desk.signal(id, "s", b"1")
+    claim = hand.one()
+    assert (payloads(claim), claim.timed_out) == ([b"1"], False)
+
+
+def test_what_is_left_of_its_time_counts_on(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s", delay_ns=10 * MINUTE)
+    desk.cancel([id])
+    desk.advance(HOUR)
+    desk.retry([id])
+    desk.pass_and_promote(0)
+    assert hand.one().timed_out
+
+
+def test_a_job_that_waited_without_a_timeout_does_so_again(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s")
+    desk.cancel([id])
+    desk.retry([id])
+    assert (desk.status(id), desk.job(id).due_wall_ns) == (Status.WAITING, None)
+
+
+def test_a_signal_of_another_name_outlives_a_cancel(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s")
+    desk.signal(id, "t", b"1", dedup="d")
+    desk.cancel([id])
+    desk.retry([id])
+    assert not desk.signal(id, "t", b"2", dedup="d").fresh
+    desk.signal(id, "s", b"3")
+    hand.settle(hand.one(), Fate.WAIT, names=("t",))
+    assert payloads(hand.one()) == [b"1"]
+
+
+def test_a_timeout_that_a_step_failed_over_is_told_again(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s", delay_ns=MINUTE)
+    desk.pass_and_promote(MINUTE)
+    claim = hand.one()
+    assert claim.timed_out
+    hand.settle(claim, Fate.FAILED)
+    desk.retry([id])
+    assert hand.one().timed_out
+
+
+def test_a_parent_waits_again_for_children_that_have_not_ended(desk: Desk, hand: Hand) -> None:
+    parent, (child,) = spawned(desk, hand, NewJob(kind="part"))
+    running = hand.one()
+    assert desk.cancel([parent]) == Cancelled((parent,), (child,))
+    assert desk.retry([parent]) == [parent]
+    assert desk.status(parent) is Status.WAITING
+    hand.settle(running, Fate.CANCELLED)
+    claim = hand.one(PARENTS)
+    assert [(one.id, one.status) for one in claim.children] == [(child, Status.CANCELLED)]
+
+
+def test_a_parent_whose_children_have_ended_goes_on(desk: Desk, hand: Hand) -> None:
+    parent, _ = spawned(desk, hand, NewJob(kind="part"))
+    desk.cancel([parent])
+    assert desk.retry([parent]) == [parent]
+    assert hand.one(PARENTS).step == "joined"
+
+
+def test_children_and_then_their_parent_may_be_retried_together(desk: Desk, hand: Hand) -> None:
+    parent, (child,) = spawned(desk, hand, NewJob(kind="part"))
+    desk.cancel([parent])
+    assert desk.retry([child, parent]) == [child, parent]
+    assert desk.statuses([child, parent]) == [Status.READY, Status.WAITING]
+    hand.settle(hand.one(), Fate.DONE)
+    assert hand.one(PARENTS).id == parent
+
+
+def test_a_retry_anew_is_ready_with_an_empty_inbox(desk: Desk, hand: Hand) -> None:
+    id = waiting(desk, hand, "s", delay_ns=MINUTE)
+    desk.signal(id, "t", b"1", dedup="d")
+    desk.cancel([id])
+    assert desk.retry([id], anew=True) == [id]
+    assert desk.signal(id, "t", b"2", dedup="d").fresh
+    claim = hand.one()
+    assert (claim.timed_out, claim.signals) == (False, ())
+    hand.settle(claim, Fate.WAIT, names=("t",))
+    assert payloads(hand.one()) == [b"2"]
+
+
 def test_it_is_counted_how_often_a_job_was_retried(desk: Desk, hand: Hand) -> None:
     id = desk.one()
     for retries in range(3):
@@ -2145,11 +2252,11 @@ def test_a_parent_is_not_retried_while_children_that_report_to_it_live(
     parent, (child,) = spawned(desk, hand, new, names=["ended"], unique_key="one")
     running = hand.one()
     assert desk.cancel([parent]) == Cancelled((parent,), (child,))
-    assert desk.retry([parent]) == []
+    assert desk.retry([parent], anew=True) == []
     assert desk.status(parent) is Status.CANCELLED
     assert desk.find_by_key("one") is None
     hand.settle(running, Fate.DONE)
-    assert desk.retry([parent]) == [parent]
+    assert desk.retry([parent], anew=True) == [parent]
     claim = hand.one(PARENTS)
     assert (claim.retries, claim.signals) == (1, ())
     hand.settle(claim, Fate.WAIT, names=("ended",))
@@ -2165,7 +2272,7 @@ def test_a_parent_and_a_child_that_reports_to_it_are_not_both_retried(
     parent, (child,) = spawned(desk, hand, new, names=["ended"])
     desk.cancel([parent])
     both = [parent, child] if parent_first else [child, parent]
-    assert desk.retry(both) == both[:1]
+    assert desk.retry(both, anew=True) == both[:1]
     assert desk.statuses(both) == [Status.READY, Status.CANCELLED]
 
 

@@ -290,11 +290,18 @@ class PruneOrphans(MemoryStore):
 class RetriesAreNotCounted(MemoryStore):
     """Nobody can tell the second attempt of a run from the first."""
 
-    async def retry(self, jobs: Any) -> list[int]:
-        again = await super().retry(jobs)
+    async def retry(self, jobs: Any, *, anew: bool = False) -> list[int]:
+        again = await super().retry(jobs, anew=anew)
         for id in again:
             self._rows[id].retries = 0
         return again
+
+
+class RetriedWithoutItsWait(MemoryStore):
+    """A job that was cancelled while it waited goes on at once."""
+
+    def _still_waits(self, row: Any) -> bool:
+        return False
 
 
 class RetriedBesideItsReporters(MemoryStore):
@@ -332,6 +339,7 @@ class SetsAsideOneByOne(MemoryStore):
 PLANTED = [
     RetriesAreNotCounted,
     RetriedBesideItsReporters,
+    RetriedWithoutItsWait,
     LastReasonStands,
     SetAsideForNobody,
     SetsAsideOneByOne,

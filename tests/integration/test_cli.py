@@ -22,9 +22,10 @@ from click.testing import CliRunner
 from fairway import Fairway
 from fairway.cli import main
 from fairway.client import Client, NewRecord
-from fairway.errors import BadPlace
+from fairway.errors import BadPlace, BadRecord
 from tests.support.server import ServerProcess, free_port, server_process
 from tests.support.terminal import on_terminal
+from tests.support.topics import unchecked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -200,6 +201,45 @@ def test_diff_reads_a_page_and_says_where_the_next_begins(url: str, client: Clie
     page = as_json(url, "topic", "diff", "paged", "--match", "a.*")[0]
     assert [record["$seq"] for record in page["records"]] == [1]
     assert page["caught_up"] is True
+
+
+def test_a_record_that_cannot_be_read_is_told_in_its_place_by_client_and_commands(
+    tmp_path: Path,
+) -> None:
+    async def store() -> None:
+        async with Fairway(tmp_path, worker=None) as app:
+            await app.topics.create("old")
+            raw = b'[{"data":1},{"data":2,"meta":{"k":1e999}},{"data":3}]'
+            await app.topics.append("old", unchecked(raw))
+
+    asyncio.run(store())
+    with server_process(tmp_path) as server:
+        url = f"http://127.0.0.1:{server.port}"
+        with Client(url) as client:
+            topic = client.topic("old")
+            page = topic.diff()
+            assert [one.data for one in page.records] == [1, 3]
+            assert [one.seq for one in page.bad] == [2]
+            bad: list[BadRecord] = []
+            assert [one.data for one in topic.read(on_bad_record=bad.append)] == [1, 3]
+            assert [(one.seq, one.data) for one in bad] == [(2, b"2")]
+            watch = topic.watch(0)
+            following = iter(watch)
+            assert next(following).data == 1
+            with pytest.raises(BadRecord, match="old 2: meta: "):
+                next(following)
+            assert next(iter(watch)).data == 3
+        reason = "meta: Number out of range - at `$[...]`"
+        tail = ("topic", "tail", "old", "--from-start", "--count", "3")
+        for words in (("topic", "diff", "old"), tail):
+            shown = good(url, *words).splitlines()
+            assert shown[1] == f"# record 2 cannot be read: {reason}"
+            assert [shown[at].split("\t")[0] for at in (0, 2)] == ["1", "3"]
+        told = {"$seq": 2, "data": 2, "reason": reason}
+        [facts] = as_json(url, "topic", "diff", "old")
+        assert ([one["data"] for one in facts["records"]], facts["bad"]) == ([1, 3], [told])
+        lines = as_json(url, *tail)
+        assert (lines[0]["data"], lines[1], lines[2]["data"]) == (1, {"bad": told}, 3)
 
 
 def test_tail_from_the_start_shows_what_is_lost(url: str, client: Client) -> None:

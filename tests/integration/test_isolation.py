@@ -44,6 +44,41 @@ if TYPE_CHECKING:
 FEEDER = FeederConfig(poll_interval_ns=50_000_000, max_poll_interval_ns=50_000_000)
 
 
+def test_a_process_whose_worker_is_gone_ends_without_a_word() -> None:
+    """It may be about to say that it has started: the pipe is broken, and nobody wants to know."""
+    leash, held = os.pipe()  # held, so that the leash alone would not end it
+    child = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.stdin.readline();"
+            f" from fairway.runtime.processes import serve_calls; serve_calls({leash})",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        pass_fds=(leash,),
+    )
+    try:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        assert child.stderr.read() == b""
+        assert child.wait(60) == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.wait(60)
+        os.close(leash)
+        os.close(held)
+        for pipe in (child.stdin, child.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
 @asynccontextmanager
 async def working(processes: int = 1) -> AsyncIterator[None]:
     config = WorkerConfig(queues=dict.fromkeys(app.queues, FEEDER), processes=processes)

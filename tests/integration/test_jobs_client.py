@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from fairway import errors
 from fairway.client import AsyncClient, Client
+from fairway.jobs.job import KEY_MAX
 from tests.support.jobs_served import jobs_process
 from tests.support.server import run
 
@@ -119,6 +121,24 @@ def test_a_failure_is_raised_and_the_job_tried_again(client: Client) -> None:
     with pytest.raises(errors.Conflict) as refused:
         jobs.retry(id)
     assert refused.value.code == "job_not_retryable"
+
+
+def test_a_key_is_as_long_as_in_python(client: Client) -> None:
+    jobs = client.jobs
+    longest = "\N{PIG FACE}" * KEY_MAX  # twelve bytes each, in an address
+    id = jobs.enqueue("Purchase", {"id": 3}, key=longest).id
+    assert jobs.signal(longest, "payment", True)
+    assert jobs.wait(id, WAIT_S) == 3
+    with pytest.raises(errors.InvalidRequest, match="<= 500"):
+        jobs.enqueue("Purchase", {"id": 4}, key=longest + "k")
+    with pytest.raises(errors.InvalidRequest, match="1 to 500"):
+        jobs.signal(longest + "k", "payment")
+
+
+@pytest.mark.parametrize("timeout_s", [math.nan, math.inf, -1, "5"])
+def test_a_wait_for_no_time_there_is_is_refused(client: Client, timeout_s: Any) -> None:
+    with pytest.raises(errors.InvalidRequest, match="timeout_s"):
+        client.jobs.wait(1, timeout_s)
 
 
 def test_signals_and_cancels(client: Client) -> None:

@@ -105,7 +105,7 @@ def look(directory: Path, opening: list[str] | None = None) -> Jobs:
     async def scene(store: SqliteStore) -> None:
         if opening is not None:
             opening.append("done")
-        for job in await store.browse(Filter(limit=10_000)):
+        for job in await store.browse(Filter(limit=1_000_000)):
             found[job.id] = job.state
             again = await store.find(job.id)
             assert again is not None

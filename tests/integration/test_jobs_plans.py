@@ -111,7 +111,7 @@ HOT = (
     *("queue_again", "give_back", "leases", "count_lost", "cancelled", "lock_parents"),
     *("set_timer", "progress"),
     *("find", "find_ended", "find_key", "set_aside", "revive"),
-    *("signal_keys", "keep_signal_keys", "forget_signal_keys", "prune_first", "prune_failed"),
+    *("lock_children", "forget_signal_keys", "prune_first", "prune_failed"),
 )
 TABLES = (
     "job",

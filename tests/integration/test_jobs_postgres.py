@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import asyncpg
 import psycopg
+import psycopg.rows
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from fairway.core.priority import Band
-from fairway.errors import Invalid
+from fairway.errors import FairwayError, Invalid
 from fairway.jobs.job import Fate, Filter, Lane, NewJob, Settlement, Status
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
@@ -408,6 +409,90 @@ def test_a_job_exists_when_the_callers_sqlalchemy_transaction_commits(
                     caller.commit() if kept else caller.rollback()
                 engine.dispose()
             assert len(await store.browse(Filter())) == (2 if kept else 0)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        psycopg.rows.dict_row,
+        psycopg.rows.namedtuple_row,
+        psycopg.rows.scalar_row,
+        psycopg.rows.args_row(lambda *values: None),
+    ],
+    ids=["dict", "namedtuple", "scalar", "nothing"],
+)
+def test_a_connection_of_psycopg_may_make_of_its_rows_what_it_likes(factory: Any) -> None:
+    class Own(psycopg.Connection[Any]):
+        pass
+
+    async def play() -> None:
+        job = NewJob(kind="mail", unique_key="once")
+        async with stores() as (store,):
+            with Own.connect(postgres_url(), row_factory=factory) as sync:
+                (added,) = await store.enqueue([job], within=sync)
+                assert added.fresh
+            async with await psycopg.AsyncConnection.connect(
+                postgres_url(), row_factory=factory
+            ) as other:
+                (again,) = await store.enqueue([job], within=other)
+                assert (again.id, again.fresh) == (added.id, False)
+                assert other.row_factory is factory
+
+    asyncio.run(play())
+
+
+def test_what_only_leads_to_a_connection_is_refused() -> None:
+    async def play() -> None:
+        url = postgres_url()
+        job = NewJob(kind="mail")
+        async with stores() as (store,):
+            refused = pytest.raises(Invalid, match="give an asyncpg, psycopg or SQLAlchemy conn")
+            with psycopg.connect(url) as sync, refused:
+                await store.enqueue([job], within=sync.cursor())
+            async with asyncpg.create_pool(url, min_size=1, max_size=1) as pool:
+                with refused:
+                    await store.enqueue([job], within=pool)
+                async with pool.acquire() as borrowed:
+                    pass
+                with pytest.raises(Invalid, match="the connection cannot be used"):
+                    await store.enqueue([job], within=borrowed)
+            closed = await asyncpg.connect(url)
+            await closed.close()
+            with pytest.raises(FairwayError):
+                await store.enqueue([job], within=closed)
+            engine = create_engine(f"postgresql+psycopg://{url.partition('://')[2]}")
+            with refused:
+                await store.enqueue([job], within=engine)
+            with engine.connect() as connection, refused:
+                await store.enqueue([job], within=connection.execute(text("select 1")))
+            with pytest.raises(Invalid, match="the connection cannot be used"):
+                await store.enqueue([job], within=connection)
+            engine.dispose()
+            motor = create_async_engine(f"postgresql+asyncpg://{url.partition('://')[2]}")
+            with refused:
+                await store.enqueue([job], within=motor)
+            with pytest.raises(Invalid, match="the connection cannot be used"):
+                await store.enqueue([job], within=motor.connect())  # not begun
+            await motor.dispose()
+            assert await store.browse(Filter()) == []
+
+    asyncio.run(play())
+
+
+def test_a_session_of_a_class_of_ones_own_is_a_session() -> None:
+    class Own(Session):
+        pass
+
+    async def play() -> None:
+        async with stores() as (store,):
+            engine = create_engine(f"postgresql+psycopg://{postgres_url().partition('://')[2]}")
+            with Own(engine) as session:
+                await store.enqueue([NewJob(kind="mail")], within=session)
+                session.commit()
+            engine.dispose()
+            assert len(await store.browse(Filter())) == 1
 
     asyncio.run(play())
 

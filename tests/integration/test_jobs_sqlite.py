@@ -430,6 +430,32 @@ def test_a_refused_file_is_left_as_it_was_and_its_wal_too(
     play(killed / path.name, look)
 
 
+def test_a_file_that_is_inspected_stays_as_it_was_and_is_not_made(
+    path: Path, tmp_path: Path
+) -> None:
+    new, killed = tmp_path / "new", tmp_path / "killed"
+    new.mkdir()
+    killed.mkdir()
+
+    async def scene() -> None:
+        await SqliteStore(new / path.name).inspect()
+        assert fingerprint(new) == {}
+        async with opened(path) as store:
+            await store.enqueue([JOB])
+            for suffix in ("", "-wal", "-mark"):
+                shutil.copy(f"{path}{suffix}", killed / f"{path.name}{suffix}")
+            await SqliteStore(path).inspect()  # beside somebody who uses it
+            await store.enqueue([JOB])
+        for directory in (killed, path.parent):
+            before = fingerprint(directory)
+            await SqliteStore(directory / path.name).inspect()
+            assert fingerprint(directory) == before
+        async with opened(killed / path.name) as store:
+            assert await store.find(1) is not None
+
+    asyncio.run(scene())
+
+
 def test_a_place_that_cannot_be_opened_is_a_wrong_setting(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig):
         play(tmp_path / "missing" / "jobs.db", lambda store: store.set_paused("q", True))
@@ -590,8 +616,62 @@ def test_a_transaction_that_cannot_hold_the_jobs_is_refused(path: Path, tmp_path
         elsewhere.close()
         with pytest.raises(Invalid, match="not str"):
             await store.enqueue([JOB], within="connection")
+        with pytest.raises(Invalid, match="not Cursor"):
+            await store.enqueue([JOB], within=apsw.Connection(":memory:").cursor())
 
     play(path, scene)
+
+
+def as_dict(cursor: apsw.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
+    return {one[0]: value for one, value in zip(cursor.get_description(), row, strict=True)}
+
+
+def test_a_connection_of_apsw_may_make_of_its_rows_what_it_likes(path: Path) -> None:
+    class Loud(apsw.Cursor):
+        def execute(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError("a cursor of theirs was used")
+
+    async def scene(store: SqliteStore) -> None:
+        theirs = at(path)
+        new = [NewJob(kind="mail", unique_key="u"), JOB]
+        theirs.execute("BEGIN")
+        theirs.set_row_trace(as_dict)
+        theirs.set_exec_trace(lambda *said: False)
+        theirs.cursor_factory = Loud
+        added = await store.enqueue(new, within=theirs, cursor=Cursor("c", 1, 7))
+        assert [(one.id, one.fresh) for one in added] == [(1, True), (2, True)]
+        (again,) = await store.enqueue(new[:1], within=theirs)
+        assert (again.id, again.fresh) == (1, False)
+        assert theirs.get_row_trace() is as_dict
+        theirs.cursor_factory = apsw.Cursor
+        theirs.set_exec_trace(None)
+        theirs.execute("COMMIT")
+        assert [job.id for job in await store.browse(Filter())] == [2, 1]
+        theirs.close()
+
+    play(path, scene)
+
+
+def test_a_connection_of_sqlite3_may_make_of_its_rows_what_it_likes(path: Path) -> None:
+    async def scene() -> None:
+        async with opened(path):
+            pass
+        store = SqliteStore(path)
+        theirs = sqlite3.connect(path, isolation_level=None)
+        theirs.row_factory = lambda cursor, row: {"row": row}
+        theirs.text_factory = bytes
+        theirs.execute("BEGIN")
+        new = [NewJob(kind="mail", unique_key="u"), JOB]
+        assert [one.id for one in await store.enqueue(new, within=theirs)] == [1, 2]
+        again = await store.enqueue(new[:1], within=theirs)
+        assert [(one.id, one.fresh) for one in again] == [(1, False)]
+        assert theirs.execute("SELECT 'a'").fetchone() == {"row": (b"a",)}
+        with pytest.raises(Invalid, match="not Cursor"):
+            await store.enqueue([JOB], within=theirs.cursor())
+        theirs.execute("COMMIT")
+        theirs.close()
+
+    asyncio.run(scene())
 
 
 # --- the work behind a statement

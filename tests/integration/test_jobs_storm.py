@@ -19,6 +19,7 @@ from tests.support.postgres import postgres_url
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from fairway.jobs.job import Job
     from tests.conftest import Campaign
 
 PROCESSES = 8
@@ -42,7 +43,7 @@ def test_eight_processes_at_full_speed_break_no_promise(campaign: Campaign) -> N
     rounds = campaign.rounds(share=12, full=200)
     jobs = campaign.rounds(share=60, full=2_000)
 
-    async def prepare() -> list[int]:
+    async def prepare() -> tuple[list[int], int, list[int]]:
         store = PostgresStore(postgres_url(), schema=SCHEMA)
         await store.open()
         await store.set_limits("limited", Limits(concurrency=LIMITED))
@@ -50,22 +51,30 @@ def test_eight_processes_at_full_speed_break_no_promise(campaign: Campaign) -> N
         added = []
         for queue in ("limited", "free"):
             added += await store.enqueue([NewJob(kind="work", queue=queue)] * jobs)
+        (machine,) = await store.enqueue([NewJob(kind="machine", queue="machine")])
+        victims = await store.enqueue([NewJob(kind="victim", queue="victims")] * rounds)
         await store.aclose()
-        return [one.id for one in added]
+        return [one.id for one in added], machine.id, [one.id for one in victims]
 
-    async def left() -> tuple[list[Status], Counter[str | None], int]:
+    async def left() -> tuple[list[Status], Counter[str | None], int, list[Job]]:
         store = PostgresStore(postgres_url(), schema=SCHEMA)
         await store.open()
         work = await store.browse(Filter(kind="work", limit=1_000_000))
         keyed = await store.browse(Filter(kind="keyed", limit=1_000_000))
         tenants = await store.browse(Filter(kind="tenant", limit=1_000_000))
+        others = [
+            *await store.browse(Filter(kind="machine")),
+            *await store.browse(Filter(kind="victim")),
+        ]
         await store.aclose()
-        return [job.status for job in work], Counter(job.unique_key for job in keyed), len(tenants)
+        keys = Counter(job.unique_key for job in keyed)
+        return [job.status for job in work], keys, len(tenants), others
 
     try:
-        work = asyncio.run(prepare())
-        told = storm(rounds)
-        states, live, tenants = asyncio.run(left())
+        work, machine, victims = asyncio.run(prepare())
+        assert victims == list(range(victims[0], victims[0] + rounds))
+        told = storm(rounds, machine, victims[0])
+        states, live, tenants, others = asyncio.run(left())
     finally:
         with psycopg.connect(postgres_url(), autocommit=True) as connection:
             connection.execute(f"drop schema if exists {SCHEMA} cascade")
@@ -90,18 +99,28 @@ def test_eight_processes_at_full_speed_break_no_promise(campaign: Campaign) -> N
     assert most_at_once(held) <= ALL
     # Nobody is refused a new tenant.
     assert tenants == len({id for one in told for id in one.tenants}) == 2 * rounds * PROCESSES
+    # Of those who cancel or discard a job one does.
+    assert Counter(id for one in told for id in one.cancelled) == Counter(victims)
+    assert Counter(id for one in told for id in one.discarded) == Counter(victims)
+    # Every signal is given once to a step that is committed, and of those alike one is fresh.
+    sent = Counter(text for one in told for text in one.sent)
+    assert set(sent.values()) == {1}
+    assert len(sent) == rounds * (1 + PROCESSES)
+    assert Counter(text for one in told for text in one.given) == sent
+    assert [(job.id, job.status) for job in others] == [(machine, Status.WAITING)]
+    campaign.tally["signal"] = len(sent)
     campaign.tally["key asked for"] = sum(len(one.keys) for one in told)
     campaign.tally["job done"] = len(work)
     campaign.tally["limited at once"] = limited
     campaign.tally["transaction repeated"] = sum(one.repeated for one in told)
 
 
-def storm(rounds: int) -> list[Told]:
+def storm(*arguments: int) -> list[Told]:
     children = [
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.support.jobs_storm_child"),
-                *(postgres_url(), SCHEMA, str(number), str(rounds)),
+                *(postgres_url(), SCHEMA, *map(str, (number, *arguments))),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

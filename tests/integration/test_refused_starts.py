@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import apsw
 import pytest
 
 from fairway import Fairway
-from fairway.errors import Corrupt, WriteFailed
+from fairway.errors import Corrupt, UnknownFormat, WriteFailed
 from fairway.storage.wal import Entry, Holding, Operation
 from fairway.storage.wals.rocksdb import RocksdbWal
 from fairway.storage.wals.sqlite import SqliteWal
 from fairway.storage.wals.sqlite_shard import Shard
 from tests.support.fingerprint import fingerprint
+from tests.support.log_files import flip_bit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from fairway.storage.wal import Group
     from tests.conftest import Campaign
@@ -33,14 +35,19 @@ TOPICS = 20
 ONCE = "in the log alone"
 
 
+async def late_job() -> None: ...
+
+
 def app_at(kind: str, directory: Path) -> Fairway:
     return Fairway(f"{PLACES[kind][0]}{directory}", worker=None)
 
 
 async def fill(kind: str, directory: Path, killed: Path) -> None:
-    """Some topics in the large files, and a record that is only in the log beside them; then what
-    is left if the process is killed."""
-    async with app_at(kind, directory) as app:
+    """Some topics in the large files, and a record and a job that are only in the logs beside
+    them; then what is left if the process is killed."""
+    app = app_at(kind, directory)
+    job = app.job(late_job)
+    async with app:
         for number in range(TOPICS):
             for part in range(4):
                 values = [f"{number}/{part}/{n}" + "x" * 900 for n in range(10)]
@@ -52,6 +59,7 @@ async def fill(kind: str, directory: Path, killed: Path) -> None:
             await asyncio.to_thread(wal.maintain)
             await asyncio.to_thread(wal.maintain)
         await app.topic("late").append(ONCE)
+        await job.enqueue()
         shutil.copytree(directory, killed)
 
 
@@ -86,6 +94,47 @@ def test_an_app_that_is_refused_over_damage_leaves_every_file_as_it_was(
             assert asyncio.run(start(kind, directory)) == [ONCE], "it was all there"
         shutil.rmtree(directory)
     assert campaign.tally["refused"]
+
+
+def cut_off(jobs: Path) -> None:
+    """Behind its first frames the -wal is damaged, and what was acknowledged last is gone."""
+    wal = jobs.with_name(f"{jobs.name}-wal")
+    flip_bit(wal, 8 * (wal.stat().st_size // 2))
+
+
+def renew(jobs: Path) -> None:
+    """As a later release might leave it."""
+    with closing(apsw.Connection(str(jobs))) as connection:
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        connection.pragma("user_version", 99)
+
+
+def overwrite(jobs: Path) -> None:
+    jobs.with_name(f"{jobs.name}-wal").unlink()  # or all of it would still be in there
+    jobs.write_bytes(b"something else".ljust(4096))
+
+
+JOB_DAMAGE: dict[str, Callable[[Path], None]] = {
+    "cut off": cut_off,
+    "missing": Path.unlink,
+    "not a database": overwrite,
+    "of a later release": renew,
+}
+
+
+@pytest.mark.parametrize("damage", JOB_DAMAGE)
+@pytest.mark.parametrize("kind", PLACES)
+def test_an_app_that_is_refused_over_its_jobs_leaves_the_log_as_it_was(
+    kind: str, damage: str, tmp_path: Path
+) -> None:
+    killed = tmp_path / "killed"
+    asyncio.run(fill(kind, tmp_path / "live", killed))
+    JOB_DAMAGE[damage](killed / "jobs.db")
+    before = fingerprint(killed)
+    for _ in range(2):
+        with pytest.raises((Corrupt, UnknownFormat)):
+            asyncio.run(start(kind, killed))
+        assert fingerprint(killed) == before
 
 
 STORES: dict[str, Callable[[Path], Any]] = {

@@ -635,6 +635,7 @@ MALFORMED = {
     "a line break in a string": b'{"records":[{"data":"a\nb"}]}',
     "too deep": deep(200_000),
     "a number that is none": b'{"records":[{"data":01}]}',
+    "a number in meta that fits no double": b'{"records":[{"data":1,"meta":{"k":1e999}}]}',
 }
 
 

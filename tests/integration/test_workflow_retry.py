@@ -14,6 +14,7 @@ from fairway import Fairway
 from fairway.errors import Conflict, JobFailed, NotFound
 from fairway.jobs.context import Context  # noqa: TC001  annotations of tasks are read
 from fairway.jobs.feeder import FeederConfig
+from fairway.jobs.handles import JobHandle
 from fairway.jobs.job import Filter, Status
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.stores.sqlite import SqliteStore
@@ -110,11 +111,46 @@ def test_what_failed_runs_again_and_what_succeeded_is_kept(store: JobStore) -> N
             }
             assert etl.ran == {"extract": 1, "count": 1, "load": 3, "publish": 1}
             assert (await run.look()).retries == 2
+            for job in await etl.app.jobs.browse(Filter(kind="etl.on_failure")):
+                await JobHandle(lambda: etl.app.jobs, job.id).result()
             assert len(etl.told) == 2
             with pytest.raises(Conflict, match="is done and stays so"):
                 await etl.flow.retry(run.id)
             with pytest.raises(NotFound):
                 await etl.flow.retry(10_000)
+
+    asyncio.run(play())
+
+
+def test_a_callback_that_does_not_end_changes_nothing_about_the_run(store: JobStore) -> None:
+    """Its run ends, can be retried and gives up its key, whatever becomes of the callback."""
+
+    async def play() -> None:
+        etl, began = Etl(), asyncio.Semaphore(0)
+
+        @etl.flow.on_failure
+        async def alarm(error: str) -> None:
+            began.release()
+            await asyncio.Event().wait()
+
+        @etl.flow.on_success
+        async def cheer() -> None:
+            began.release()
+            raise OSError("nobody listens")
+
+        async with etl.working(store):
+            run = await etl.flow.start({}, key="one")
+            with pytest.raises(JobFailed, match="load broke"):
+                await run.result()
+            await began.acquire()
+            etl.broken.clear()
+            await etl.flow.retry(run.id)
+            assert "publish" in await run.result()
+            await began.acquire()
+            assert (await run.look()).status is Status.DONE
+            again = await etl.flow.start({}, key="one")
+            assert again.fresh
+            assert "publish" in await again.result()
 
     asyncio.run(play())
 

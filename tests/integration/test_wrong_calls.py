@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from fairway import Context, Fairway, Outcome
-from fairway.errors import FairwayError, Invalid, InvalidConfig
+from fairway.errors import FairwayError, Invalid, InvalidConfig, InvalidRequest
+from fairway.jobs import rules
 from fairway.jobs.job import Filter, Limits
+from fairway.jobs.schedule import Catchup, CatchupConfig
+from fairway.runtime.clock import SYSTEM_CLOCK
 from tests.support.postgres import postgres_url
 from tests.support.server import run
 
@@ -78,6 +83,7 @@ USING = [
     {"delay_s": "5"},
     {"window_s": math.nan, "key": "k"},
     {"window_s": 1e12, "key": "k"},
+    {"window_s": -1, "key": "k"},
     {"at": datetime(2030, 1, 1)},
     {"at": "2030-01-01"},
     {"at": datetime.max.replace(tzinfo=UTC)},
@@ -101,6 +107,12 @@ CALLS: list[Callable[[Fairway, Any, Any, Any], Any]] = [
     lambda app, job, machine, flow: flow.start({}, delay_s=math.nan),
     lambda app, job, machine, flow: flow.start({}, window_s=math.inf, key="k"),
     lambda app, job, machine, flow: flow.start({}, key=HALF),
+    lambda app, job, machine, flow: flow.start({}, key="k", window_s=-1),
+    lambda app, job, machine, flow: flow.start({}, key="k" * 490),  # `workflow:flow:` is before it
+    lambda app, job, machine, flow: flow.start({}, key=5),
+    lambda app, job, machine, flow: flow.start(5),
+    lambda app, job, machine, flow: flow.start("ab"),
+    lambda app, job, machine, flow: flow.start([("a", 1)]),
     lambda app, job, machine, flow: app.enqueue(5),
     lambda app, job, machine, flow: app.jobs.limit("", Limits(concurrency=1)),
     lambda app, job, machine, flow: app.jobs.limit("q" * 9_999, Limits(concurrency=1)),
@@ -133,6 +145,17 @@ CALLS: list[Callable[[Fairway, Any, Any, Any], Any]] = [
     lambda app, job, machine, flow: app.jobs.signal(HALF, "x"),
     lambda app, job, machine, flow: app.jobs.retry_one(2**70),
     lambda app, job, machine, flow: app.jobs.pause(HALF),
+    lambda app, job, machine, flow: app.jobs.pause("*"),
+    lambda app, job, machine, flow: app.jobs.pause(""),
+    lambda app, job, machine, flow: app.jobs.resume("*"),
+    lambda app, job, machine, flow: app.jobs.limit("q", 5),
+    lambda app, job, machine, flow: app.jobs.browse(5),
+    lambda app, job, machine, flow: app.jobs.browse(Filter(parent="x")),
+    lambda app, job, machine, flow: app.jobs.result(1, math.nan),
+    lambda app, job, machine, flow: app.jobs.result(1, math.inf),
+    lambda app, job, machine, flow: app.jobs.result(1, -1),
+    lambda app, job, machine, flow: app.jobs.result(1, "5"),
+    lambda app, job, machine, flow: job.enqueue_many(5),
     lambda app, job, machine, flow: app.topic("t").append(HALF),
     lambda app, job, machine, flow: app.topic("t").append(object()),
     lambda app, job, machine, flow: app.topic("t").append(DEEP),
@@ -173,12 +196,22 @@ def test_wrong_calls_are_refused_with_an_error_of_our_own(store: str, tmp_path: 
                     wrong.append(f"line {call.__code__.co_firstlineno}: accepted")
             assert not wrong, "\n".join(wrong)
             assert len(await app.jobs.browse(Filter(before=2**70))) == before
+            assert await app.jobs.browse(Filter(before=-(2**70))) == []
+            assert await app.jobs.browse(Filter(parent=2**70)) == []
+            assert await app.jobs.browse(Filter(parent=-(2**70))) == []
+            assert not any(queue.paused for queue in await app.jobs.queues())
             assert await app.jobs.cancel(2**70)
             assert await app.jobs.retry(2**70) == []
             assert await app.jobs.discard(2**70) == []
             assert len(await app.jobs.browse()) == before
             assert (await app.topic("t").read()).records == []
-            assert (await job.using(priority=1000, delay_s=-1).enqueue(n=1)).fresh
+            handle = await job.using(priority=1000, delay_s=-1).enqueue(n=1)
+            assert handle.fresh
+            for never in (math.nan, math.inf, -1, "5"):
+                with pytest.raises(InvalidRequest, match="timeout_s"):
+                    await asyncio.wait_for(handle.result(timeout_s=never), 5)
+            with pytest.raises(TimeoutError):
+                await handle.result(timeout_s=0)
 
     run(play())
 
@@ -210,6 +243,8 @@ def test_wrong_calls_are_refused_with_an_error_of_our_own(store: str, tmp_path: 
         {"partition_key": "order-{id:{nope}}"},
         {"tenant": "{nope.name}"},
         {"backoff": 5},
+        {"nonsense": 1},
+        {"timeout_ns": 5},
         {"version": -1},
         {"version": "x"},
         {"name": "\0"},
@@ -230,6 +265,135 @@ def test_an_interval_that_cannot_be_kept_is_refused(every_s: Any) -> None:
     app = Fairway("memory:")
     with pytest.raises(InvalidConfig):
         app.workflow("w", every_s=every_s)
+
+
+def _work(id: int) -> None: ...
+
+
+WRONG_DECLARATIONS: list[Callable[[Fairway, Any, Any], Any]] = [
+    lambda app, job, flow: CatchupConfig(policy="never"),  # type: ignore[arg-type]
+    lambda app, job, flow: CatchupConfig(policy=None),  # type: ignore[arg-type]
+    lambda app, job, flow: CatchupConfig(runs_max=0),
+    lambda app, job, flow: CatchupConfig(runs_max=1.5),  # type: ignore[arg-type]
+    lambda app, job, flow: CatchupConfig(grace_ns=-1),
+    lambda app, job, flow: CatchupConfig(grace_ns="5"),  # type: ignore[arg-type]
+    lambda app, job, flow: app.job(5),
+    lambda app, job, flow: app.job(int),
+    lambda app, job, flow: app.job(_work, _work),
+    lambda app, job, flow: app.job(partial(_work, 1)),
+    lambda app, job, flow: app.job()(5),
+    lambda app, job, flow: app.machine(5),
+    lambda app, job, flow: app.machine(State, State),
+    lambda app, job, flow: app.schedule("s", 5, every_s=1),
+    lambda app, job, flow: app.schedule("s", _work, every_s=1),
+    lambda app, job, flow: app.schedule(5, job, every_s=1),
+    lambda app, job, flow: app.schedule("", job, every_s=1),
+    lambda app, job, flow: app.schedule("a\0b", job, every_s=1),
+    lambda app, job, flow: app.schedule("s", job, cron=5),
+    lambda app, job, flow: app.schedule("s", job, cron="@daily", zone=None),
+    lambda app, job, flow: app.schedule("s", job, cron="@daily", zone=5),
+    lambda app, job, flow: app.schedule("s", job, every_s=1, values=5),
+    lambda app, job, flow: app.schedule("s", job, every_s=1, catchup="never"),
+    lambda app, job, flow: app.schedule("s", flow, every_s=1, catchup=[]),
+    lambda app, job, flow: app.schedule("s", flow, every_s=1, values=5),
+    lambda app, job, flow: app.workflow(5),
+    lambda app, job, flow: app.workflow("x" * 600),
+    lambda app, job, flow: app.workflow("w", timeout=math.nan),
+    lambda app, job, flow: app.workflow("w", timeout=math.inf),
+    lambda app, job, flow: app.workflow("w", timeout=-1),
+    lambda app, job, flow: app.workflow("w", timeout=0),
+    lambda app, job, flow: app.workflow("w", timeout=1e300),
+    lambda app, job, flow: app.workflow("w", timeout="5"),
+    lambda app, job, flow: app.workflow("w", queue=""),
+    lambda app, job, flow: app.workflow("w", context=5),
+    lambda app, job, flow: app.workflow("w", context={"a": math.nan}),
+    lambda app, job, flow: app.workflow("w", cron="@daily", zone=None),
+    lambda app, job, flow: flow.task(5),
+    lambda app, job, flow: flow.task(_work, after=5),
+    lambda app, job, flow: flow.task(_work, after=[5]),
+    lambda app, job, flow: flow.task(_work, rule=5),
+    lambda app, job, flow: flow.task(_work, rule=lambda context: True),
+    lambda app, job, flow: flow.task(_work, foo=1),
+    lambda app, job, flow: flow.on_success(5),
+    lambda app, job, flow: app.trigger(5, every_s=1)(_work),
+    lambda app, job, flow: app.trigger(flow, every_s=1)(5),
+    lambda app, job, flow: app.trigger(flow, every_s=math.nan)(_work),
+    lambda app, job, flow: rules.any_of(5),  # type: ignore[arg-type]
+    lambda app, job, flow: rules.context(5, "exists"),  # type: ignore[arg-type]
+    lambda app, job, flow: rules.context("a", "equals", math.nan),
+    lambda app, job, flow: rules.context("a", "contains", [{"b": math.inf}]),
+    lambda app, job, flow: rules.context("a", "equals", DEEP),
+]
+
+
+def test_declarations_that_cannot_be_kept_are_refused_and_declare_nothing() -> None:
+    wrong = []
+    for declare in WRONG_DECLARATIONS:
+        app = Fairway("memory:")
+        flow = app.workflow("flow")
+
+        @app.job
+        def plain() -> None: ...
+
+        before = declared(app, flow)
+        where = f"line {declare.__code__.co_firstlineno}"
+        try:
+            declare(app, plain, flow)
+        except InvalidConfig:
+            if declared(app, flow) != before:
+                wrong.append(f"{where}: something stayed")
+        except Exception as error:
+            wrong.append(f"{where}: {error!r:.200}")
+        else:
+            wrong.append(f"{where}: accepted")
+    assert not wrong, "\n".join(wrong)
+
+
+def declared(app: Fairway, flow: Any) -> list[list[Any]]:
+    kinds: Any = app._kinds.by_version
+    things: list[Any] = [kinds, app._schedules, app.flows, flow._kinds, flow._callbacks]
+    return [*map(list, things), list(flow._tasks), list(flow._scheduled)]
+
+
+@pytest.mark.parametrize("policy", ["skip", "latest_only", "run_all"])
+def test_a_policy_for_missed_times_may_be_written_as_text(policy: Any) -> None:
+    assert CatchupConfig(policy=policy) == CatchupConfig(policy=Catchup(policy))
+    app = Fairway("memory:")
+
+    @app.job
+    def plain() -> None: ...
+
+    app.schedule("s", plain, cron="@monthly", catchup=CatchupConfig(policy=policy, runs_max=3))
+
+    async def play() -> None:
+        async with app:
+            pass
+
+    run(play())
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, "5", 1e300])
+def test_a_step_that_waits_for_no_time_there_is_fails_with_an_error_of_our_own(wrong: Any) -> None:
+    claim: Any = None
+    context: Any = Context(claim, None, lambda id, value: None, SYSTEM_CLOCK)
+    for call in (
+        lambda: context.wait("go", then="on", timeout_s=wrong),
+        lambda: context.spawn([], then="on", timeout_s=wrong),
+        lambda: context.retry(after_s=wrong),
+        lambda: context.defer(after_s=wrong),
+    ):
+        with pytest.raises(InvalidRequest, match=r"timeout_s|after_s"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [object(), math.nan, HALF, DEEP])
+def test_progress_that_is_not_json_is_refused(wrong: Any) -> None:
+    told: list[bytes] = []
+    claim: Any = None
+    context: Any = Context(claim, None, lambda id, value: told.append(value), SYSTEM_CLOCK)
+    with pytest.raises(InvalidRequest, match="the progress of a job is not JSON"):
+        context.progress(wrong)
+    assert told == []
 
 
 def test_a_router_and_a_topic_that_are_misconfigured_are_refused() -> None:

@@ -671,7 +671,10 @@ EFFECTS: Final[Mapping[str, tuple[set[tuple[Status, Status]], ...]]] = MappingPr
         "promote": ({(Status.SCHEDULED, Status.READY), (Status.WAITING, Status.READY)},),
         "signal": ({(Status.WAITING, Status.READY)},),
         "cancel": (_CANCELLED | _TO_READY,),
-        "retry": ({(one, Status.READY) for one in ENDED if one is not Status.DONE},),
+        "retry": (
+            {(one, Status.READY) for one in ENDED if one is not Status.DONE}
+            | {(Status.CANCELLED, Status.WAITING)},
+        ),
     }
 )
 """Which moves each call may make, one stage after the other. Any other call makes none."""

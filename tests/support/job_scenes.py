@@ -9,21 +9,26 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fairway.core.priority import Band
 from fairway.jobs.job import Fate, Filter, Lane, Limits, NewJob, Settlement, Status
-from fairway.jobs.store import Want
+from fairway.jobs.store import Cursor, Want
+from fairway.jobs.stores.memory import MemoryStore
+from fairway.jobs.stores.postgres import PostgresStore
+from fairway.testing.loop import WALL_START_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from fairway.jobs.job import Claim
     from fairway.jobs.store import Exchanged, JobStore
 
 SECOND_NS = 1_000_000_000
 HOUR_NS = 3_600 * SECOND_NS
+OLD_NS, DUE_NS, SOON_NS = (WALL_START_NS + hours * HOUR_NS for hours in (-2, 0, 1))
 EVERYTHING = Filter(limit=10_000)
 
 
@@ -79,6 +84,8 @@ class Act(NamedTuple):
     parts: tuple[tuple[Ask, ...], ...] = ()
     """The same as several calls, where others may come between, each with what may be asked
     instead; what they tell is added up."""
+    passing: tuple[Ask, ...] = ()
+    """What may be asked instead of the last call if another act claims, too."""
 
 
 def enqueue(*jobs: NewJob) -> Act:
@@ -88,22 +95,52 @@ def enqueue(*jobs: NewJob) -> Act:
     )
 
 
+def follow(seq: int, *jobs: NewJob) -> Act:
+    """The jobs of records up to `seq`, for whoever comes first."""
+    return Act(
+        lambda store, cast: store.enqueue(list(jobs), cursor=Cursor("c", 1, seq)),
+        lambda added, names: [(names[one.id], one.fresh) for one in added],
+    )
+
+
+def enqueue_within(*jobs: NewJob) -> Act:
+    """In a transaction of the caller's; the twin knows no such thing and needs none."""
+
+    async def ask(store: JobStore, cast: Cast) -> Any:
+        if not isinstance(store, PostgresStore):
+            return await store.enqueue(list(jobs))
+        async with store._connections.connection() as connection, connection.transaction():
+            return await store.enqueue(list(jobs), within=connection)
+
+    return Act(ask, lambda added, names: [(names[one.id], one.fresh) for one in added])
+
+
 def exchange(
     worker: str,
     *fates: tuple[str, Fate] | tuple[str, Fate, dict[str, Any]],
     wants: Mapping[Lane, int] | None = None,
     probe: bool = False,
+    passes: tuple[str, ...] = (),
 ) -> Act:
     """What it settles and what it claims are one commit. But that a claim misses what others make
     ready, or room that they make, while it is under way is no promise broken: it may look as if it
-    came before or after, or as if it had asked for less. More than it may have it never gets."""
+    came before or after, or as if it had asked for less. More than it may have it never gets.
+
+    `passes`: jobs whose key has no strict order. A claim passes by those that another one looks at,
+    which may leave them where they are since their key is taken; a later one of the key is next.
+    """
 
     async def settle(store: JobStore, cast: Cast) -> Exchanged:
         return await store.exchange(cast.workers[worker], 5, _settlements(cast, fates))
 
-    def claim(*most: int) -> Ask:
+    def claim(*most: int, past: tuple[str, ...] = ()) -> Ask:
         asked = [Want(lane, n) for lane, n in zip(wants or {}, most, strict=True) if n]
-        return lambda store, cast: store.exchange(cast.workers[worker], 5, wants=asked)
+
+        async def ask(store: JobStore, cast: Cast) -> Exchanged:
+            with _looked_at_by_another(store, [cast.ids[label] for label in past]):
+                return await store.exchange(cast.workers[worker], 5, wants=asked)
+
+        return ask
 
     async def ask(store: JobStore, cast: Cast) -> Exchanged:
         return await store.exchange(
@@ -133,10 +170,28 @@ def exchange(
         )
 
     parts: list[tuple[Ask, ...]] = [(settle,)] if fates else []
+    passing: list[Ask] = []
     if wants:
-        fewer = itertools.product(*(range(most, -1, -1) for most in wants.values()))
+        fewer = list(itertools.product(*(range(most, -1, -1) for most in wants.values())))
         parts.append(tuple(claim(*most) for most in fewer))
-    return Act(ask, tell, tuple(parts))
+        passed = (
+            some for n in range(len(passes)) for some in itertools.combinations(passes, n + 1)
+        )
+        passing = [claim(*most, past=some) for some in passed for most in fewer]
+    return Act(ask, tell, tuple(parts), tuple(passing))
+
+
+@contextmanager
+def _looked_at_by_another(store: JobStore, jobs: Sequence[int]) -> Iterator[None]:
+    """For the twin: these jobs are there, and a claim does not see them."""
+    assert isinstance(store, MemoryStore) or not jobs
+    rows = [store._rows[job] for job in jobs] if isinstance(store, MemoryStore) else []
+    hidden = [row for row in rows if row.status is Status.READY]
+    for row in hidden:
+        row.status = Status.SCHEDULED
+    yield
+    for row in hidden:
+        row.status = Status.READY
 
 
 def _settlements(cast: Cast, fates: Any) -> list[Settlement]:
@@ -167,9 +222,55 @@ def retry(*labels: str) -> Act:
     )
 
 
+def discard(*labels: str) -> Act:
+    return Act(
+        lambda store, cast: store.discard([cast.ids[label] for label in labels]),
+        lambda out, names: ["discarded"] * len(out),
+    )
+
+
+def beside_prune(act: Callable[..., Act], *labels: str) -> Act:
+    """Several at once are one commit, but a prune goes day by day and may come between them."""
+    whole = act(*labels)
+    parts = tuple((act(label).ask,) for label in labels)
+    return Act(whole.ask, lambda out, names: Counter(whole.tell(out, names)), parts)
+
+
+def unregister(worker: str) -> Act:
+    return _told_nothing(lambda store, cast: store.unregister(cast.workers[worker]))
+
+
+def count_lost(worker: str, label: str) -> Act:
+    return _told_nothing(
+        lambda store, cast: store.count_lost(cast.workers[worker], [cast.claims[label]])
+    )
+
+
+def progress(worker: str, label: str) -> Act:
+    return _told_nothing(
+        lambda store, cast: store.progress(cast.workers[worker], {cast.ids[label]: b"1"})
+    )
+
+
+def pause(queue: str, paused: bool) -> Act:
+    return _told_nothing(lambda store, cast: store.set_paused(queue, paused))
+
+
+def _told_nothing(ask: Ask) -> Act:
+    return Act(ask, lambda out, names: None)
+
+
+def note(*times: int) -> Act:
+    """Times of a schedule, to be fired by whoever notes them first."""
+    return Act(
+        lambda store, cast: store.timetable.record("daily", times, max(times)),
+        lambda out, names: list(out),
+    )
+
+
 def set_limit(queue: str, concurrency: int | None) -> Act:
     limits = Limits(concurrency=concurrency)
-    return Act(lambda store, cast: store.set_limits(queue, limits), lambda out, names: None)
+    return _told_nothing(lambda store, cast: store.set_limits(queue, limits))
 
 
 REAP = Act(lambda store, cast: store.reap(1000), lambda out, names: (out.returned, out.dead))
@@ -268,10 +369,55 @@ async def _family(store: JobStore, cast: Cast) -> None:
     await store.cancel([cast.ids["alone"]])
 
 
+async def _readers(store: JobStore, cast: Cast) -> None:
+    await cast.hire(store, "w")
+    await cast.add(store, "ended", unique_key="u")
+    await store.cancel([cast.ids["ended"]])
+    await store.enqueue([new("r0")], cursor=Cursor("c", 1, 1))
+
+
+async def _ends(store: JobStore, cast: Cast) -> None:
+    await cast.hire(store, "w")
+    await cast.add(store, "bad", unique_key="u")
+    await cast.add(store, "parent")
+    await cast.give(store, "w", "bad", "parent")
+    await cast.settle(store, "w", "bad", Fate.FAILED)
+    await cast.add(store, "gone")
+    await store.cancel([cast.ids["gone"]])
+
+
+async def _workers(store: JobStore, cast: Cast) -> None:
+    await cast.hire(store, "w", "v")
+    await cast.hire(store, "late", ttl_ns=SECOND_NS)
+    for label in ("w1", "w2", "l1"):
+        await cast.add(store, label, max_crashes=1)
+    await cast.give(store, "w", "w1", "w2")
+    await cast.give(store, "late", "l1")
+    await cast.add(store, "n1")
+
+
+async def _times(store: JobStore, cast: Cast) -> None:
+    await store.timetable.put("daily", "one")
+    await store.timetable.record("daily", [OLD_NS], OLD_NS)
+
+
+async def _retried(store: JobStore, cast: Cast) -> None:
+    """A parent that was cancelled while it waited, and children that are being stopped."""
+    await _family(store, cast)
+    await store.cancel([cast.ids["parent"]])
+    await cast.add(store, "waits", queue="p")
+    await cast.give(store, "u", "waits", queue="p")
+    wait = {"step": "then", "names": ("go",), "delay_ns": SECOND_NS}
+    await cast.settle(store, "u", "waits", Fate.WAIT, **wait)
+    await store.signal(cast.ids["waits"], "other", b"0", dedup="other")
+    await store.cancel([cast.ids["waits"]])
+
+
 _LOOK = {lane(): 2}
 _TOP = {lane(band=Band.B4): 3}
 _SPAWN = {"step": "then", "children": (new("child", unique_key="u"), new("kid", unique_key="r"))}
 _WAIT = {"step": "then", "names": ("go",)}
+_CHILD = new("child", unique_key="u")
 
 SCENES: dict[str, Scene] = {
     "unique keys": Scene(
@@ -334,10 +480,10 @@ SCENES: dict[str, Scene] = {
     "partition keys": Scene(
         _partition_keys,
         {
-            "claim": exchange("v", wants=_TOP),
-            "claim too": exchange("u", wants=_TOP),
+            "claim": exchange("v", wants=_TOP, passes=("k1", "k2")),
+            "claim too": exchange("u", wants=_TOP, passes=("k1", "k2")),
             "end k0": exchange("w", ("k0", Fate.DONE)),
-            "end k0 and claim": exchange("w", ("k0", Fate.DONE), wants=_TOP),
+            "end k0 and claim": exchange("w", ("k0", Fate.DONE), wants=_TOP, passes=("k1", "k2")),
             "put k0 off": exchange("w", ("k0", Fate.RETRY, {"delay_ns": SECOND_NS})),
             "cancel k1": cancel("k1"),
             "cancel s0": cancel("s0"),
@@ -379,6 +525,100 @@ SCENES: dict[str, Scene] = {
             "prune": PRUNE,
         },
     ),
+    "taken up again": Scene(
+        _retried,
+        {
+            "retry the parent": retry("parent"),
+            "end one": exchange("w", ("one", Fate.CANCELLED)),
+            "end two": exchange("v", ("two", Fate.DONE)),
+            "claim": exchange("u", wants=_LOOK),
+            "cancel the parent": cancel("parent"),
+            "retry what waited": retry("waits"),
+            "signal what waited": signal("waits", "go", b"1"),
+            "signal the other again": signal("waits", "other", b"2", "other"),
+            "promote": PROMOTE,
+        },
+        wait_ns=2 * SECOND_NS,
+    ),
+    "readers of a topic": Scene(
+        _readers,
+        {
+            "follow": follow(2, new("r1")),
+            "follow too": follow(2, new("r2"), new("r3", tenant="t")),
+            "follow further": follow(3, new("r4", unique_key="u")),
+            "enqueue u": enqueue(new("n1", unique_key="u")),
+            "claim": exchange("w", wants=_LOOK),
+        },
+    ),
+    "transactions of callers": Scene(
+        _keys,
+        {
+            "enqueue u": enqueue(new("n1", unique_key="u")),
+            "enqueue u within": enqueue_within(new("n2", unique_key="u"), new("n3")),
+            "enqueue r, u within": enqueue_within(
+                new("n4", unique_key="r"), new("n5", unique_key="u")
+            ),
+            "enqueue a lane within": enqueue_within(new("n6", tenant="t")),
+            "enqueue a lane": enqueue(new("n7", tenant="t")),
+            "end running": exchange("w", ("running", Fate.DONE)),
+            "retry ended": retry("ended"),
+            "cancel live": cancel("live"),
+            "claim": exchange("v", wants=_LOOK),
+        },
+        wait_ns=2 * HOUR_NS // 4,
+    ),
+    "what ended": Scene(
+        _ends,
+        {
+            "discard bad": discard("bad"),
+            "discard both": beside_prune(discard, "gone", "bad"),
+            "retry bad": retry("bad"),
+            "retry both": beside_prune(retry, "bad", "gone"),
+            "enqueue u": enqueue(new("n1", unique_key="u")),
+            "spawn u": exchange(
+                "w", ("parent", Fate.SPAWN, {"step": "then", "children": (_CHILD,)})
+            ),
+            "cancel the parent": cancel("parent"),
+            # How many are left for it by those who discard meanwhile is open.
+            "prune": _told_nothing(PRUNE.ask),
+        },
+        wait_ns=2 * HOUR_NS,
+    ),
+    "workers": Scene(
+        _workers,
+        {
+            "w leaves": unregister("w"),
+            "end w1": exchange("w", ("w1", Fate.DONE)),
+            "end w2 and claim": exchange("w", ("w2", Fate.DONE), wants=_LOOK),
+            "claim": exchange("v", wants=_LOOK),
+            "too late": exchange("late", ("l1", Fate.DONE)),
+            "late tells of a loss": count_lost("late", "l1"),
+            "w tells of a loss": count_lost("w", "w1"),
+            "progress": progress("w", "w1"),
+            "cancel w1": cancel("w1"),
+            "pause": pause("q", True),
+            "go on": pause("q", False),
+            "reap": REAP,
+        },
+        wait_ns=2 * SECOND_NS,
+    ),
+    "times of schedules": Scene(
+        _times,
+        {
+            "note": note(OLD_NS, DUE_NS),
+            "note too": note(DUE_NS, SOON_NS),
+            "note further": note(SOON_NS),
+            "new spec": _told_nothing(lambda store, cast: store.timetable.put("daily", "two")),
+            "pause": _told_nothing(lambda store, cast: store.timetable.set_paused("daily", True)),
+            "link": _told_nothing(lambda store, cast: store.timetable.link("daily", OLD_NS, 7)),
+            # One that another looks at just now is left to him.
+            "look for the lost": _told_nothing(lambda store, cast: store.timetable.lost(0, 10)),
+            "forget": Act(
+                lambda store, cast: store.timetable.forget(HOUR_NS), lambda out, names: out
+            ),
+        },
+        wait_ns=SECOND_NS,
+    ),
 }
 
 
@@ -410,4 +650,12 @@ async def looks(store: JobStore, cast: Cast) -> tuple[dict[int, str], dict[str, 
     for one in await store.queues():
         if one.limits != Limits():
             state[f"limit {one.name}"] = one.limits.concurrency
+        if one.paused:
+            state[f"paused {one.name}"] = True
+    state["cursor"] = await store.cursor("c")
+    for entry in await store.timetable.entries():
+        state[f"schedule {entry.name}"] = (entry.spec, entry.paused, entry.handled_wall_ns)
+        state[f"firings of {entry.name}"] = [
+            (one.at_wall_ns, one.job) for one in await store.timetable.firings(entry.name, 100)
+        ]
     return names, state

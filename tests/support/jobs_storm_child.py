@@ -1,11 +1,13 @@
 """One of several processes that use one job store as fast as they can. Run with
 
-    python -m tests.support.jobs_storm_child URL SCHEMA NUMBER ROUNDS
+    python -m tests.support.jobs_storm_child URL SCHEMA NUMBER ROUNDS MACHINE VICTIMS
 
-It says one byte when it is ready and begins when a line comes on stdin. In each round it asks for
-the same unique keys and the same new tenants as all the others, now by itself, now within
-transactions of its own, and claims and settles jobs of queues with limits. Then it works until
-nothing is left, and tells what it was answered as one line of JSON.
+MACHINE is the id of a job, VICTIMS that of the first of as many as there are rounds. It says one
+byte when it is ready and begins when a line comes on stdin. In each round it asks for the same
+unique keys and the same new tenants as all the others, now by itself, now within transactions of
+its own; it cancels and discards the same victim, sends signals to one machine and prunes; and it
+claims and settles jobs of queues with limits, and that machine. Then it works until nothing is
+left, and tells what it was answered as one line of JSON.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ import msgspec
 
 from fairway.core.priority import Band
 from fairway.errors import TransactionConflict
-from fairway.jobs.job import Fate, Lane, NewJob, Settlement
+from fairway.jobs.job import Claim, Fate, Lane, NewJob, Settlement
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
 
 TTL_NS = 600 * 1_000_000_000
-WORK = (Lane("limited", "", Band.B1), Lane("free", "", Band.B1))
+WORK = tuple(Lane(queue, "", Band.B1) for queue in ("limited", "free", "machine"))
 QUEUES = [lane.queue for lane in WORK]
 
 
@@ -40,6 +42,13 @@ class Told(msgspec.Struct):
     done: list[int] = []
     tenants: list[int] = []
     """Jobs that were enqueued for new tenants."""
+    cancelled: list[int] = []
+    """Jobs that ended by a cancel of ours."""
+    discarded: list[int] = []
+    sent: list[str] = []
+    """Signals that were fresh."""
+    given: list[str] = []
+    """Signals that came with a claim whose step was committed."""
     repeated: int = 0
     """Transactions of its own that met others and were repeated, as the error says."""
 
@@ -53,7 +62,7 @@ class Stormer:
         self.token = 0
         self.held: dict[int, tuple[Any, int]] = {}
 
-    async def run(self, rounds: int) -> None:
+    async def run(self, rounds: int, machine: int, victims: int) -> None:
         self.worker = await self.store.register(f"storm {self.rng.random()}", TTL_NS)
         self.guest = await asyncpg.connect(self.url)
         sys.stdout.buffer.write(b".")
@@ -66,9 +75,22 @@ class Stormer:
             )
             self.told.tenants += [one.id for one in added]
             await self.exchange()
+            self.told.cancelled += (await self.store.cancel([victims + number])).ended
+            await self.exchange()
+            self.told.discarded += await self.store.discard([victims + number])
+            await self.send(machine, f"{number} of all", dedup=f"round {number}")
+            await self.send(machine, f"{number} of {self.worker}")
+            if self.rng.random() < 0.2:
+                await self.store.prune(TTL_NS)
         while await self.exchange() or self.held:
             pass
         await self.guest.close()
+
+    async def send(self, machine: int, text: str, dedup: str | None = None) -> None:
+        out = await self.store.signal(machine, "go", msgspec.json.encode(text), dedup=dedup)
+        assert out.job == machine, out
+        if out.fresh:
+            self.told.sent.append(text)
 
     async def ask_for_keys(self, keys: list[str]) -> None:
         if self.rng.random() < 0.1:
@@ -101,34 +123,42 @@ class Stormer:
         out = await self.store.exchange(
             self.worker,
             self.token,
-            [Settlement(claim=claim, fate=Fate.DONE) for claim, _ in settled],
+            [_settlement(claim) for claim, _ in settled],
             [Want(lane, 2) for lane in WORK],
             QUEUES if self.rng.random() < 0.3 or not settled else [],
         )
         assert not out.stale, out.stale
         for claim, since_ns in settled:
             self.told.held.append((claim.id, claim.queue, since_ns, at_ns))
+            self.told.given += [msgspec.json.decode(one.payload) for one in claim.signals]
         self.told.done += [one.id for one in out.ended]
         now_ns = time.monotonic_ns()
         self.held = {claim.id: (claim, now_ns) for claim in out.claims}
         return any(out.lanes.values())
 
 
+def _settlement(claim: Claim) -> Settlement:
+    if claim.kind == "machine":
+        return Settlement(claim=claim, fate=Fate.WAIT, step="then", names=("go",))
+    return Settlement(claim=claim, fate=Fate.DONE)
+
+
 def _keyed(key: str) -> NewJob:
     return NewJob(kind="keyed", queue="keyed", unique_key=key)
 
 
-async def main(url: str, schema: str, number: int, rounds: int) -> None:
+async def main(url: str, schema: str, *numbers: int) -> None:
     url += "&options=-c%20deadlock_timeout%3D20ms"
+    number, *rest = numbers
     store = PostgresStore(url, schema=schema, lock_timeout_ns=TTL_NS)
     await store.open()
     try:
         stormer = Stormer(store, url, number)
-        await stormer.run(rounds)
+        await stormer.run(*rest)
     finally:
         await store.aclose()
     print(msgspec.json.encode(stormer.told).decode(), flush=True)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])))

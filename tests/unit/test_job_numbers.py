@@ -12,7 +12,7 @@ import pytest
 from fairway import Fairway
 from fairway.errors import FairwayError, InvalidRequest
 from fairway.testing import run_jobs
-from fairway.wire.encoding import encode
+from fairway.wire.encoding import encode, encode_shown
 
 if TYPE_CHECKING:
     from fairway.jobs.context import Context
@@ -62,6 +62,28 @@ def test_what_json_has_no_number_for_is_refused(value: Any) -> None:
 @pytest.mark.parametrize("value", SOME)
 def test_everything_else_is_written_as_ever(value: Any) -> None:
     assert encode(value) == msgspec.json.encode(value)
+
+
+@pytest.mark.parametrize("value", SOME)
+def test_what_is_shown_is_what_json_has(value: Any) -> None:
+    assert encode_shown(value) == msgspec.json.encode(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (math.nan, b'"nan"'),
+        ([None, math.inf, {"a": -math.inf}], b'[null,"inf",{"a":"-inf"}]'),
+        (Point(math.nan), b'{"x":"nan","y":null}'),
+        (Numbers({"a": [(1, math.nan)]}), b'{"deep":{"a":[[1,"nan"]]}}'),
+        (
+            {"kept": msgspec.Raw(b"[null]"), "wide": 2**70, "x": math.nan, 1: object},
+            b'{"kept":[null],"wide":%d,"x":"nan","1":"<class \'object\'>"}' % 2**70,
+        ),
+    ],
+)
+def test_what_json_has_no_number_for_is_shown_as_text(value: Any, shown: bytes) -> None:
+    assert encode_shown(value) == shown
 
 
 def test_a_result_or_a_state_without_a_number_fails_its_job_and_says_why() -> None:

@@ -37,6 +37,7 @@ CHILDREN_MAX = 200
 """As many are shown; `ls --parent` lists them all."""
 
 ID = click.IntRange(1)
+LISTED_MAX = 1_000_000
 
 
 @click.group(cls=RemoteGroup)
@@ -70,7 +71,11 @@ def jobs(context: click.Context, url: str | None, api_key: str | None) -> None:
 @click.option("--tenant", help="Only jobs of this tenant.")
 @click.option("--parent", type=ID, help="Only the children of this job.")
 @click.option(
-    "--limit", type=click.IntRange(1), default=50, show_default=True, help="Jobs at most."
+    "--limit",
+    type=click.IntRange(1, LISTED_MAX),
+    default=50,
+    show_default=True,
+    help="Jobs at most.",
 )
 @json_option
 @pass_remote

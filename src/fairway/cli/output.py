@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from fairway.client import Record, Tombstone
+    from fairway.errors import BadRecord
 
 
 class Output:
@@ -84,6 +85,13 @@ class Output:
         line.append(f"  {printable(data)}")
         self.console.print(line)
 
+    def bad_record(self, bad: BadRecord) -> None:
+        """It is there, so it is told in its place."""
+        if self.json:
+            self.message({"bad": bad_facts(bad)})
+        else:
+            self._aside(f"record {bad.seq} cannot be read: {printable(bad.reason)}")
+
     def tombstone(self, gone: Tombstone) -> None:
         """Never passed over: what is missing is shown in the place where it is missing."""
         if self.json:
@@ -93,6 +101,9 @@ class Output:
             said = f"{gone.topic} was deleted and made anew: seqs begin again"
         else:
             said = f"records {gone.gap_from}..{gone.gap_to} are gone: {gone.reason}"
+        self._aside(said)
+
+    def _aside(self, said: str) -> None:
         if self.rich:
             self.console.print(Text(f"-- {said} --", style="bold red"))
         else:
@@ -116,6 +127,11 @@ def record_facts(record: Record[msgspec.Raw]) -> dict[str, Any]:
         "meta": record.meta,
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def bad_facts(bad: BadRecord) -> dict[str, Any]:
+    """What can be told of a record that cannot be read."""
+    return {"$seq": bad.seq, "data": msgspec.Raw(bad.data), "reason": bad.reason}
 
 
 def printable(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
@@ -13,12 +12,12 @@ import click
 import msgspec
 
 from fairway.cli.remote import DURATION
-from fairway.cli.serve import INTERRUPTED, LINE, BadData, load_app
+from fairway.cli.serve import INTERRUPTED, BadData, load_app, log_plainly
 from fairway.client import AsyncClient, AsyncWatch, Position
 from fairway.errors import BadPlace, BadRecord, FairwayError, Forbidden, InvalidConfig, NotFound
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
-from fairway.masking import log_masked, masked
+from fairway.masking import masked
 from fairway.runtime.service import StopSwitch, running, stop_on_signals
 from fairway.runtime.usercode import run_process
 from fairway.server.worker_endpoint import WorkerEndpoint
@@ -80,7 +79,7 @@ def worker(
     fairway worker shop:app --concurrency 500 --prefetch 500     many small jobs
     fairway worker shop:app --metrics 9100              metrics at http://127.0.0.1:9100/metrics
     """
-    log_masked(LINE, logging.WARNING)
+    log_plainly()
     try:
         made = load_app(app)
         config = config_of(made, **options)

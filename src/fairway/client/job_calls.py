@@ -6,6 +6,7 @@ one a lost answer is `OutcomeUnknown` at once. So it is with a signal without `d
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 from urllib.parse import quote
 
@@ -204,6 +205,10 @@ class Waiting:
     """Asks for a job until it has ended, a long poll at a time."""
 
     def __init__(self, id: int, timeout_s: float | None, now_ns: int) -> None:
+        if timeout_s is not None and not (
+            isinstance(timeout_s, int | float) and 0 <= timeout_s < math.inf
+        ):
+            raise InvalidRequest(f"timeout_s is a number of seconds, not {timeout_s!r:.80}")
         self._id = id
         self._ends_ns = None if timeout_s is None else now_ns + round(timeout_s * 1e9)
 

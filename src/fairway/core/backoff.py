@@ -33,6 +33,12 @@ class BackoffConfig:
     """Tries in all, the first included; the failure of the last one is final. None: no limit."""
 
     def __post_init__(self) -> None:
+        for name in ("base_ns", "cap_ns", "reset_after_ns", "attempts_max"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (name == "attempts_max" and value is None):
+                raise ValueError(f"{name} is a whole number, not {value!r:.80}")
+        if not isinstance(self.jitter, int | float):
+            raise ValueError(f"jitter is a number, not {self.jitter!r:.80}")
         if not 0 < self.base_ns <= self.cap_ns:
             raise ValueError("0 < base_ns <= cap_ns")
         if not 0 <= self.jitter <= 1:

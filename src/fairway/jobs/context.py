@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
 from fairway.errors import Cancelled
 from fairway.jobs import outcome
-from fairway.wire.encoding import encode
+from fairway.jobs.times import time_ns
+from fairway.wire.encoding import encode_given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from fairway.runtime.clock import Clock
 
 T = TypeVar("T")
-
-SECOND_NS = 1_000_000_000
 
 
 class ReceivedSignal(msgspec.Struct, frozen=True):
@@ -146,7 +144,8 @@ class Context(Generic[T]):
 
     def progress(self, value: Any) -> None:
         """Say how far the job is: anything JSON can hold. Seen by `jobs show` within a second."""
-        self._tell(self.id, encode(value))
+        encoded = encode_given(value, "the progress of a job")
+        self._tell(self.id, encoded)
 
     # How a step may end. Return one of these.
 
@@ -156,14 +155,14 @@ class Context(Generic[T]):
 
     def retry(self, *, after_s: float | None = None, reason: str | None = None) -> outcome.Retry:
         """Try this step again, after so long (else by the job's backoff), if attempts are left."""
-        return outcome.Retry(None if after_s is None else _ns("after_s", after_s), reason)
+        return outcome.Retry(None if after_s is None else time_ns("after_s", after_s), reason)
 
     def defer(self, *, after_s: float) -> outcome.Retry:
         """Come back to this step later. It frees the slot and uses up no attempt.
 
         The state is saved and the signals of this run are consumed: keep what you need of them.
         """
-        return outcome.Retry(max(1, _ns("after_s", after_s)), counts=False)
+        return outcome.Retry(max(1, time_ns("after_s", after_s)), counts=False)
 
     def wait(self, *names: str, then: str, timeout_s: float | None = None) -> outcome.Wait:
         """Wait for a signal of one of these names, and go on with the step `then`."""
@@ -191,13 +190,7 @@ def stop_context(context: Context[Any], reason: str) -> None:
 
 def _timeout_ns(timeout_s: float | None) -> int:
     """As an outcome has it: 0 is never, and no time at all is at once."""
-    return 0 if timeout_s is None else max(1, _ns("timeout_s", timeout_s))
-
-
-def _ns(what: str, seconds: float) -> int:
-    if not isinstance(seconds, int | float) or not isfinite(seconds):
-        raise TypeError(f"{what} is a number of seconds, not {seconds!r:.80}")
-    return round(seconds * SECOND_NS)
+    return 0 if timeout_s is None else max(1, time_ns("timeout_s", timeout_s))
 
 
 def _result(child: Child) -> ChildResult:

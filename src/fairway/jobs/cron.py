@@ -282,6 +282,8 @@ def _longest(month: int) -> int:
 
 
 def _expanded(text: str) -> str:
+    if not isinstance(text, str):
+        raise InvalidConfig(f"a cron expression is text, such as '0 3 * * *', not {text!r:.80}")
     word = text.strip().lower()
     if not word.startswith("@"):
         return text
@@ -294,6 +296,8 @@ def _time_zone(text: str, zone: str) -> tzinfo:
     if zone == "UTC":
         return UTC  # also where no time zone database is installed
     try:
+        if not isinstance(zone, str):
+            raise ValueError
         return ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise InvalidConfig(f"cron {text!r}: there is no time zone {zone!r} here") from None

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from fairway.errors import Conflict, InvalidConfig, InvalidRequest, JobFailed, NotFound
-from fairway.jobs.job import CANCELLED, Filter, Status, distinct, lane_of
-from fairway.jobs.kinds import TIME_MAX_NS, wrong_queue, wrong_text
+from fairway.jobs.job import CANCELLED, WORKFLOW, Filter, Limits, Status, distinct, lane_of
+from fairway.jobs.kinds import wrong_queue, wrong_text
 from fairway.jobs.store import Ended
+from fairway.jobs.times import TIME_MAX_NS, length_ns
 from fairway.jobs.verdict import ERROR_CHARS_MAX, storable
 from fairway.wire.encoding import encode_given
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypeGuard
 
-    from fairway.jobs.job import Enqueued, Job, Limits, NewJob, QueueState
+    from fairway.jobs.job import Enqueued, Job, NewJob, QueueState
     from fairway.jobs.kinds import Kind
     from fairway.jobs.store import Cancelled, Cursor, JobStore
     from fairway.jobs.worker import Worker
@@ -82,6 +84,8 @@ class Jobs:
 
     async def result(self, id: int, timeout_s: float | None = None) -> Any:
         """What a job came to. Raises `JobFailed`, or `TimeoutError` if it takes longer."""
+        if timeout_s is not None:
+            length_ns("timeout_s", timeout_s)
         async with asyncio.timeout(timeout_s):
             ended = await self._wait_ended(id)
         if ended.status is not Status.DONE:
@@ -153,8 +157,16 @@ class Jobs:
         return cancelled
 
     async def retry(self, *ids: int) -> list[int]:
-        """Make failed, dead or cancelled jobs ready again; the ids it could."""
-        again = await self.store.retry(tuple(filter(_may_be, ids)))
+        """Take failed, dead or cancelled jobs up again, where they stood; the ids it could.
+
+        A run of a workflow knows by itself what to do again.
+        """
+        wanted = tuple(filter(_may_be, ids))
+        jobs = [await self.store.find(id) for id in wanted]
+        runs = {job.id for job in jobs if job is not None and job.kind.startswith(WORKFLOW)}
+        again = []
+        for anew, some in groupby(wanted, runs.__contains__):
+            again += await self.store.retry(tuple(some), anew=anew)
         if self._worker is not None:
             jobs = [await self.store.find(id) for id in again]
             self._worker.wake(lane_of(job) for job in jobs if job is not None)
@@ -192,7 +204,9 @@ class Jobs:
 
     async def browse(self, filter: Filter | None = None) -> list[Job]:
         """Jobs, newest first. Raises `InvalidRequest` for a filter that makes no sense."""
-        filter = filter or Filter()
+        filter = Filter() if filter is None else filter
+        if not isinstance(filter, Filter):
+            raise InvalidRequest(f"jobs are chosen by a Filter, not {filter!r:.80}")
         for what, text in (
             ("queue", filter.queue),
             ("kind", filter.kind),
@@ -206,6 +220,10 @@ class Jobs:
                 _check_id(number)
         if not _is_number(filter.limit) or not 0 < filter.limit <= BROWSED_MAX:
             raise InvalidRequest(f"a limit is 1 to {BROWSED_MAX:,}, not {filter.limit!r:.80}")
+        if filter.parent is not None and not _may_be(filter.parent):
+            return []
+        if filter.before is not None and filter.before <= 0:
+            return []
         if filter.before is not None and filter.before >= 2**63:
             filter = msgspec.structs.replace(filter, before=None)
         return await self.store.browse(filter)
@@ -214,20 +232,22 @@ class Jobs:
         return await self.store.queues()
 
     async def pause(self, queue: str) -> None:
-        """Start nothing more from a queue; what runs goes on."""
-        _check("queue", queue)
+        """Start nothing more from a queue; what runs goes on. Queues are paused one by one."""
+        _check_queue(queue)
         await self.store.set_paused(queue, True)
 
     async def resume(self, queue: str) -> None:
-        _check("queue", queue)
+        _check_queue(queue)
         await self.store.set_paused(queue, False)
         if self._worker is not None:
             self._worker.look(queue)
 
     async def limit(self, queue: str, limits: Limits) -> None:
         """What a queue may do over all workers together; the queue `*` is all queues."""
-        if queue != "*" and (wrong := wrong_queue(queue)):
-            raise InvalidRequest(wrong)
+        if queue != "*":
+            _check_queue(queue)
+        if not isinstance(limits, Limits):
+            raise InvalidRequest(f"limits are a Limits, not {limits!r:.80}")
         await self.store.set_limits(queue, limits)
         if self._worker is not None:
             self._worker.limits_changed(queue)
@@ -259,4 +279,9 @@ def _is_number(value: object) -> TypeGuard[int]:
 
 def _check(what: str, text: str | None) -> None:
     if text is not None and (wrong := wrong_text(what, text)):
+        raise InvalidRequest(wrong)
+
+
+def _check_queue(name: str) -> None:
+    if wrong := wrong_queue(name):
         raise InvalidRequest(wrong)

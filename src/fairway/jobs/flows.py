@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
@@ -19,25 +20,27 @@ from fairway.errors import Conflict, Invalid, InvalidConfig, InvalidRequest, Not
 from fairway.jobs import outcome, workflow
 from fairway.jobs.clockwork import scheduled_context
 from fairway.jobs.context import Context
-from fairway.jobs.job import CANCELLED, Ending, Fate, Filter, NewJob, Status
+from fairway.jobs.job import CANCELLED, WORKFLOW, Ending, Fate, Filter, NewJob, Status
 from fairway.jobs.kinds import (
     Kind,
     Options,
     Order,
     StepCall,
     function_kind,
+    name_of,
     options_of,
-    time_ns,
+    wrong_queue,
     wrong_text,
 )
-from fairway.jobs.rules import TaskState
+from fairway.jobs.rules import TaskState, check_rule
+from fairway.jobs.times import length_ns, time_ns, timeout_ns
 from fairway.jobs.workflow import RunState, TaskEnded, Workflow, WorkflowTask
 from fairway.runtime.clock import clock_of
 from fairway.runtime.targets import is_hidden, target_of
 from fairway.wire.encoding import encode_given
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from typing import Unpack
 
     from fairway.jobs.engine import Jobs, Kinds
@@ -51,7 +54,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 QUEUE: Final = "workflows"
 """Where runs wait: apart from tasks, so that long tasks never keep a run from going on."""
-PREFIX: Final = "workflow:"
+PREFIX: Final = WORKFLOW
 RUN_PRIORITY: Final = 800
 TASKS_MAX: Final = 10_000
 """Jobs of a run that are looked at: its tasks, those of earlier attempts included."""
@@ -60,7 +63,6 @@ _TASK: Final = "task"
 _PAUSE: Final = "pause"
 _RESUME: Final = "resume"
 _CANCEL: Final = "cancel"
-_CALLED: Final = "called"
 _ADVANCE: Final = "advance"
 
 
@@ -71,7 +73,7 @@ class Run(Struct, omit_defaults=True):
     run: RunState | None = None
     deadline_wall_ns: int | None = None
     calling: bool = False
-    """Whether all is over but the callback."""
+    """Whether all is over, and the callback is enqueued."""
     retries: int = 0
     """How often the run was retried by hand, as far as this state knows."""
 
@@ -102,19 +104,23 @@ class Flow:
         timeout_s: float | None = None,
         context: Mapping[str, Any] | None = None,
     ) -> None:
-        if not name or ":" in name or "." in name:
-            raise InvalidConfig(f"a workflow's name is not empty and has no : or .: {name!r}")
+        if not isinstance(name, str) or not name or ":" in name or "." in name:
+            raise InvalidConfig(
+                f"a workflow's name is a string, not empty and without : or .: {name!r:.80}"
+            )
+        if wrong := wrong_text("name", PREFIX + name) or wrong_queue(queue):
+            raise InvalidConfig(f"workflow {name!r:.80}: {wrong}")
         self.name = name
         self.version = version
         self._jobs = jobs
         self._handle = handle
         self._queue = queue
-        self._timeout_s = timeout_s
+        self._timeout_ns = timeout_ns(timeout_s)
         self._tasks: list[WorkflowTask] = []
         self._kinds: dict[str, Kind] = {}
         self._arguments: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {}
         self._callbacks: dict[Fate, Kind] = {}
-        self._context = dict(context or {})
+        self._context = _declared_context(name, context)
         self._scheduled: list[Mapping[str, Any]] = []
         self._graph: Workflow | None = None
         self._declared = False
@@ -150,9 +156,10 @@ class Flow:
         """
 
         def declare(function: Callable[..., Any]) -> Callable[..., Any]:
-            called = name or function.__name__
-            before = (after,) if isinstance(after, str) or callable(after) else tuple(after)
-            names = tuple(one if isinstance(one, str) else one.__name__ for one in before)
+            called = name_of(function, f"a task of workflow {self.name!r}", name)
+            names = self._names(called, after)
+            if rule is not None:
+                check_rule(rule)
             options.setdefault("queue", self._queue)
             kind = task_kind(f"{self.name}.{called}", function, options_of(**options))
             if kind.options.isolation == "process":
@@ -164,7 +171,20 @@ class Flow:
             self._tasks.append(WorkflowTask(called, names, rule))
             return function
 
+        if len(functions) > 1:
+            raise InvalidConfig(f"workflow {self.name!r}: tasks are declared one by one")
         return declare(*functions) if functions else declare
+
+    def _names(self, task: str, after: Any) -> tuple[str, ...]:
+        """The tasks that one comes after, which are given by names or functions."""
+        if isinstance(after, str) or callable(after):
+            after = (after,)
+        try:
+            return tuple(one if isinstance(one, str) else one.__name__ for one in after)
+        except (TypeError, AttributeError):
+            raise InvalidConfig(
+                f"{self._told(task)} is after tasks, by their functions or names, not {after!r:.80}"
+            ) from None
 
     def on_success(self, function: F) -> F:
         """Call this, as a job of its own, when a run is done. It changes nothing about the run."""
@@ -177,6 +197,7 @@ class Flow:
         return function
 
     def _callback(self, function: Callable[..., Any], name: str) -> Kind:
+        name_of(function, f"{name} of workflow {self.name!r}")
         return task_kind(f"{self.name}.{name}", function, Options(queue=self._queue))
 
     def _told(self, task: str) -> str:
@@ -227,9 +248,9 @@ class Flow:
 
     # Starting and looking
 
-    def schedule_with(self, values: Mapping[str, Any]) -> None:
+    def schedule_with(self, values: Mapping[str, Any] | None) -> None:
         """Runs are started by a schedule, with these values; checked once all is declared."""
-        self._scheduled.append(values)
+        self._scheduled.append(_declared_context(self.name, values))
 
     def context(self, given: Mapping[str, Any] | None, now_wall_ns: int) -> dict[str, Any]:
         """The context of a run that somebody starts: what was declared, and what he gives.
@@ -237,6 +258,7 @@ class Flow:
         It is what the schedule would give, if there is one, as of now; of several schedules that
         differ, what they have in common is what the workflow itself declares.
         """
+        self._check_mapping(given)
         declared = self._context
         if self._scheduled and all(one == self._scheduled[0] for one in self._scheduled):
             declared = scheduled_context(now_wall_ns, {**declared, **self._scheduled[0]})
@@ -257,6 +279,7 @@ class Flow:
 
     def order(self, context: Mapping[str, Any] | None = None, **given: Any) -> Order:
         """A run with this context, not enqueued."""
+        self._check_mapping(context)
         run = Run(dict(context or {}))
         state = encode_given(run, f"the context of workflow {self.name!r}")
         return Order(
@@ -270,6 +293,12 @@ class Flow:
                 **given,
             )
         )
+
+    def _check_mapping(self, context: object) -> None:
+        if context is not None and not isinstance(context, Mapping):
+            raise InvalidRequest(
+                f"the context of workflow {self.name!r} is a mapping, not {context!r:.80}"
+            )
 
     async def start(
         self,
@@ -285,13 +314,14 @@ class Flow:
         `context` is added to the one that was declared, with `scheduled_at_ms` as of now if the
         workflow has a schedule. Raises `InvalidRequest` if a first task does not take it.
         """
-        if key is not None and (wrong := wrong_text("key", key)):
+        unique = f"{PREFIX}{self.name}:{key}" if isinstance(key, str) else key
+        if unique is not None and (wrong := wrong_text("key", unique)):
             raise InvalidRequest(f"workflow {self.name!r}: {wrong}")
         whole = self.context(context, clock_of().wall_ns())
         order = self.order(
             whole,
-            unique_key=None if key is None else f"{PREFIX}{self.name}:{key}",
-            window_ns=max(0, time_ns("window_s", window_s)),
+            unique_key=unique,
+            window_ns=length_ns("window_s", window_s),
             delay_ns=max(0, time_ns("delay_s", delay_s)),
         )
         self.check(state_in(order.job.state).context)  # as JSON gives it back
@@ -336,8 +366,8 @@ class Flow:
         elif again:
             state = await self._with_late_endings(ctx.id, state)
             events.append(workflow.Retried())
-        if (state is None or again) and self._timeout_s is not None:
-            run.deadline_wall_ns = ctx.wall_ns + round(self._timeout_s * 1e9)
+        if (state is None or again) and self._timeout_ns is not None:
+            run.deadline_wall_ns = ctx.wall_ns + self._timeout_ns
         state = state or RunState.of(self.graph)
         run.retries = ctx.retries
         run.calling = False
@@ -354,15 +384,16 @@ class Flow:
             late = workflow.Cancelled("the run took too long")
             run.run = workflow.advance(self.graph, state, late).state
             await self._stop_tasks(ctx.id)
-            return outcome.Stop(f"took longer than {self._timeout_s:g} s")
+            allowed = "" if self._timeout_ns is None else f" than {self._timeout_ns / 1e9:g} s"
+            return outcome.Stop(f"took longer{allowed}")
         if state.outcome is not None:
             callback = self._callbacks.get(state.outcome.status)
             if callback is None:
                 return self._over(run)
             run.calling = True
             context = {**state.outcome.context, "error": state.outcome.error}
-            child = Order(callback.job({"context": context}, notify=_CALLED))
-            return outcome.Spawn((child,), _ADVANCE, (_CALLED,))
+            # It is enqueued once, with this commit; the run does not wait for it.
+            return outcome.Next(_ADVANCE, (Order(callback.job({"context": context})),))
         return outcome.Spawn(
             tuple(self._child(one, run.retries) for one in start),
             _ADVANCE,
@@ -409,6 +440,17 @@ class Flow:
         jobs = self._jobs()
         children = await jobs.browse(Filter(parent=run, limit=TASKS_MAX))
         await jobs.cancel(*(job.id for job in children if not job.status.ended))
+
+
+def _declared_context(flow: str, context: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A context that is declared. Raises `InvalidConfig` for one that runs could not have."""
+    if context is not None and not isinstance(context, Mapping):
+        raise InvalidConfig(f"the context of workflow {flow!r} is a mapping, not {context!r:.80}")
+    try:
+        encode_given(context, f"the context of workflow {flow!r}")
+    except InvalidRequest as wrong:
+        raise InvalidConfig(str(wrong)) from None
+    return dict(context or {})
 
 
 def triggering(function: Callable[..., Any], flow: Flow) -> Callable[..., Any]:

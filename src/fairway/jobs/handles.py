@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import (
     TYPE_CHECKING,
@@ -21,14 +22,14 @@ from fairway.errors import InvalidRequest
 from fairway.jobs.kinds import (
     Kind,
     Order,
-    time_ns,
     wrong_priority,
     wrong_queue,
     wrong_text,
 )
+from fairway.jobs.times import length_ns, time_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
     from typing import Self
 
     from fairway.jobs.context import Context
@@ -125,7 +126,7 @@ class _Declared:
             "delay_ns": None if delay_s is None else max(0, time_ns("delay_s", delay_s)),
             "at_wall_ns": None if at is None else _wall_ns(at),
             "unique_key": key,
-            "window_ns": None if window_s is None else max(0, time_ns("window_s", window_s)),
+            "window_ns": None if window_s is None else length_ns("window_s", window_s),
             "partition_key": partition_key,
             "trace": traceparent,
         }
@@ -163,6 +164,8 @@ class JobFunction(_Declared, Generic[P, R]):
 
     async def enqueue_many(self, many: Iterable[Mapping[str, Any]]) -> list[JobHandle[R]]:
         """Enqueue one for each set of arguments, all or none of them."""
+        if not isinstance(many, Iterable):
+            raise InvalidRequest(f"job {self.kind.name!r}: no list of arguments: {many!r:.80}")
         return await self._enqueue(self.kind.jobs(many, **self._given))
 
     def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:

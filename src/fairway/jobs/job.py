@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, overload
 from msgspec import Raw, Struct, json, structs
 
 from fairway.core.priority import band_of
-from fairway.wire.jobs import check_limits
+from fairway.wire.jobs import TEXT_MAX, check_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from fairway.core.priority import Band
 
 RUN: Final = "run"
+WORKFLOW: Final = "workflow:"
+"""What the kind of a workflow's run begins with."""
 """The step of a job that is a plain function."""
 NO_TENANT: Final = ""
 MAX_ATTEMPTS: Final = 20
 MAX_CRASHES: Final = 5
-KEY_MAX: Final = 500
-"""Characters of a key, a tenant or a queue: what is in an index of a database has an end there."""
+KEY_MAX: Final = TEXT_MAX
+"""Characters of a key, a tenant or a queue."""
 CANCELLED: Final = "cancelled"
 """The reason of a cancel that was given none."""
 
@@ -93,7 +95,10 @@ MOVES: Final = MappingProxyType(
         Status.DONE: {},
         Status.FAILED: {Status.READY: "retry by hand"},
         Status.DEAD: {Status.READY: "retry by hand"},
-        Status.CANCELLED: {Status.READY: "retry by hand"},
+        Status.CANCELLED: {
+            Status.READY: "retry by hand",
+            Status.WAITING: "retry by hand, if it waited",
+        },
     }
 )
 """From each state, where a job may go and why. Nothing else ever happens to one."""

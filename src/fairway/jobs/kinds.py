@@ -10,7 +10,6 @@ import inspect
 import re
 from dataclasses import dataclass, field
 from hashlib import sha256
-from math import isfinite
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args, get_type_hints
 
@@ -20,17 +19,15 @@ from fairway.core.backoff import BackoffConfig
 from fairway.errors import InvalidConfig, InvalidRequest
 from fairway.jobs.context import Context
 from fairway.jobs.job import KEY_MAX, MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, JobBatch, NewJob
+from fairway.jobs.times import SECOND_NS, TIME_MAX_NS, timeout_ns
 from fairway.wire.encoding import NOT_JSON, check_numbers, encode_given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeGuard
 
-SECOND_NS: Final = 1_000_000_000
 BACKOFF: Final = BackoffConfig(base_ns=SECOND_NS, cap_ns=300 * SECOND_NS, jitter=0.25)
 """1 s, doubled after each failure, at most 5 minutes, less up to a quarter by chance."""
-TIME_MAX_NS: Final = 100 * 365 * 86_400 * SECOND_NS
-"""A hundred years: with it, every time still fits 63 bits of nanoseconds."""
 TRIES_MAX: Final = 1_000_000
 
 Isolation = Literal["none", "process"]
@@ -152,15 +149,6 @@ def wrong_text(what: str, text: object) -> str | None:
     return f"its {what} holds a zero byte" if "\0" in text else None
 
 
-def time_ns(what: str, seconds: float) -> int:
-    """Seconds as people write them, as nanoseconds. `InvalidRequest` for what is no such time."""
-    if not isinstance(seconds, int | float) or not isfinite(seconds):
-        raise InvalidRequest(f"{what} is a number of seconds, not {seconds!r}")
-    if abs(seconds) * SECOND_NS > TIME_MAX_NS:
-        raise InvalidRequest(f"{what} is a hundred years at most")
-    return round(seconds * SECOND_NS)
-
-
 def _is_int(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -194,13 +182,22 @@ def options_of(
         unique = Unique(key=unique)
     elif unique is not False and not isinstance(unique, Unique):
         raise InvalidConfig(f"unique is True, a template or a Unique, not {unique!r:.80}")
-    if timeout is not None and not (isinstance(timeout, int | float) and isfinite(timeout)):
-        raise InvalidConfig(f"a timeout is a number of seconds, not {timeout!r}")
-    return Options(
-        timeout_ns=None if timeout is None else round(min(timeout, 1e12) * SECOND_NS),
-        unique=unique or None,
-        **given,
-    )
+    if unknown := given.keys() - _GIVEN:
+        raise InvalidConfig(f"there is no option {min(unknown)!r}: there are {', '.join(_GIVEN)}")
+    return Options(timeout_ns=timeout_ns(timeout), unique=unique or None, **given)
+
+
+_GIVEN: Final = (
+    "queue",
+    "priority",
+    "max_attempts",
+    "max_crashes",
+    "backoff",
+    "partition_key",
+    "strict",
+    "tenant",
+    "isolation",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +353,25 @@ class StepCall:
     wants_context: bool
 
 
+def name_of(declared: object, what: str, name: object = None) -> str:
+    """What a function or class is declared as. Raises `InvalidConfig` for what is neither."""
+    if not callable(declared):
+        raise InvalidConfig(f"{what} is a function or a class, not {declared!r:.80}")
+    called = name or getattr(declared, "__name__", None)
+    if called is None:
+        raise InvalidConfig(f"{what}: {declared!r:.80} has no name of its own: give `name`")
+    if wrong := wrong_text("name", called):
+        raise InvalidConfig(f"{what}: {wrong}")
+    return str(called)
+
+
 def function_kind(function: Callable[..., Any], name: str, version: int, options: Options) -> Kind:
     """The kind of a plain function: its parameters are the job's arguments."""
     hints = _hints(function)
-    parameters = list(inspect.signature(function).parameters.values())
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise InvalidConfig(f"job {name!r}: its parameters are not known: {error}") from None
     wants_context = bool(parameters) and _is_context(parameters[0], hints)
     fields: list[Any] = []
     for parameter in parameters[wants_context:]:

@@ -18,6 +18,8 @@ class Next(Outcome, frozen=True):
     """Go on with another step, at once."""
 
     step: str
+    children: tuple[Order, ...] = ()
+    """Jobs to start with it that nobody waits for."""
 
 
 class Retry(Outcome, frozen=True):

@@ -11,13 +11,14 @@ from fairway.core.backoff import Backoff, BackoffConfig
 from fairway.errors import InvalidConfig, OutcomeUnknown, TryLater
 from fairway.jobs.clockwork import Clockwork
 from fairway.jobs.engine import Jobs, Kinds
+from fairway.jobs.store import Inspected
 from fairway.jobs.worker import Worker, WorkerConfig
 from fairway.masking import masked
 from fairway.runtime.clock import SYSTEM_CLOCK, sleep_ns
 from fairway.storage.wals import directory_of, no_place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
     from types import TracebackType
     from typing import Self
@@ -92,8 +93,13 @@ class JobsPart:
         self._schedules = schedules
         self._running: list[asyncio.Task[None]] = []
 
+    async def inspect(self) -> None:
+        """Raise what entering would raise over damaged files, and change none of them."""
+        if isinstance(self.store, Inspected):
+            await self._patiently(self.store.inspect)
+
     async def __aenter__(self) -> Self:
-        await self._open()
+        await self._patiently(self.store.open)
         await self._group.__aenter__()
         if self.worker is not None:
             clockwork = Clockwork(self.engine, self.store.timetable, self._schedules)
@@ -104,8 +110,8 @@ class JobsPart:
             await self.worker.wait_started()
         return self
 
-    async def _open(self) -> None:
-        """Open the store, as soon as its database is reached, has started or is free.
+    async def _patiently(self, look: Callable[[], Awaitable[None]]) -> None:
+        """Open or inspect the store, as soon as its database is reached, has started or is free.
 
         Whatever waiting does not mend is raised at once: a wrong password, an unknown database, the
         tables of a newer release.
@@ -114,7 +120,7 @@ class JobsPart:
         said = ""
         while True:
             try:
-                return await self.store.open()
+                return await look()
             except (TryLater, OutcomeUnknown) as error:
                 if not self._patient:
                     raise

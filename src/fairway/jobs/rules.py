@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from fairway.errors import InvalidConfig
+from fairway.wire.encoding import NOT_JSON, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -75,6 +76,8 @@ class ContextIs(Struct, frozen=True, tag="context"):
     value: Any = UNSET
 
     def __post_init__(self) -> None:
+        if not isinstance(self.key, str):
+            raise self._wrong("a key is a string")
         if self.op not in OPS:
             raise self._wrong(f"{self.op!r} is none of {', '.join(OPS)}")
         if self.op in ("exists", "not_exists"):
@@ -97,6 +100,8 @@ class Combined(Struct, frozen=True):
     def __post_init__(self) -> None:
         if not self.rules:
             raise InvalidConfig(f"{self.__struct_config__.tag} needs at least one rule")
+        for one in self.rules:
+            check_rule(one)
 
 
 class AllOf(Combined, frozen=True, tag="all_of"):
@@ -121,6 +126,14 @@ ENDS: Final[Mapping[End, frozenset[TaskState]]] = MappingProxyType(
         "skipped": frozenset({TaskState.SKIPPED}),
     }
 )
+
+
+def check_rule(rule: object) -> None:
+    """Raise `InvalidConfig` for what is no rule, such as a function."""
+    if not isinstance(rule, Rule):
+        raise InvalidConfig(
+            f"a rule is made by `fairway.jobs.rules`, such as success('load'), not {rule!r:.80}"
+        )
 
 
 def always() -> Rule:
@@ -232,8 +245,8 @@ def said(rule: Rule) -> str:
 def _as_json(key: str, value: object) -> Any:
     """The value as it comes back from JSON, so that a rule means the same before and after."""
     try:
-        return msgspec.json.decode(msgspec.json.encode(value))
-    except (TypeError, ValueError) as wrong:
+        return msgspec.json.decode(encode(value))
+    except NOT_JSON as wrong:
         raise InvalidConfig(f"context {key!r}: the value is not JSON: {wrong}") from None
 
 

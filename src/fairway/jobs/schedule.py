@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
+
+from fairway.errors import InvalidConfig
 
 SKIPPED_COUNTED_MAX: Final = 1_000
 
@@ -42,8 +44,8 @@ class Catchup(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchupConfig:
-    policy: Catchup = Catchup.SKIP
-    """What becomes of missed times."""
+    policy: Catchup | Literal["skip", "latest_only", "run_all"] = Catchup.SKIP
+    """What becomes of missed times. It is a `Catchup` once it is here, however it was written."""
     runs_max: int = 100
     """The most that fire at once. Raising it makes up for more and floods longer."""
     grace_ns: int = 60_000_000_000
@@ -51,10 +53,15 @@ class CatchupConfig:
     pauses."""
 
     def __post_init__(self) -> None:
-        if self.runs_max < 1:
-            raise ValueError("runs_max must be at least 1, or nothing ever fires")
-        if self.grace_ns < 0:
-            raise ValueError("grace_ns must not be negative, or nothing is ever on time")
+        try:
+            object.__setattr__(self, "policy", Catchup(self.policy))
+        except ValueError:
+            known = ", ".join(one.value for one in Catchup)
+            raise InvalidConfig(f"catchup is one of {known}, not {self.policy!r:.80}") from None
+        if not isinstance(self.runs_max, int) or self.runs_max < 1:
+            raise InvalidConfig("runs_max must be at least 1, or nothing ever fires")
+        if not isinstance(self.grace_ns, int) or self.grace_ns < 0:
+            raise InvalidConfig("grace_ns must not be negative, or nothing is ever on time")
 
 
 class Due(NamedTuple):

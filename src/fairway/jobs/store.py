@@ -10,7 +10,7 @@ partition key, whether a lease still stands, whether a settlement is stale, when
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -218,8 +218,13 @@ class JobStore(Protocol):
         """
         ...
 
-    async def retry(self, jobs: Sequence[int]) -> list[int]:
-        """Make failed, dead or cancelled jobs ready again, attempts forgotten; those it could.
+    async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
+        """Take failed, dead or cancelled jobs up again, attempts forgotten; those it could.
+
+        Each goes on where it stood. Its inbox is as it was: the step that failed is given the same
+        signals. One that waited waits again, with what is left of its time, unless a signal that it
+        waits for is there or, if it waited for children, all of them have ended. With `anew` they
+        are ready at once, whatever they waited for, and begin with an empty inbox.
 
         One whose unique key belongs to another job by now stays as it is, and so does a child whose
         parent lives: the parent has counted it. And so does a parent with children that report to
@@ -266,4 +271,15 @@ class JobStore(Protocol):
         keys of signals, counted from when the signal was dealt with: without one they all stay.
         With `exact` off a store may leave some for the next time, so that one call is not too long.
         """
+        ...
+
+
+@runtime_checkable
+class Inspected(Protocol):
+    """A store in files, which can be looked at before anything is changed: a start that is refused
+    over one file leaves the others as they were, too."""
+
+    async def inspect(self) -> None:
+        """Raise what `open` would raise over damage or an unknown format. The files stay as they
+        are, also if there are none yet."""
         ...

@@ -109,7 +109,14 @@ def _settlement(
     saved = encode(state)
     skill = _skill(claim, step)
     if isinstance(value, Next):
-        return Settlement(claim=claim, fate=Fate.NEXT, step=step, state=saved, skill=skill)
+        return Settlement(
+            claim=claim,
+            fate=Fate.NEXT,
+            step=step,
+            state=saved,
+            children=tuple(order.job for order in value.children),
+            skill=skill,
+        )
     if isinstance(value, Wait):
         if not value.names:
             return _failed(claim, "wait needs the name of a signal")

@@ -17,7 +17,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from fairway.errors import CallFailed, Closing, ProcessDied
-from fairway.runtime.leash import Leash, Leashed
+from fairway.runtime.leash import Leash, Leashed, end_group
 from fairway.runtime.usercode import run_coroutine
 from fairway.runtime.words import traced
 
@@ -187,16 +187,22 @@ def serve_calls(leash: int) -> None:
     os.dup2(2, 1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    answers.write(_HEAD.pack(0))  # it takes calls from here on
-    answers.flush()
+
+    def say(answer: bytes) -> None:
+        try:
+            answers.write(_HEAD.pack(len(answer)) + answer)
+            answers.flush()
+        except BrokenPipeError:  # seen here before the leash is
+            end_group()
+
+    say(b"")  # it takes calls from here on
     while head := calls.read(_CALL.size):
         size, until_ns = _CALL.unpack(head)
         message = calls.read(size)
         leashed.begin(until_ns)
         answer = _answer(message)
         leashed.end()
-        answers.write(_HEAD.pack(len(answer)) + answer)
-        answers.flush()
+        say(answer)
 
 
 def _answer(message: bytes) -> bytes:

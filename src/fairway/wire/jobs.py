@@ -13,7 +13,9 @@ from fairway.errors import Invalid
 
 JOBS_MAX: Final = 1_000
 ARGS_BYTES_MAX: Final = 1024 * 1024
-TEXT_MAX: Final = 255
+TEXT_MAX: Final = 500
+"""Characters of a kind, a key or a tenant: what is in an index of a database has an end there."""
+QUEUE_MAX: Final = 255
 REASON_MAX: Final = 1_000
 TRACE_MAX: Final = 256
 PAGE_DEFAULT: Final = 50
@@ -32,7 +34,9 @@ NO_NUL: Final = {"pattern": "^[^\\u0000]*$"}
 Text: TypeAlias = Annotated[str, Meta(min_length=1, max_length=TEXT_MAX, extra_json_schema=NO_NUL)]
 QueueName: TypeAlias = Annotated[
     str,
-    Meta(max_length=TEXT_MAX, extra_json_schema={"pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"}),
+    Meta(
+        max_length=QUEUE_MAX, extra_json_schema={"pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"}
+    ),
 ]
 """As the name of a topic; `check_name` says what is wrong with one."""
 Duration: TypeAlias = Annotated[int, Meta(ge=0, le=DURATION_MS_MAX)]

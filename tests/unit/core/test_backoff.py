@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fairway.core.backoff import Backoff, BackoffConfig
@@ -121,8 +123,14 @@ def test_gives_up_when_the_last_attempt_fails_and_stays_so() -> None:
         {"jitter": float("nan")},
         {"reset_after_ns": 0},
         {"attempts_max": 0},
+        {"base_ns": 1.5},
+        {"base_ns": "1"},
+        {"cap_ns": 1e12},
+        {"jitter": "much"},
+        {"reset_after_ns": None},
+        {"attempts_max": 1.5},
     ],
 )
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, int]) -> None:
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)).split("_")[0]):
         BackoffConfig(**wrong)

@@ -81,6 +81,7 @@ class _Row(Struct, kw_only=True, eq=False):
     result: bytes | None = None
     error: str | None = None
     finished_ns: int | None = None
+    waited_until_ns: int | None = None  # if it waited when it ended badly; 0 without a timer
 
 
 class _Bucket(Struct):
@@ -377,12 +378,15 @@ class MemoryStore:
         return any(row.new.partition_key == key for row in self._leased())
 
     def _end(self, row: _Row, status: Status, result: bytes | None, error: str | None) -> None:
+        if status is Status.DONE:
+            row.inbox = []
+            row.names = ()
+        elif row.status is Status.WAITING:
+            row.waited_until_ns = row.due_ns or 0
         row.status = status
         row.result, row.error = result, error
         row.worker = row.due_ns = None
         row.finished_ns = self._now()
-        row.inbox = []
-        row.names = ()
         row.cancelling = False
         self._unblock(row.new.partition_key)
         parent = self._rows.get(row.new.parent) if row.new.parent is not None else None
@@ -571,7 +575,7 @@ class MemoryStore:
         family = list(jobs)
         for id in family:
             family += [row.id for row in self._rows.values() if row.new.parent == id]
-        for id in sorted(set(family), reverse=True):  # children first: no parent wakes for them
+        for id in sorted(set(family)):  # parents first: none wakes, or hears, for its children
             row = self._rows.get(id)
             if row is None or row.status.ended:
                 continue
@@ -586,7 +590,7 @@ class MemoryStore:
             self._end(self._rows[id], Status.CANCELLED, None, self._rows[id].error)
         return Cancelled(tuple(sorted(ended)), tuple(sorted(running)))
 
-    async def retry(self, jobs: Sequence[int]) -> list[int]:
+    async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
         again = []
         for id in jobs:
             row = self._rows.get(id)
@@ -603,10 +607,17 @@ class MemoryStore:
                 self._keys[key] = (id, self._now() + row.new.window_ns)
             row.attempt = row.crashes = 0
             row.retries += 1
-            row.timed_out = False
             row.finished_ns = row.error = row.result = None
-            row.dedup = {key: at for key, at in row.dedup.items() if at is not None}
-            self._make_ready(row)
+            waited_until_ns, row.waited_until_ns = row.waited_until_ns, None
+            if anew:
+                row.timed_out = False
+                row.inbox, row.names = [], ()
+                row.dedup = {key: at for key, at in row.dedup.items() if at is not None}
+            if not anew and waited_until_ns is not None and self._still_waits(row):
+                row.status = Status.WAITING
+                row.due_ns = waited_until_ns or None
+            else:
+                self._make_ready(row)
             again.append(id)
         return again
 
@@ -697,6 +708,12 @@ class MemoryStore:
             if id not in self._rows and until <= self._now():
                 del self._keys[key]
         return len(gone)
+
+    def _still_waits(self, row: _Row) -> bool:
+        """Whether what a job waited for has not come."""
+        if not row.names:
+            return self._pending(row)
+        return not any(one.name in row.names for one, _ in row.inbox)
 
     def _has_reporters(self, row: _Row) -> bool:
         """Whether a child that reports to the job by signal has not ended."""

@@ -446,11 +446,12 @@ class PostgresStore:
                 break
         return jobs - left
 
-    async def retry(self, jobs: Sequence[int]) -> list[int]:
+    async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
         async def revive(connection: Connection) -> list[int]:
             # Who retries a child and who retries its parent wait for each other here; the second
             # one sees in the statements that follow what the first one did.
             rows = await connection.fetch(self._sql["lock_ended"], list(jobs))
+            await connection.fetch(self._sql["lock_children"], list(jobs))
             wanted = set(jobs)
             keys = [row[2] for row in rows if row[0] in wanted and row[2] is not None]
             related = any(row[0] in wanted and row[1] in wanted for row in rows)
@@ -464,7 +465,7 @@ class PostgresStore:
             if rows:
                 wanted = {key: (id, window_us) for id, key, window_us in rows}
                 holders = set((await self._intake.take_keys(connection, wanted)).values())
-            revived = await connection.fetch(self._sql["revive"], list(jobs), list(holders))
+            revived = await connection.fetch(self._sql["revive"], list(jobs), list(holders), anew)
             return [row[0] for row in revived]
 
         revived = set(await self._connections.transaction(revive))
@@ -552,6 +553,7 @@ class PostgresStore:
         """See `JobStore`. Days that are old enough are dropped whole, the rest job by job."""
         failed_ns = older_than_ns if failed_older_than_ns is None else failed_older_than_ns
         gone = await self._history.prune(older_than_ns, failed_ns, exact=exact)
+        await self._connections.change("forget_signals")
         if dedup_older_than_ns is not None:
             async with self._connections.connection() as connection:
                 await connection.execute(self._sql["forget_signal_keys"], us(dedup_older_than_ns))

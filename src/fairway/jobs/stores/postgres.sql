@@ -203,6 +203,8 @@ with {claiming}
         g.crashes, g.max_attempts, g.max_crashes, 'd', g.strict, g.ukey, g.window_us, g.trace,
         g.progress, i.result, g.enqueued_at, g.retries
     from gone g join input i on i.id = g.id
+), unsigned as (
+    delete from fw.signal where job = any(array(select id from gone where inbox > 0))
 ), {forgetting}
 {claimed}
 union all
@@ -259,10 +261,8 @@ returning lane
 -- free_keys: partition keys of jobs that run no longer
 delete from fw.key_slot where pkey = any($1::text[]) and id = any($2::bigint[])
 
--- forgetting: the signals of jobs that are gone, and the unique keys that nobody asks for just now
-unsigned as (
-    delete from fw.signal where job = any(array(select id from gone where inbox > 0))
-), unkeyed as (
+-- forgetting: the unique keys of jobs that are gone, if nobody asks for them just now
+unkeyed as (
     delete from fw.unique_key where ctid = any(array(
         select k.ctid from fw.unique_key k
         where k.key = any(array(select ukey from gone where ukey is not null))
@@ -286,12 +286,15 @@ with input as materialized (
 ), kept as (
     insert into fw.history (id, finished_at, kind, version, step, state, lane, priority, attempt,
         crashes, max_attempts, max_crashes, status, pkey, strict, ukey, window_us, parent, notify,
-        trace, progress, result, error, enqueued_at, retries)
+        trace, progress, result, error, enqueued_at, retries, names, timed_out)
     select g.id, fw.now_(), g.kind, g.version, g.step, coalesce(i.state, g.state), g.lane,
         g.priority, g.attempt, g.crashes, g.max_attempts, g.max_crashes, i.status, g.pkey, g.strict,
         g.ukey, g.window_us, g.parent, g.notify, g.trace, coalesce(i.progress, g.progress),
-        i.result, i.error, g.enqueued_at, g.retries
+        i.result, i.error, g.enqueued_at, g.retries, g.names, g.timed_out
     from gone g join input i on i.id = g.id
+), unsigned as (
+    delete from fw.signal where job = any(array(
+        select g.id from gone g join input i on i.id = g.id where g.inbox > 0 and i.status = 'd'))
 ), {forgetting}
 select id, pkey, parent, notify from gone
 
@@ -300,16 +303,17 @@ with gone as (
     delete from fw.job where id = any($1::bigint[])
     returning *, case when $2::"char" = 'k' then 'its worker died ' || crashes || ' times'
         else coalesce(error, 'cancelled') end as said
+), untimed as (
+    delete from fw.timer where id = any($1::bigint[]) returning id, due
 ), kept as (
     insert into fw.history (id, finished_at, kind, version, step, state, lane, priority, attempt,
         crashes, max_attempts, max_crashes, status, pkey, strict, ukey, window_us, parent, notify,
-        trace, progress, result, error, enqueued_at, retries)
-    select id, fw.now_(), kind, version, step, state, lane, priority, attempt, crashes,
+        trace, progress, result, error, enqueued_at, retries, names, timed_out, waited_until)
+    select g.id, fw.now_(), kind, version, step, state, lane, priority, attempt, crashes,
         max_attempts, max_crashes, $2::"char", pkey, strict, ukey, window_us, parent, notify, trace,
-        progress, null, said, enqueued_at, retries
-    from gone
-), untimed as (
-    delete from fw.timer where id = any($1::bigint[])
+        progress, null, said, enqueued_at, retries, names, timed_out,
+        case when g.status = 'w' then coalesce(t.due, 'infinity') end
+    from gone g left join untimed t on t.id = g.id
 ), {forgetting}
 select id, pkey, parent, notify, said from gone
 
@@ -402,13 +406,6 @@ with consumed as (
 )
 update fw.job set timed_out = false
 where id = any(array(select job from consumed)) and timed_out
-
--- signal_keys: the dedup keys of signals
-select job, dedup from fw.signal where id = any($1::bigint[]) and dedup is not null
-
--- keep_signal_keys: the dedup keys of signals that jobs have dealt with, and that went with them
-update fw.signal_key k set consumed_at = fw.now_()
-from unnest($1::bigint[], $2::text[]) as c (job, key) where k.job = c.job and k.key = c.key
 
 -- heard: whether a signal is there that the job waits for
 select exists (select 1 from fw.signal where job = $1 and name = any($2::text[]))
@@ -610,32 +607,53 @@ select id, parent, ukey from fw.history where id = any(array(
 ))
 order by id for update
 
+-- lock_children: of jobs that ended; whoever ends one from now on sees that its parent is back
+select id from fw.job where parent = any($1::bigint[]) order by id for key share
+
 -- revive: jobs that ended badly, back from history, unless their key or their parent is in the way
 with back as (
     delete from fw.history h where h.id = any($1::bigint[]) and h.status in ('f', 'k', 'c')
         and not exists (select 1 from fw.job p where p.id = h.parent)
         and not exists (select 1 from fw.job c where c.parent = h.id and c.notify is not null)
         and (h.ukey is null or h.id = any($2::bigint[]))
-    returning *
+    returning *, not $3 and waited_until is not null and case
+        when names is null
+        then exists (select 1 from fw.job c where c.parent = h.id and c.notify is null)
+        else not exists (select 1 from fw.signal s where s.job = h.id and s.name = any(h.names))
+        end as waits
 ), revived as (
     insert into fw.job (id, kind, version, step, state, lane, priority, max_attempts, max_crashes,
         pkey, strict, ukey, window_us, parent, notify, trace, progress, enqueued_at, spawned,
-        retries)
+        retries, status, names, timed_out, inbox)
     select id, kind, version, step, state, lane, priority, max_attempts, max_crashes, pkey, strict,
-        ukey, window_us, parent, notify, trace, progress, enqueued_at, true, retries + 1
+        ukey, window_us, parent, notify, trace, progress, enqueued_at, true, retries + 1,
+        case when waits then 'w' else 'r' end, case when not $3 then names end,
+        timed_out and not $3,
+        case when $3 then 0 else (select count(*) from fw.signal s where s.job = back.id) end
     from back
 ), queued as (
     insert into fw.ready (lane, id, priority, pkey, strict, since)
-    select lane, id, priority, pkey, strict, fw.now_() from back
+    select lane, id, priority, pkey, strict, fw.now_() from back where not waits
+), timed as (
+    insert into fw.timer (id, due)
+    select id, waited_until from back where waits and waited_until < 'infinity'
+), unsigned as (
+    delete from fw.signal where $3 and job = any(array(select id from back))
 ), unkeyed as (
-    delete from fw.signal_key where job = any(array(select id from back)) and consumed_at is null
+    delete from fw.signal_key
+    where $3 and job = any(array(select id from back)) and consumed_at is null
 )
 select id from back
 
 -- discard: jobs that ended badly, forgotten
-delete from fw.history h where h.id = any($1::bigint[]) and h.status in ('f', 'k', 'c')
-    and not exists (select 1 from fw.job p where p.id = h.parent)
-returning h.id
+with gone as (
+    delete from fw.history h where h.id = any($1::bigint[]) and h.status in ('f', 'k', 'c')
+        and not exists (select 1 from fw.job p where p.id = h.parent)
+    returning h.id
+), unsigned as (
+    delete from fw.signal where job = any(array(select id from gone))
+)
+select id from gone
 
 -- reviving_keys: the unique keys of ended jobs, and how long they stood
 select h.id, h.ukey, h.window_us from fw.history h
@@ -729,10 +747,15 @@ where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = 
     order by h.finished_at limit $2
 ))
 
+-- forget_signals: those of jobs that were forgotten
+delete from fw.signal s where not exists (select 1 from fw.job j where j.id = s.job)
+    and not exists (select 1 from fw.history h where h.id = s.job)
+
 -- forget_signal_keys: of signals dealt with long ago, and of those that went with their jobs
 delete from fw.signal_key k
 where k.consumed_at <= fw.now_() - $1::bigint * interval '1 microsecond'
-    or k.consumed_at is null and not exists (select 1 from fw.job j where j.id = k.job)
+    or k.consumed_at is null
+        and (select s.id from fw.signal s where s.job = k.job and s.dedup = k.key) is null
 
 -- old_keys: unique keys that seem to stand for nothing any more, held until we commit
 select key from fw.unique_key k where until <= fw.now_()

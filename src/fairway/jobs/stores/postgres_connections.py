@@ -66,7 +66,7 @@ _NOT_SET_UP = (
     asyncpg.InvalidSchemaNameError,
 )
 
-MIGRATIONS = ("postgres_0001.sql", "postgres_0002.sql", "postgres_0003.sql")
+MIGRATIONS = tuple(f"postgres_{number:04}.sql" for number in range(1, 5))
 
 
 def statements(schema: str) -> dict[str, str]:

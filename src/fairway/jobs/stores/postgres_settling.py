@@ -129,8 +129,6 @@ class Settling:
         out: Exchanged,
         woken: set[int],
     ) -> None:
-        consumed = [id for one in settlements for id in one.consumed]
-        keyed = await connection.fetch(self._sql["signal_keys"], consumed) if consumed else ()
         rows = await connection.fetch(
             self._sql["finish"],
             worker,
@@ -143,9 +141,9 @@ class Settling:
             [one.progress for one in settlements],
         )
         found = {row[0]: row for row in rows}
-        if keys := [key for key in keyed if key[0] in found]:
-            jobs = [job for job, _ in keys]
-            await connection.execute(self._sql["keep_signal_keys"], jobs, [key for _, key in keys])
+        consumed = [id for one in settlements if one.claim.id in found for id in one.consumed]
+        if consumed:
+            await connection.execute(self._sql["consume"], consumed)
         gone = []
         for one in settlements:
             row = found.get(one.claim.id)

@@ -1,8 +1,8 @@
 """Taking part in a transaction of the caller: whose connection it is, and how it is asked.
 
 Whether what is done here stays is up to him, and so is what to do when others are in the way: we
-cannot repeat his transaction. Connections are known by their modules, not by import: nobody needs
-SQLAlchemy to enqueue with asyncpg.
+cannot repeat his transaction. What is SQLAlchemy's is known by its module, not by import: nobody
+needs it to enqueue with asyncpg.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+import asyncpg
 import psycopg
+from asyncpg.pool import PoolConnectionProxy
+from psycopg.rows import tuple_row
 
 from fairway.errors import (
     FairwayError,
@@ -28,7 +31,9 @@ if TYPE_CHECKING:
 
     from fairway.jobs.stores.postgres_connections import Connections
 
-_DRIVERS = ("asyncpg", "psycopg")
+_PSYCOPG = (psycopg.Connection, psycopg.AsyncConnection)
+_ASYNCPG = (asyncpg.Connection, PoolConnectionProxy)
+_RAISED = ("asyncpg", "psycopg", "sqlalchemy")
 _IN_THE_WAY = ("40001", "40P01")
 _LOCKED = "55P03"
 _FAILED_BEFORE = "25P02"
@@ -52,16 +57,19 @@ class Guests:
         session of SQLAlchemy (of either kind) over one of those. Raises `Invalid` if it is in no
         transaction, or connected to another database.
         """
-        driver = connection
-        if _origin(connection) == "sqlalchemy":
-            driver = await _driver_connection(connection)
-        if _origin(driver) not in _DRIVERS:
-            raise Invalid(
-                f"a job cannot be enqueued within a {type(driver).__module__}."
-                f"{type(driver).__qualname__}: give an asyncpg, psycopg or SQLAlchemy connection to"
-                " the database of the jobs"
-            )
-        if not _in_transaction(driver) and not _begins_by_itself(driver):
+        try:
+            driver = connection
+            if _is_sqlalchemy(connection):
+                driver = await _driver_connection(connection)
+            if not isinstance(driver, _PSYCOPG + _ASYNCPG):
+                raise _no_connection(driver)
+            begun = _in_transaction(driver) or _begins_by_itself(driver)
+        except Exception as error:
+            if _origin(error) not in _RAISED:
+                raise
+            said = f"{type(error).__name__} {error}"
+            raise Invalid(f"the connection cannot be used: {said}") from error
+        if not begun:
             raise Invalid("the connection is in no transaction: begin one, to be committed by you")
         guest = Guest(driver)
         lasting = getattr(driver, "_con", None) or driver  # a pool wraps it anew for each borrower
@@ -101,7 +109,7 @@ class Guest:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._psycopg = _origin(connection) == "psycopg"
+        self._psycopg = isinstance(connection, _PSYCOPG)
 
     @property
     def lost(self) -> bool:
@@ -130,16 +138,17 @@ class Guest:
             await self._connection.execute(text, *args)
             return []
         except Exception as error:
-            if _origin(error) not in _DRIVERS and not isinstance(error, OSError):
+            if _origin(error) not in _RAISED and not isinstance(error, OSError):
                 raise
             raise self._meaning(error) from error
 
     async def _ask_psycopg(self, text: str, args: tuple[Any, ...], *, rows: bool) -> list[Any]:
+        # Rows come as ours do, whatever the caller's own cursors make of theirs.
         if isinstance(self._connection, psycopg.AsyncConnection):
-            async with psycopg.AsyncRawCursor(self._connection) as cursor:
+            async with psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row) as cursor:
                 await cursor.execute(text.encode(), args)
                 return await cursor.fetchall() if rows else []
-        with psycopg.RawCursor(self._connection) as cursor:
+        with psycopg.RawCursor(self._connection, row_factory=tuple_row) as cursor:
             cursor.execute(text.encode(), args)
             return cursor.fetchall() if rows else []
 
@@ -170,9 +179,22 @@ def _origin(thing: Any) -> str:
     return type(thing).__module__.partition(".")[0]
 
 
+def _is_sqlalchemy(thing: Any) -> bool:
+    """Whether it is SQLAlchemy's, or of a class that was made of one of its."""
+    return any(kind.__module__.partition(".")[0] == "sqlalchemy" for kind in type(thing).__mro__)
+
+
+def _no_connection(thing: Any) -> Invalid:
+    return Invalid(
+        f"a job cannot be enqueued within a {type(thing).__module__}."
+        f"{type(thing).__qualname__}: give an asyncpg, psycopg or SQLAlchemy connection to"
+        " the database of the jobs"
+    )
+
+
 def _in_transaction(connection: Any) -> bool:
     """Whether a connection of a driver is in a transaction now."""
-    if _origin(connection) == "psycopg":
+    if isinstance(connection, _PSYCOPG):
         idle: bool = connection.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
         return not idle
     return bool(connection.is_in_transaction())
@@ -180,25 +202,27 @@ def _in_transaction(connection: Any) -> bool:
 
 def _begins_by_itself(connection: Any) -> bool:
     """Whether its first statement begins a transaction: with psycopg, unless it is told not to."""
-    return _origin(connection) == "psycopg" and not connection.autocommit
+    return isinstance(connection, _PSYCOPG) and not connection.autocommit
 
 
 async def _driver_connection(connection: Any) -> Any:
     """The connection below one of SQLAlchemy.
 
     Its transaction begins with its first statement, and only if it is said through SQLAlchemy will
-    that commit it. So one is said, if nothing was yet.
+    that commit it. So one is said, if nothing was yet. What is no connection, such as an engine,
+    is given back as it is.
     """
+    given = connection
     if hasattr(connection, "sync_session"):  # AsyncSession
         connection = await connection.connection()
     if hasattr(connection, "get_raw_connection"):  # AsyncConnection
         raw = (await connection.get_raw_connection()).driver_connection
-        if _origin(raw) in _DRIVERS and not _in_transaction(raw):
+        if isinstance(raw, _PSYCOPG + _ASYNCPG) and not _in_transaction(raw):
             await connection.exec_driver_sql("select 1")
         return raw
     if hasattr(connection, "get_bind"):  # Session
         connection = connection.connection()
-    raw = connection.connection.driver_connection
-    if _origin(raw) in _DRIVERS and not _in_transaction(raw):
+    raw = getattr(getattr(connection, "connection", None), "driver_connection", given)
+    if isinstance(raw, _PSYCOPG + _ASYNCPG) and not _in_transaction(raw):
         connection.exec_driver_sql("select 1")
     return raw

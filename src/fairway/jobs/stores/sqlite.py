@@ -21,7 +21,7 @@ from fairway.jobs.stores import sqlite_upkeep as upkeep
 from fairway.jobs.stores.sqlite_guest import OPENED, add_within
 from fairway.jobs.stores.sqlite_heart import SqliteHeart
 from fairway.jobs.stores.sqlite_intake import Intake
-from fairway.jobs.stores.sqlite_moves import WHY, numbers
+from fairway.jobs.stores.sqlite_moves import WHY, names_in, numbers
 from fairway.jobs.stores.sqlite_reader import Reader
 from fairway.jobs.stores.sqlite_schema import (
     CANCELLED,
@@ -31,10 +31,14 @@ from fairway.jobs.stores.sqlite_schema import (
     RUNNING,
     UNFINISHED,
     UNHAPPY,
+    WAITING,
+    answering,
+    inspect,
 )
 from fairway.jobs.stores.sqlite_settle import Settling
 from fairway.jobs.stores.sqlite_timetable import SqliteTimetable
 from fairway.jobs.stores.sqlite_writer import Writer
+from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.clock import Clock, clock_of
 
 if TYPE_CHECKING:
@@ -78,6 +82,19 @@ class SqliteStore:
         self._clock = clock
         self._writer: Writer | None = None
         self._reader: Reader | None = None
+
+    async def inspect(self) -> None:
+        """See `Inspected`."""
+        OPENED[self._place] += 1
+        try:
+            async with BlockingPool(1, name="fairway-jobs-inspect", clock=self._now()) as pool:
+                await pool.run(self._inspect)
+        finally:
+            OPENED[self._place] -= 1
+
+    def _inspect(self) -> None:
+        with answering(self._place):
+            inspect(self._place)
 
     async def open(self) -> None:
         clock = self._now()
@@ -248,8 +265,8 @@ class SqliteStore:
             return Cancelled((), ())
         return await self._write.run(partial(_cancel, jobs, reason), durable=True)
 
-    async def retry(self, jobs: Sequence[int]) -> list[int]:
-        return await self._write.run(partial(_retry, jobs), durable=True)
+    async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
+        return await self._write.run(partial(_retry, jobs, anew), durable=True)
 
     async def discard(self, jobs: Sequence[int]) -> list[int]:
         def discard(moves: Moves) -> list[int]:
@@ -259,9 +276,10 @@ class SqliteStore:
                 (numbers(jobs),),
             ).fetchall()
             gone = {id for (id,) in rows}
-            moves.connection.executemany(
-                "DELETE FROM signal_key WHERE job = ?", [(id,) for id in gone]
-            )
+            for table in ("signal", "signal_key"):
+                moves.connection.execute(
+                    f"DELETE FROM {table} WHERE job IN carray(?)", (numbers(gone),)
+                )
             return [id for id in dict.fromkeys(jobs) if id in gone]
 
         return await self._write.run(discard, durable=True)
@@ -352,40 +370,49 @@ def _cancel(jobs: Sequence[int], reason: str, moves: Moves) -> Cancelled:
             "UPDATE job SET cancelling = 1, error = ? WHERE id IN carray(?) AND cancelling = 0",
             (reason, numbers(running)),
         )
-    for id in ended:  # children first: no parent wakes for them
+    for id in sorted(ended):  # parents first: none wakes, or hears, for its children
         # One that was cancelled while it ran, and came back to its lane, has its reason.
         (before,) = moves.connection.execute(WHY, (id,)).fetchone()
         moves.end(id, Status.CANCELLED, None, reason if before is None else before)
     return Cancelled(tuple(sorted(ended)), tuple(sorted(running)))
 
 
-def _retry(jobs: Sequence[int], moves: Moves) -> list[int]:
+def _retry(jobs: Sequence[int], anew: bool, moves: Moves) -> list[int]:
+    execute = moves.connection.execute
     again = []
     for id in jobs:
-        found = moves.connection.execute(
-            f"SELECT unique_key, window_ns FROM job WHERE id = ? AND {UNHAPPY}"
-            f" AND NOT {upkeep.PARENT_LIVES} AND NOT {upkeep.REPORTERS_LIVE}",
+        found = execute(
+            f"SELECT unique_key, window_ns, waited_until_ns, names FROM job WHERE id = ?"
+            f" AND {UNHAPPY} AND NOT {upkeep.PARENT_LIVES} AND NOT {upkeep.REPORTERS_LIVE}",
             (id,),
         ).fetchone()
         if found is None:
             continue
-        unique_key, window_ns = found
+        unique_key, window_ns, waited_until_ns, names = found
         if unique_key is not None:
             if moves.keyed(unique_key) not in (None, id):
                 continue  # another job stands for the key now
-            moves.connection.execute(
+            execute(
                 "INSERT OR REPLACE INTO unique_key (key, job, until_ns) VALUES (?, ?, ?)",
                 (unique_key, id, moves.now_ns + window_ns),
             )
-        moves.connection.execute(
-            "UPDATE job SET attempt = 0, crashes = 0, retries = retries + 1, timed_out = 0,"
-            " error = NULL, result = NULL WHERE id = ?",
+        execute(
+            "UPDATE job SET attempt = 0, crashes = 0, retries = retries + 1,"
+            " error = NULL, result = NULL, waited_until_ns = NULL WHERE id = ?",
             (id,),
         )
-        # What went with its inbox may be sent again; what it has dealt with may not.
-        moves.connection.execute(
-            "DELETE FROM signal_key WHERE job = ? AND consumed_ns IS NULL", (id,)
-        )
+        if anew:
+            execute("UPDATE job SET timed_out = 0, names = NULL WHERE id = ?", (id,))
+            execute("DELETE FROM signal WHERE job = ?", (id,))
+            # What went with its inbox may be sent again; what it has dealt with may not.
+            execute("DELETE FROM signal_key WHERE job = ? AND consumed_ns IS NULL", (id,))
+        elif waited_until_ns is not None and moves.still_waits(id, names_in(names)):
+            execute(
+                f"UPDATE job SET status = {WAITING}, due_ns = ? WHERE id = ?",
+                (waited_until_ns or None, id),
+            )
+            again.append(id)
+            continue
         moves.make_ready(id)
         again.append(id)
     return again

@@ -9,6 +9,7 @@ process that has not opened the store itself, one that adds jobs and leaves runn
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,18 @@ def add_within(
     guest: Any, place: str, now_ns: int, jobs: Sequence[NewJob], cursor: Cursor | None
 ) -> list[Enqueued]:
     """Insert jobs on the connection `guest`; whether they stay is up to its transaction."""
+    if not _is_sqlite3(guest):
+        return _add(guest, place, now_ns, jobs, cursor)
+    theirs, guest.text_factory = guest.text_factory, str
+    try:
+        return _add(guest, place, now_ns, jobs, cursor)
+    finally:
+        guest.text_factory = theirs
+
+
+def _add(
+    guest: Any, place: str, now_ns: int, jobs: Sequence[NewJob], cursor: Cursor | None
+) -> list[Enqueued]:
     connection, errors, busy = _welcome(guest, place)
     try:
         connection.execute("SAVEPOINT fairway_enqueue")
@@ -63,7 +76,7 @@ def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
     if isinstance(guest, apsw.Connection):
         errors, busy = apsw.Error, _apsw_busy
     elif _is_sqlite3(guest):
-        import sqlite3  # whoever has a connection of it has imported it
+        import sqlite3
 
         if OPENED[place]:
             raise Invalid(
@@ -76,7 +89,7 @@ def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
             "`within` takes a connection of apsw or sqlite3 that has the job store open,"
             f" not {type(guest).__name__}"
         )
-    connection: Sql = guest
+    connection = _Plain(guest)
     try:
         file = next(
             row[2] for row in connection.execute("PRAGMA database_list") if row[1] == "main"
@@ -97,8 +110,42 @@ def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
     return connection, errors, busy
 
 
+class _Plain:
+    """A connection of the caller's, asked by cursors of ours: rows come as they are, whatever he
+    has set that his own cursors make of them."""
+
+    def __init__(self, guest: Any) -> None:
+        self._guest = guest
+
+    def execute(self, statement: str, bindings: Any = (), /) -> Any:
+        return self._cursor().execute(statement, bindings)
+
+    def executemany(self, statement: str, bindings: Any, /) -> Any:
+        return self._cursor().executemany(statement, bindings)
+
+    def _cursor(self) -> Any:
+        if isinstance(self._guest, apsw.Connection):
+            cursor = apsw.Cursor(self._guest)
+            # With none of its own, a cursor of apsw would go by those of its connection.
+            cursor.row_trace = _as_it_is
+            cursor.exec_trace = _go_on
+            return cursor
+        import sqlite3
+
+        return sqlite3.Cursor(self._guest)  # which, unlike `cursor()`, has no row factory
+
+
+def _as_it_is(cursor: apsw.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return row
+
+
+def _go_on(cursor: apsw.Cursor, statement: str, bindings: Any) -> bool:
+    return True
+
+
 def _is_sqlite3(guest: Any) -> bool:
-    return any(kind.__module__ == "sqlite3" for kind in type(guest).__mro__)
+    module = sys.modules.get("sqlite3")  # whoever has a connection of it has imported it
+    return module is not None and isinstance(guest, module.Connection)
 
 
 def _apsw_busy(error: Exception) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 from msgspec import json
 
-from fairway.jobs.job import ending
+from fairway.jobs.job import Status, ending
 from fairway.jobs.store import Delivered
 from fairway.jobs.stores.sqlite_schema import (
     BLOCKED,
@@ -28,7 +28,7 @@ from fairway.jobs.stores.sqlite_schema import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from fairway.jobs.job import Lane, Status
+    from fairway.jobs.job import Lane
     from fairway.jobs.stores.sqlite_names import Names
     from fairway.jobs.stores.sqlite_schema import Tables
 
@@ -39,10 +39,12 @@ BECOME_READY = f"{IS_READY}, due_ns = NULL, since_ns = ?, lane = {HOME}"
 READY_ONE = f"UPDATE job SET {BECOME_READY} WHERE id = ?"
 UNBLOCK = f"UPDATE job SET {IS_READY} WHERE id IN carray(?)"
 
-END_ONE = """
-UPDATE job SET status = ?, result = ?, error = ?, since_ns = ?, due_ns = NULL, names = NULL,
-    cancelling = 0
-WHERE id = ? RETURNING partition_key, parent, notify
+# What ended badly keeps what it waited for, or was given: a retry by hand takes it up.
+END_ONE = f"""
+UPDATE job SET status = ?1, result = ?2, error = ?3, since_ns = ?4, due_ns = NULL,
+    names = iif(?1 = {DONE}, NULL, names), cancelling = 0,
+    waited_until_ns = iif(?1 > {DONE} AND status = {WAITING}, coalesce(due_ns, 0), NULL)
+WHERE id = ?5 RETURNING partition_key, parent, notify
 """
 
 # The first that waits for each key, if nobody has it. Looked for before anything is changed: mostly
@@ -136,7 +138,8 @@ class Moves:
         key, parent, notify = self.connection.execute(
             END_ONE, (CODES[status], result, error, self.now_ns, id)
         ).fetchall()[0]
-        self.connection.execute("DELETE FROM signal WHERE job = ?", (id,))
+        if status is Status.DONE:
+            self.connection.execute("DELETE FROM signal WHERE job = ?", (id,))
         self.unblock(key)
         if parent is None:
             return
@@ -172,6 +175,17 @@ class Moves:
             self.make_ready(id)
             return Delivered(id, True, self._lane(id))
         return Delivered(id, True, None)
+
+    def still_waits(self, id: int, names: Collection[str]) -> bool:
+        """Whether no signal of these names is there; without names, whether a child has not ended
+        that the job counts."""
+        if names:
+            inbox = self.connection.execute("SELECT name FROM signal WHERE job = ?", (id,))
+            return not any(name in names for (name,) in inbox.fetchall())
+        (awaited,) = self.connection.execute(
+            f"SELECT {AWAITED} FROM job WHERE id = ?", (id,)
+        ).fetchone()
+        return bool(awaited)
 
     def keyed(self, key: str) -> int | None:
         """The job a unique key stands for, as long as it does."""

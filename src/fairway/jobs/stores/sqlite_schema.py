@@ -191,7 +191,12 @@ INSERT INTO sqlite_sequence VALUES ('{NAME}', 0);
 """The file says how many transactions it has seen, to be compared with its mark: `sqlite_mark`."""
 COUNTING: Final = 4
 
-MIGRATIONS: Final = (FIRST, SECOND, THIRD, FOURTH)
+FIFTH = """
+ALTER TABLE job ADD COLUMN waited_until_ns INTEGER;
+"""
+"""What a job waited for when it ended badly, to be taken up by a retry; 0 without a timer."""
+
+MIGRATIONS: Final = (FIRST, SECOND, THIRD, FOURTH, FIFTH)
 """The n-th of them brings a file from version n to n + 1."""
 
 # A lane is a number: the queue, the tenant, the band. So the lanes of a queue lie side by side, and
@@ -276,10 +281,8 @@ def _configure(connection: apsw.Connection) -> None:
 def create(place: str, begin: Callable[[apsw.Connection], None]) -> apsw.Connection:
     """Open the file, make it if it is not there, and bring its tables up to date."""
     witness = Witness(place)
-    witness.refuse_missing()
-    connection = connect(place)
+    connection = _look_into(place, witness)
     try:
-        witness.refuse_shortened(connection, _verify(connection, place) >= COUNTING)
         _log_ahead(connection, place)
         # Whoever else opens the file now waits here, and finds it done.
         begin(connection)
@@ -297,9 +300,29 @@ def create(place: str, begin: Callable[[apsw.Connection], None]) -> apsw.Connect
     return connection
 
 
+def inspect(place: str) -> None:
+    """Refuse a file that `create` would refuse, and change nothing, whatever it is."""
+    witness = Witness(place)
+    witness.refuse_missing()
+    if size_of(place):  # else SQLite would make it
+        leave_as_it_is(_look_into(place, witness), place, witness.logged)
+
+
+def _look_into(place: str, witness: Witness) -> apsw.Connection:
+    """A connection to a file that is sound, as far as can be told before it is used."""
+    witness.refuse_missing()
+    connection = connect(place)
+    try:
+        witness.refuse_shortened(connection, _verify(connection, place) >= COUNTING)
+    except BaseException:
+        leave_as_it_is(connection, place, witness.logged)
+        raise
+    return connection
+
+
 def leave_as_it_is(connection: apsw.Connection, place: str, logged: bool) -> None:
-    """Close the connection to a file that was refused, and change nothing of it. `logged` if it
-    had a -wal before: an empty one that SQLite has made to look at the file goes with it.
+    """Close the connection to a file that was only looked at, and change nothing of it. `logged`
+    if it had a -wal before: an empty one that SQLite has made to look at the file goes with it.
 
     SQLite would move what is in the -wal into the file when the last one leaves, and delete it. A
     sound copy of the file, put back in place of a damaged one, would then lack what was in it.

@@ -16,13 +16,12 @@ from fairway.jobs.job import ASIDE_MAX, Fate, Lane, Status, lane_of
 from fairway.jobs.store import Ended
 from fairway.jobs.stores.sqlite_intake import Intake
 from fairway.jobs.stores.sqlite_moves import (
-    AWAITED,
     BECOME_READY,
     WHY,
     names_column,
     numbers,
 )
-from fairway.jobs.stores.sqlite_schema import BAND_MASK, CODES, IS_READY, SCHEDULED
+from fairway.jobs.stores.sqlite_schema import BAND_MASK, CODES, DONE, IS_READY, SCHEDULED
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -47,8 +46,9 @@ SELECT json_group_array(json_array(
 LEFT = "state = coalesce(?, state), progress = coalesce(?, progress), result = ?, error = ?"
 LEAVE = f"UPDATE job SET {LEFT} WHERE id = ?"
 MANY_END = f"""
-UPDATE job SET {LEFT}, status = ?, since_ns = ?, due_ns = NULL, names = NULL, cancelling = 0
-WHERE id IN carray(?)
+UPDATE job SET {LEFT}, status = ?5, since_ns = ?6, due_ns = NULL, cancelling = 0,
+    names = iif(?5 = {DONE}, NULL, names)
+WHERE id IN carray(?7)
 """
 MANY_RELEASE = f"UPDATE job SET {LEFT}, {BECOME_READY} WHERE id IN carray(?)"
 MANY_ASIDE = f"""
@@ -111,7 +111,7 @@ class Settling:
         self.ended: list[Ended] = []
         self._groups: dict[tuple[object, ...], dict[int, Left]] = {}  # by statement and values
         self._due: dict[int, int] = {}
-        self._ending: list[int] = []
+        self._done: list[int] = []
         self._keyed: list[int] = []
         self._parents: set[int] = set()  # of those that end
         self._aside: dict[object, Settlement] = {}  # what nobody here knows, one of each
@@ -161,10 +161,10 @@ class Settling:
             self._flush()
             self._settle_alone(settlement, status, left)
             return
-        if status is not None:
-            self._ending.append(id)
-            if parent is not None:
-                self._parents.add(parent)
+        if status is Status.DONE:
+            self._done.append(id)
+        if status is not None and parent is not None:
+            self._parents.add(parent)
         self._groups.setdefault(way, {})[id] = left
         if shape & KEYED:
             self._keyed.append(id)
@@ -219,9 +219,9 @@ class Settling:
                 own = [(*left, id) for id, left in rows.items() if left != NOTHING]
                 self._moves.connection.executemany(LEAVE, own)
         self._groups.clear()
-        if self._ending:
-            execute("DELETE FROM signal WHERE job IN carray(?)", (numbers(self._ending),))
-            self._ending.clear()
+        if self._done:
+            execute("DELETE FROM signal WHERE job IN carray(?)", (numbers(self._done),))
+            self._done.clear()
         if self._keyed:
             keys = execute(
                 "SELECT partition_key FROM job WHERE id IN carray(?)", (numbers(self._keyed),)
@@ -250,19 +250,10 @@ class Settling:
             execute("UPDATE job SET lane = ? WHERE id = ?", (lane, id))
         (key,) = execute("SELECT partition_key FROM job WHERE id = ?", (id,)).fetchone()
         self._spawn(settlement)
-        if names:
-            waits = not self._heard(id, names)
-        else:
-            waits = fate is Fate.SPAWN and not self._all_ended(id)
-        if waits:
+        if (names or fate is Fate.SPAWN) and moves.still_waits(id, names):
             moves.park(id, key, Status.WAITING, settlement.delay_ns or None)
         else:
             moves.give_back(id, key)
-
-    def _heard(self, id: int, names: Collection[str]) -> bool:
-        """Whether a signal that a job waits for is in its inbox."""
-        inbox = self._moves.connection.execute("SELECT name FROM signal WHERE job = ?", (id,))
-        return any(name in names for (name,) in inbox.fetchall())
 
     def _consume(self, id: int, signals: Collection[int]) -> None:
         """A step has dealt with these; their dedup keys stand on."""
@@ -277,13 +268,6 @@ class Settling:
             intake = Intake(moves.connection, moves.names, moves.now_ns)
             spawned = intake.add(settlement.children, parent=settlement.claim.id)
             moves.readied.update(one.id for one in spawned if one.fresh)
-
-    def _all_ended(self, id: int) -> bool:
-        """Whether no child is left that the job would wait for."""
-        (awaited,) = self._moves.connection.execute(
-            f"SELECT {AWAITED} FROM job WHERE id = ?", (id,)
-        ).fetchone()
-        return not awaited
 
 
 def _lane(claim: Claim, skill: str) -> Lane:

@@ -167,7 +167,8 @@ def prune(moves: Moves, code: int, horizon_ns: int, place: Place) -> tuple[int, 
             " AND unique_key.job = job.id",
             (ids,),
         )
-        connection.execute("DELETE FROM signal_key WHERE job IN carray(?)", (ids,))
+        for table in ("signal", "signal_key"):
+            connection.execute(f"DELETE FROM {table} WHERE job IN carray(?)", (ids,))
         connection.execute("DELETE FROM job WHERE id IN carray(?)", (ids,))
     connection.execute(
         "DELETE FROM unique_key WHERE orphaned = 1 AND until_ns <= ?", (moves.now_ns,)

@@ -1,0 +1,41 @@
+"""Times as people write them, in seconds: which of them can be kept."""
+
+from __future__ import annotations
+
+from math import isfinite
+from typing import Final
+
+from fairway.errors import InvalidConfig, InvalidRequest
+
+SECOND_NS: Final = 1_000_000_000
+TIME_MAX_NS: Final = 100 * 365 * 86_400 * SECOND_NS
+"""A hundred years: with it, every time still fits 63 bits of nanoseconds."""
+
+
+def time_ns(what: str, seconds: float) -> int:
+    """Seconds as nanoseconds; below 0 is a time that has passed. `InvalidRequest` for others."""
+    if not isinstance(seconds, int | float) or not isfinite(seconds):
+        raise InvalidRequest(f"{what} is a number of seconds, not {seconds!r:.80}")
+    if abs(seconds) * SECOND_NS > TIME_MAX_NS:
+        raise InvalidRequest(f"{what} is a hundred years at most")
+    return round(seconds * SECOND_NS)
+
+
+def length_ns(what: str, seconds: float) -> int:
+    """As `time_ns`, of what lasts so long: not below 0."""
+    if (length := time_ns(what, seconds)) < 0:
+        raise InvalidRequest(f"{what} is 0 or more, not {seconds!r:.80}")
+    return length
+
+
+def timeout_ns(seconds: float | None) -> int | None:
+    """A timeout that is declared. Raises `InvalidConfig` for one that cannot be kept."""
+    if seconds is None:
+        return None
+    try:
+        length = time_ns("a timeout", seconds)
+    except InvalidRequest as wrong:
+        raise InvalidConfig(str(wrong)) from None
+    if length <= 0:
+        raise InvalidConfig(f"a timeout is positive, not {seconds!r:.80}")
+    return length
