@@ -2533,6 +2533,47 @@ def test_what_a_living_parent_may_still_read_is_kept(desk: Desk, hand: Hand) -> 
     assert desk.find(parent) is desk.find(children[0]) is None
 
 
+@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "failed"])
+def test_what_a_parent_that_may_be_retried_may_read_is_kept(
+    desk: Desk, hand: Hand, cancelled: bool
+) -> None:
+    """Retried after weeks, a machine finds its children and what they brought."""
+    parent, children = spawned(desk, hand, *[NewJob(kind="part")] * 2)
+    for result in (b"1", b"2"):
+        hand.settle(hand.one(), Fate.DONE, result=result)
+    desk.advance(8 * DAY)
+    if cancelled:
+        desk.cancel([parent])
+    else:
+        hand.settle(hand.one(PARENTS), Fate.FAILED, error="broke")
+        desk.advance(8 * DAY)
+    for exact in (True, False):
+        assert desk.prune(4 * DAY, failed_older_than_ns=10 * DAY, exact=exact) == 0
+    assert desk.retry([parent]) == [parent]
+    claim = hand.one(PARENTS)
+    assert [child.result for child in claim.children] == [b"1", b"2"]
+    hand.settle(claim, Fate.FAILED, error="broke again")
+    desk.advance(4 * DAY)
+    assert desk.prune(4 * DAY) == 3
+    assert desk.find(parent) is desk.find(children[0]) is None
+
+
+def test_a_family_that_ended_badly_is_forgotten_with_one_call(desk: Desk, hand: Hand) -> None:
+    """Children go with the parent that might have read them, however deep it goes."""
+    parent, (child,) = spawned(desk, hand, NewJob(kind="part"))
+    claim = hand.one()
+    assert claim.id == child
+    hand.settle(claim, Fate.SPAWN, step="then", children=(NewJob(kind="part of a part"),))
+    (grandchild,) = (job.id for job in desk.browse(Filter(parent=child)))
+    desk.advance(DAY)
+    hand.settle(hand.one(), Fate.FAILED, error="broke")
+    desk.cancel([parent])
+    desk.advance(DAY)
+    assert desk.prune(3 * DAY, failed_older_than_ns=DAY) == 0
+    assert desk.prune(DAY) == 3
+    assert desk.find(parent) is desk.find(child) is desk.find(grandchild) is None
+
+
 # --- lasting
 
 

@@ -184,6 +184,13 @@ class FailuresGoWithTheRest(MemoryStore):
         return await super().prune(older_than_ns, **{**options, "failed_older_than_ns": None})
 
 
+class ChildrenGoBeforeTheirParent(MemoryStore):
+    """What a parent that failed had from its children is gone before it is retried."""
+
+    def _parent_may_read(self, row: Any) -> bool:
+        return self._parent_lives(row)
+
+
 class NextEmptiesTheInbox(MemoryStore):
     """A step consumes signals that it was never shown."""
 
@@ -355,6 +362,7 @@ PLANTED = [
     DedupKeysGoWithTheirSignals,
     DedupKeysStandForEver,
     FailuresGoWithTheRest,
+    ChildrenGoBeforeTheirParent,
     NextEmptiesTheInbox,
     CancelKeepsTheKey,
     CancelIsForgotten,

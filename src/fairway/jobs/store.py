@@ -265,7 +265,8 @@ class JobStore(Protocol):
         dedup_older_than_ns: int | None = None,
         exact: bool = True,
     ) -> int:
-        """Forget jobs that ended longer ago; how many. What an unfinished parent may read stays.
+        """Forget jobs that ended longer ago; how many. What a parent may read stays: one that
+        has not ended, or that ended badly and is kept, since it may be retried.
 
         Those that failed or died go by a time of their own, if one is given; and so do the dedup
         keys of signals, counted from when the signal was dealt with: without one they all stay.

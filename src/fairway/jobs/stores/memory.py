@@ -693,21 +693,30 @@ class MemoryStore:
         now = self._now()
         if failed_older_than_ns is None:
             failed_older_than_ns = older_than_ns
-        gone = []
-        for row in self._rows.values():
-            failed = row.status in (Status.FAILED, Status.DEAD)
-            horizon = now - (failed_older_than_ns if failed else older_than_ns)
-            if row.finished_ns is not None and row.finished_ns <= horizon:
-                gone += [] if self._parent_lives(row) else [row.id]
-            if dedup_older_than_ns is not None:
-                horizon = now - dedup_older_than_ns
+        before = len(self._rows)
+        # Again and again: what a parent might have read goes after it.
+        while gone := self._prunable(now - older_than_ns, now - failed_older_than_ns):
+            for id in gone:
+                del self._rows[id]
+        if dedup_older_than_ns is not None:
+            horizon = now - dedup_older_than_ns
+            for row in self._rows.values():
                 row.dedup = {key: at for key, at in row.dedup.items() if at is None or at > horizon}
-        for id in gone:
-            del self._rows[id]
         for key, (id, until) in list(self._keys.items()):
             if id not in self._rows and until <= self._now():
                 del self._keys[key]
-        return len(gone)
+        return before - len(self._rows)
+
+    def _prunable(self, horizon_ns: int, failed_horizon_ns: int) -> list[int]:
+        """Jobs that ended by then, and that no parent may read."""
+        return [
+            row.id
+            for row in self._rows.values()
+            if row.finished_ns is not None
+            and row.finished_ns
+            <= (failed_horizon_ns if row.status in (Status.FAILED, Status.DEAD) else horizon_ns)
+            and not self._parent_may_read(row)
+        ]
 
     def _still_waits(self, row: _Row) -> bool:
         """Whether what a job waited for has not come."""
@@ -721,6 +730,11 @@ class MemoryStore:
             child.new.parent == row.id and child.new.notify is not None and not child.status.ended
             for child in self._rows.values()
         )
+
+    def _parent_may_read(self, row: _Row) -> bool:
+        """Whether the job's parent is there and not done: it lives, or may be retried."""
+        parent = self._rows.get(row.new.parent) if row.new.parent is not None else None
+        return parent is not None and parent.status is not Status.DONE
 
     def _parent_lives(self, row: _Row) -> bool:
         parent = self._rows.get(row.new.parent) if row.new.parent is not None else None

@@ -715,12 +715,18 @@ on conflict (name) do update set concurrency = excluded.concurrency,
     rate_per_s = excluded.rate_per_s, burst = excluded.burst, tokens = excluded.tokens,
     refilled_at = excluded.refilled_at
 
+-- readable: whether a parent may read how a job ended: it lives, or is there and may be retried
+h.parent is not null and coalesce(
+    (select true from fw.job p where p.id = h.parent),
+    (select true from fw.history p where p.id = h.parent and p.status in ('f', 'k', 'c')),
+    false)
+
 -- prune: jobs that were done or cancelled long ago, some at a time
 delete from fw.history_by_day
 where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = any(array(
     select h.id from fw.history_by_day h
     where h.finished_at <= fw.now_() - $1::bigint * interval '1 microsecond'
-        and not exists (select 1 from fw.job p where p.id = h.parent)
+        and not ({readable})
     order by h.finished_at limit $2
 ))
 
@@ -732,7 +738,7 @@ with head as materialized (
     where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = any(array(
         select h.id from head h
         where h.finished_at <= fw.now_() - $1::bigint * interval '1 microsecond'
-            and not exists (select 1 from fw.job p where p.id = h.parent)
+            and not ({readable})
     ))
     returning id
 )
@@ -743,7 +749,7 @@ delete from fw.history_failed
 where finished_at <= fw.now_() - $1::bigint * interval '1 microsecond' and id = any(array(
     select h.id from fw.history_failed h
     where h.finished_at <= fw.now_() - $1::bigint * interval '1 microsecond'
-        and not exists (select 1 from fw.job p where p.id = h.parent)
+        and not ({readable})
     order by h.finished_at limit $2
 ))
 

@@ -42,11 +42,14 @@ class History:
     async def prune(self, older_than_ns: int, failed_ns: int, *, exact: bool) -> int:
         """Forget what ended longer ago; without `exact`, whole days and `PRUNE_MAX` of the rest."""
         count = await self.turn_days(older_than_ns)
+        count += await self._prune_all("prune_failed", failed_ns)
         if exact:
             count += await self._prune_all("prune", older_than_ns)
+            # Those that a parent might have read go after it.
+            while some := await self._prune_all("prune_failed", failed_ns):
+                count += some + await self._prune_all("prune", older_than_ns)
         else:
             count += await self._prune_first(older_than_ns)
-        count += await self._prune_all("prune_failed", failed_ns)
         while await self._connections.transaction(self._forget_keys) == PRUNE_ROWS:
             pass
         return count
@@ -77,7 +80,7 @@ class History:
             async with self._connections.connection() as connection:
                 said = await connection.execute(self._sql[statement], us(older_than_ns), PRUNE_ROWS)
             count += (some := int(said.split()[-1]))
-            if some < PRUNE_ROWS:
+            if not some:
                 break
         return count
 
@@ -119,12 +122,25 @@ class History:
         return count
 
     async def _drop(self, connection: Connection, part: str) -> int:
-        """Drop a day of history, unless something of it is needed; how many rows it had."""
-        schema = self._connections.schema
-        text = f"select 1 from fw.{part} h join fw.job p on p.id = h.parent limit 1"
-        if await connection.fetchval(in_schema(text, schema)):
-            return 0
-        text = f"select count(*) from fw.{part}"
-        count: int = await connection.fetchval(in_schema(text, schema))
-        await connection.execute(in_schema(f"drop table fw.{part}", schema))
+        """Drop a day of history, but for what a parent may read; how many rows went.
+
+        No parent becomes one that may read: what is done or gone does not come back.
+        """
+        table = in_schema(f"fw.{part}", self._connections.schema)
+        needed = f"select 1 from {table} h where {self._sql['readable']} limit 1"
+        if await connection.fetchval(needed):
+            return await self._delete_rest(connection, table)
+        count: int = await connection.fetchval(f"select count(*) from {table}")
+        await connection.execute(f"drop table {table}")
+        return count
+
+    async def _delete_rest(self, connection: Connection, table: str) -> int:
+        """Delete what no parent may read of a day that cannot be dropped."""
+        text = (
+            f"delete from {table} where ctid = any(array(select h.ctid from {table} h"
+            f" where not ({self._sql['readable']}) limit {PRUNE_ROWS}))"
+        )
+        count = 0
+        while some := int((await connection.execute(text)).split()[-1]):
+            count += some
         return count

@@ -227,24 +227,33 @@ class SqliteStore:
         """See `JobStore`. In several transactions, so that others get their turn between them."""
         now_ns = self._now().wall_ns()
         failed_ns = older_than_ns if failed_older_than_ns is None else failed_older_than_ns
-        kept_ns = {
-            DONE: older_than_ns,
-            CANCELLED: older_than_ns,
-            FAILED: failed_ns,
-            DEAD: failed_ns,
+        horizons_ns = {
+            FAILED: now_ns - failed_ns,
+            DEAD: now_ns - failed_ns,
+            CANCELLED: now_ns - older_than_ns,
+            DONE: now_ns - older_than_ns,
         }
-        gone = 0
-        for code, age_ns in kept_ns.items():
-            place: upkeep.Place | None = upkeep.Place()
-            while place is not None:
-                prune = partial(upkeep.prune, code=code, horizon_ns=now_ns - age_ns, place=place)
-                count, place = await self._write.run(prune, durable=False)
-                gone += count
+        gone = await self._prune(horizons_ns)
+        if exact:
+            # What a parent might have read goes after it.
+            while some := await self._prune(horizons_ns):
+                gone += some
         if dedup_older_than_ns is not None:
             horizon_ns = now_ns - dedup_older_than_ns
             forget = partial(upkeep.forget_signal_keys, horizon_ns=horizon_ns)
             while await self._write.run(forget, durable=False):
                 pass
+        return gone
+
+    async def _prune(self, horizons_ns: Mapping[int, int]) -> int:
+        """Go once through the jobs that ended so by then, and forget what no parent may read."""
+        gone = 0
+        for code, horizon_ns in horizons_ns.items():
+            place: upkeep.Place | None = upkeep.Place()
+            while place is not None:
+                prune = partial(upkeep.prune, code=code, horizon_ns=horizon_ns, place=place)
+                count, place = await self._write.run(prune, durable=False)
+                gone += count
         return gone
 
     # From outside

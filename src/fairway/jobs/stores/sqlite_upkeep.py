@@ -51,18 +51,22 @@ WHERE id IN (
 PARENT_LIVES = f"""EXISTS (
     SELECT 1 FROM job AS parent WHERE parent.id = job.parent AND parent.{UNFINISHED}
 )"""
+PARENT_MAY_READ = f"""EXISTS (
+    SELECT 1 FROM job AS parent WHERE parent.id = job.parent AND parent.status <> {DONE}
+)"""
+"""Whether the parent is there and not done: it lives, or may be retried."""
 REPORTERS_LIVE = f"""EXISTS (
     SELECT 1 FROM job AS child WHERE child.parent = job.id AND child.notify IS NOT NULL
     AND child.{UNFINISHED}
 )"""
 PRUNABLE = """
-SELECT id, since_ns, {parent_lives} FROM job
+SELECT id, since_ns, {parent_may_read} FROM job
 WHERE {status} AND since_ns BETWEEN ?1 AND ?3 AND (since_ns > ?1 OR id > ?2)
 ORDER BY since_ns, id LIMIT ?4
 """
 PRUNABLE_OF: Final = {
     code: PRUNABLE.format(
-        parent_lives=PARENT_LIVES,
+        parent_may_read=PARENT_MAY_READ,
         status=IS_DONE if code == DONE else f"{UNHAPPY} AND status = {code}",
     )
     for code in (DONE, CANCELLED, FAILED, DEAD)
