@@ -54,7 +54,6 @@ F = TypeVar("F", bound="Callable[..., Any]")
 
 QUEUE: Final = "workflows"
 """Where runs wait: apart from tasks, so that long tasks never keep a run from going on."""
-PREFIX: Final = WORKFLOW
 RUN_PRIORITY: Final = 800
 TASKS_MAX: Final = 10_000
 """Jobs of a run that are looked at: its tasks, those of earlier attempts included."""
@@ -108,7 +107,7 @@ class Flow:
             raise InvalidConfig(
                 f"a workflow's name is a string, not empty and without : or .: {name!r:.80}"
             )
-        if wrong := wrong_text("name", PREFIX + name) or wrong_queue(queue):
+        if wrong := wrong_text("name", WORKFLOW + name) or wrong_queue(queue):
             raise InvalidConfig(f"workflow {name!r:.80}: {wrong}")
         self.name = name
         self.version = version
@@ -236,7 +235,7 @@ class Flow:
     def _run_kind(self) -> Kind:
         step = StepCall(self._advance, is_async=True, wants_context=True)
         return Kind(
-            PREFIX + self.name,
+            WORKFLOW + self.name,
             self._structure_number,
             Options(queue=QUEUE, priority=RUN_PRIORITY),
             Run,
@@ -284,7 +283,7 @@ class Flow:
         state = encode_given(run, f"the context of workflow {self.name!r}")
         return Order(
             NewJob(
-                kind=PREFIX + self.name,
+                kind=WORKFLOW + self.name,
                 version=self._structure_number,
                 state=state,
                 step=_ADVANCE,
@@ -314,7 +313,7 @@ class Flow:
         `context` is added to the one that was declared, with `scheduled_at_ms` as of now if the
         workflow has a schedule. Raises `InvalidRequest` if a first task does not take it.
         """
-        unique = f"{PREFIX}{self.name}:{key}" if isinstance(key, str) else key
+        unique = f"{WORKFLOW}{self.name}:{key}" if isinstance(key, str) else key
         if unique is not None and (wrong := wrong_text("key", unique)):
             raise InvalidRequest(f"workflow {self.name!r}: {wrong}")
         whole = self.context(context, clock_of().wall_ns())
@@ -503,14 +502,14 @@ def state_in(stored: bytes) -> Run:
 
 def state_of(job: Job) -> Run:
     """What the job of a run keeps. Raises `Invalid` for a job that is none."""
-    if not job.kind.startswith(PREFIX):
+    if not job.kind.startswith(WORKFLOW):
         raise Conflict(f"job {job.id} is no run of a workflow", code="not_a_run")
     return state_in(job.state)
 
 
 def drawn(flows: Mapping[str, Flow], job: Job) -> str:
     """A run as a tree for a terminal."""
-    name = job.kind.removeprefix(PREFIX)
+    name = job.kind.removeprefix(WORKFLOW)
     if (flow := flows.get(name)) is None:
         raise NotFound("workflow", name)
     run = state_of(job)
