@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from fairway.errors import InvalidRequest, NotFound
-from fairway.jobs.flows import PREFIX, TASKS_MAX, drawn, state_of, steer
-from fairway.jobs.job import Filter, Status
+from fairway.jobs.flows import TASKS_MAX, drawn, state_of, steer
+from fairway.jobs.job import WORKFLOW, Filter, Status
 from fairway.jobs.workflow import RunState, tree
 from fairway.server.exchange import Reply, Request, json_reply, number
 from fairway.wire.topics import INT_MAX
@@ -98,7 +98,7 @@ async def list_runs(host: Host, request: Request, workflow: str) -> Reply:
     size = number(query.get("page_size"), "page_size", default=RUNS_DEFAULT, least=1)
     jobs = await host.jobs.browse(
         Filter(
-            kind=PREFIX + workflow,
+            kind=WORKFLOW + workflow,
             status=words[status] if status is not None else None,
             limit=min(size, RUNS_MAX),
         )
@@ -109,7 +109,7 @@ async def list_runs(host: Host, request: Request, workflow: str) -> Reply:
 def _summary(job: Job) -> RunSummary:
     return RunSummary(
         id=job.id,
-        workflow=job.kind.removeprefix(PREFIX),
+        workflow=job.kind.removeprefix(WORKFLOW),
         status=job.status.word,  # type: ignore[arg-type]
         started_at=job.enqueued_wall_ns // MS_NS,
         finished_at=None if job.finished_wall_ns is None else job.finished_wall_ns // MS_NS,
@@ -121,7 +121,7 @@ async def get_run(host: Host, request: Request, id: str) -> Reply:
     request.query()
     job = await _run(host, request, "read", id)
     run = state_of(job)
-    name = job.kind.removeprefix(PREFIX)
+    name = job.kind.removeprefix(WORKFLOW)
     state = run.run
     if state is None and name in host.flows:
         state = RunState.of(host.flows[name].graph)
@@ -172,7 +172,7 @@ async def _run(host: Host, request: Request, scope: Scope, text: str) -> Job:
     id = number(text, "id", default=0, least=1, most=INT_MAX)
     request.identity.require(scope)
     job = await host.jobs.find(id)
-    name = job.kind.removeprefix(PREFIX) if job.kind.startswith(PREFIX) else job.queue
+    name = job.kind.removeprefix(WORKFLOW) if job.kind.startswith(WORKFLOW) else job.queue
     if not request.identity.may_touch(name):
         raise NotFound("job", str(id))  # as if it were not there: ids cannot be tried out
     state_of(job)
