@@ -95,10 +95,23 @@ class TopicMachine(RuleBasedStateMachine):
     def evict(self) -> None:
         topic, floor = self.topic, self.topic.floor
         for batch in self.batches:
-            if batch.last_seq >= topic.floor and not topic.evict(batch, self.now_ms):
+            while batch.last_seq >= topic.floor and (due := topic.due(batch, self.now_ms)):
+                behind = 0
+                if topic.must_look_behind(batch, due.upto):
+                    behind = self.first_live_behind(batch)
+                topic.evict(batch, due, behind)
+                assert topic.earliest == self.first_live_behind(None), "at once, and not later"
+            if batch.last_seq >= topic.floor:
                 break
         self.twin.evict(topic.config, self.now_ms, self.batches, floor)
         self.settle()
+
+    def first_live_behind(self, front: Batch | None) -> int:
+        for batch in self.batches:
+            first = self.topic.first_live_in(batch, front.last_seq if front is not None else 0)
+            if first is not None:
+                return first
+        return self.topic.head + 1
 
     def settle(self) -> None:
         """What the shell does after whatever may leave a deleted record in front."""

@@ -6,7 +6,7 @@ import time
 
 from fairway.topics.batch import VERSION, Batch
 from fairway.topics.match import TagMatch
-from fairway.topics.topic import Gap, Hole, Topic
+from fairway.topics.topic import Due, Gap, Hole, Topic
 from fairway.wire.records import parse_records
 from fairway.wire.topics import TopicConfig
 
@@ -23,9 +23,15 @@ def topic_with(*counts: int, **config: int) -> tuple[Topic, list[Batch]]:
     return topic, batches
 
 
+def evict(topic: Topic, front: Batch, now_ms: int) -> bool:
+    due = topic.due(front, now_ms)
+    assert due is not None
+    return topic.evict(front, due)
+
+
 def test_a_cap_takes_part_of_a_batch() -> None:
     topic, (first, second) = topic_with(4, 4, cap_records=5)
-    assert not topic.evict(first, 0)
+    assert not evict(topic, first, 0)
     assert (topic.count, topic.evict_floor, topic.earliest) == (5, 4, 4)
     assert topic.gap_after(0) == Gap(1, 3, "cap")
     assert topic.gap_after(3) is None
@@ -35,7 +41,7 @@ def test_a_cap_takes_part_of_a_batch() -> None:
 
 def test_a_record_larger_than_the_cap_is_lost_at_once_and_told() -> None:
     topic, (batch,) = topic_with(1, cap_bytes=5)
-    assert topic.evict(batch, 0)
+    assert evict(topic, batch, 0)
     assert (topic.count, topic.bytes, topic.earliest, topic.head) == (0, 0, 2, 1)
     assert topic.gap_after(0) == Gap(1, 1, "cap")
 
@@ -46,8 +52,8 @@ def test_a_small_cap_and_a_large_batch_take_one_pass() -> None:
     tagged, (other,) = topic_with(10_000, cap_records=100, cap_bytes=2000)
     tagged.delete_matching(TagMatch("none"), 5, 0, 0)
     started = time.process_time()
-    assert not topic.evict(batch, 0)
-    assert not tagged.evict(other, 0)
+    assert not evict(topic, batch, 0)
+    assert not evict(tagged, other, 0)
     assert time.process_time() - started < 2
     assert (topic.count, topic.evict_floor) == (100, 9901)
     assert tagged.bytes <= 2000
@@ -61,9 +67,9 @@ def test_time_never_runs_backwards_inside_a_topic() -> None:
 
 def test_reasons_are_mixed_when_they_differ() -> None:
     topic, (first, second) = topic_with(2, 2, cap_records=3, ttl_ms=10)
-    topic.evict(first, 0)
+    evict(topic, first, 0)
     assert topic.floor_reason == "cap"
-    topic.evict(second, 5000)
+    evict(topic, second, 5000)
     assert (topic.floor_reason, topic.evict_floor) == ("mixed", 5)
 
 
@@ -76,7 +82,7 @@ def test_a_crash_leaves_a_hole_that_the_floor_swallows() -> None:
     assert topic.end_of_run(0) == 3
     assert topic.place(1, 1000)[0] == 11
     topic.unassign()
-    topic.lose_batch(first, "cap")
+    topic.evict(first, Due(first.last_seq, "cap"))
     assert (topic.holes, topic.evict_floor, topic.earliest) == ((), 11, 11)
     topic.check()
 

@@ -119,14 +119,16 @@ class Deletions:
                 else:
                     first_live = seq
             tally.add(batch.last_seq, records, size)
+        if only_seq not in (None, topic.earliest):
+            first_live = topic.earliest  # it stays: what was met beside the other lies behind it
+        elif first_live is None and upto >= topic.earliest:
+            # Before anything is deleted: whoever looks afterwards must not find a record that was
+            # deleted named as the first.
+            first_live = await self._batches.first_live(topic, upto, self._pace)
         tally.lose_below(topic.evict_floor)
-        floor, earliest = topic.delete_floor, max(topic.earliest, upto + 1)
+        floor, earliest = topic.delete_floor, max(topic.earliest, first_live or 0)
         if not ruled:
             floor = max(floor, upto + 1) if upto >= topic.floor else floor
-        elif first_live is not None:
-            earliest = max(topic.earliest, first_live)
-        if only_seq is not None:
-            earliest = topic.earliest  # `settle` finds out
         change = tally.size if ruled else -hidden
         removal = Removal(floor, earliest, tally.records, tally.size, ruled, change)
         return removal, begin, last

@@ -578,7 +578,7 @@ class Topics:
 
     def _dropped(self, topic: Topic, batch: Batch) -> None:
         if topic.config.durability == "ephemeral":
-            topic.lose_batch(batch, "cap")  # memory was all it had
+            self.retention.dropped(topic, batch)
 
     def _obey(self, ladder: Ladder) -> None:
         self.delivery.obey(ladder)

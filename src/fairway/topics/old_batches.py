@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 from fairway.errors import NotFound
 from fairway.runtime.clock import sleep_ns
 from fairway.topics.batch import decode_batch
-from fairway.topics.tail import Tail
+from fairway.topics.tail import Tail, hot_size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fairway.topics.batch import Batch
     from fairway.topics.live import LivePart
     from fairway.topics.tail import HotBytes
-    from fairway.topics.topic import Topic
+    from fairway.topics.topic import Due, Topic
 
 STEP_WORK: Final = 1024
 """Records parsed in one step, some 0.6 ms. Raising it is done sooner, in longer stalls."""
@@ -41,6 +41,8 @@ FRONT_BATCHES: Final = 64
 """Batches of its front that a topic is read ahead: for some appends, each of which evicts one."""
 FRONT_BYTES: Final = 64 * 1024
 """The same in bytes. Raising it reads less often, and leaves less memory to what is new."""
+PAGE_BATCHES: Final = 1000
+"""Batches read from the store at a time, if their bytes allow."""
 HOT_PAGE: Final = 256
 """Batches of the tail taken at a time: it may change between two steps."""
 
@@ -108,14 +110,12 @@ def eviction_work(topic: Topic, front: Batch) -> int:
     return work_of(front, parsed=bool(topic.rules or topic.config.cap_bytes))
 
 
-def evict_front(topic: Topic, live: LivePart, front: Batch, now_ms: int) -> bool:
-    """Lose what must go of the oldest batch; True if all of it went, from memory too."""
-    gone = topic.evict(front, now_ms)
-    if gone:
+def evict_front(topic: Topic, live: LivePart, front: Batch, due: Due, behind: int) -> None:
+    """Lose what must go of the oldest batch; from memory too, if all of it went."""
+    if topic.evict(front, due, behind):
         for part in (live.tail, live.front):
             if part is not None and part.oldest is front:
                 part.pop_oldest()
-    return gone
 
 
 def hot_front(topic: Topic, live: LivePart) -> Batch | None:
@@ -129,6 +129,33 @@ def hot_front(topic: Topic, live: LivePart) -> Batch | None:
     if oldest is not None and oldest.last_seq >= floor:
         return oldest
     return next(tail.after(floor - 1), None)
+
+
+def hot_behind(topic: Topic, live: LivePart, front: Batch, upto: int) -> int | None:
+    """What `Topic.evict` must know: the first live seq behind the oldest batch, or 0 if nobody
+    needs it. None if memory, or a step, does not reach that far."""
+    if not topic.must_look_behind(front, upto):
+        return 0
+    pace = Pace()
+    after = front.last_seq
+    for part in (live.front, live.tail):
+        if part is None or part.first_seq > after + 1:
+            continue
+        for batch in part.after(after):
+            if pace.spent:
+                return None
+            pace.spend(work_of(batch, parsed=True))
+            first = topic.first_live_in(batch)
+            if first is not None:
+                return first
+            after = batch.last_seq
+    return topic.head + 1 if live.tail.first_seq <= after + 1 else None
+
+
+def holds_front(topic: Topic, live: LivePart) -> bool:
+    """Whether an append can evict the oldest batch in its own step."""
+    front = hot_front(topic, live)
+    return front is not None and hot_behind(topic, live, front, front.last_seq) is not None
 
 
 class OldBatches:
@@ -151,6 +178,34 @@ class OldBatches:
         stored = await self._stored(topic, topic.floor, limit=1)
         return stored[0] if stored and stored[0].first_seq <= topic.head else None
 
+    async def behind(self, topic: Topic, front: Batch, upto: int, pace: Pace) -> int:
+        """As `hot_behind`, from the store too. Called with the topic's lock held."""
+        if not topic.must_look_behind(front, upto):
+            return 0
+        return await self.first_live(topic, front.last_seq, pace)
+
+    async def first_live(self, topic: Topic, after: int, pace: Pace) -> int:
+        """The first live seq above `after`; if there is none, the one behind the head.
+
+        It holds when it is returned, and for as long as the topic's lock is held.
+        """
+        limit = 1  # it is the next one, mostly
+        while topic.thinned_after(after := max(after, topic.floor - 1)):
+            head = topic.head
+            batches = await self.page(topic, after + 1, limit) if after < head else []
+            if not batches and topic.head == head:
+                return head + 1
+            for batch in batches:
+                if batch.first_seq > topic.head:
+                    return topic.head + 1  # it is stored, and readers may not see it yet
+                first = topic.first_live_in(batch, after)
+                if first is not None:
+                    return first
+                after = batch.last_seq
+                await pace.turn(work_of(batch, parsed=True))
+            limit = min(2 * limit, PAGE_BATCHES)
+        return min(after, topic.head) + 1
+
     async def fetch_front(self, topic: Topic, live: LivePart) -> None:
         """Have the oldest batches in memory, so that an append can evict them in its own step."""
         other = self._fetching.get(topic)
@@ -160,7 +215,7 @@ class OldBatches:
         done = self._fetching[topic] = asyncio.get_running_loop().create_future()
         try:
             await live.wait_written()
-            if hot_front(topic, live) is None and not live.in_doubt:
+            if not holds_front(topic, live) and not live.in_doubt:
                 await self._read_front(topic, live)
         finally:
             del self._fetching[topic]
@@ -174,11 +229,15 @@ class OldBatches:
             topic, front.first_seq, limit=FRONT_BATCHES, max_bytes=FRONT_BYTES
         )
         last = front.first_seq - 1
+        left = self._hot.budget // 2  # with more, its end could push its beginning out of memory
         for batch in found:
             if live.front is not front or batch.last_seq > head:
                 return
             if batch.first_seq >= live.tail.first_seq:
                 live.tail.first_seq = last + 1  # nothing is stored between here and there
+                return
+            left -= hot_size(batch)
+            if left < 0 and len(front):
                 return
             self._hot.push(None, front, batch)
             last = batch.last_seq
@@ -199,7 +258,7 @@ class OldBatches:
                 await pace.turn(work_of(batch, parsed=parsed))
             first = batches[-1].last_seq + 1
 
-    async def page(self, topic: Topic, first: int) -> list[Batch]:
+    async def page(self, topic: Topic, first: int, limit: int = PAGE_BATCHES) -> list[Batch]:
         """Some batches that hold seqs from `first` on, in order; none if there are none."""
         live = topic.live
         if live is not None and live.tail.first_seq > first:
@@ -207,8 +266,8 @@ class OldBatches:
         if live is not None and live.tail.first_seq <= first:
             if topic.epoch < 0:
                 raise NotFound("topic", topic.name)
-            return list(islice(live.tail.after(first - 1), HOT_PAGE))
-        return await self._stored(topic, first, limit=1000)
+            return list(islice(live.tail.after(first - 1), min(limit, HOT_PAGE)))
+        return await self._stored(topic, first, limit=limit)
 
     async def _stored(
         self, topic: Topic, first: int, *, limit: int, max_bytes: int | None = None

@@ -1,10 +1,11 @@
 """What makes a topic smaller by itself: caps and TTL; and the upkeep that follows from them.
 
 Eviction happens at once, with the append that makes it necessary, unless much has to go: then the
-rest goes shortly after. What is to be evicted is read before the append if it is not in memory.
-Whatever goes through much of a topic does so in steps, with turns for the others between them, so
-no state between two steps may be wrong: a batch is evicted as a whole, and a deletion is applied
-once it is counted. Rows below the floors are removed in chunks that queue like any other write, so
+rest goes shortly after. What is to be evicted, and the live record behind it, is read before the
+append if it is not in memory. Whatever goes through much of a topic does so in steps, with turns
+for the others between them, so no state between two steps may be wrong: a batch is evicted as a
+whole, a deletion is applied once it is counted, and neither before it is known which live record
+will be the first. Rows below the floors are removed in chunks that queue like any other write, so
 trimming a large topic is never a long write for the others. Snapshots are written with them, and
 for topics that were written to and then left alone.
 """
@@ -34,12 +35,14 @@ from fairway.topics.old_batches import (
     Pace,
     evict_front,
     eviction_work,
+    holds_front,
+    hot_behind,
     hot_front,
     work_of,
 )
 from fairway.topics.old_keys import OldKeys
 from fairway.topics.reclaiming import Reclaiming
-from fairway.topics.topic import encode_snapshot
+from fairway.topics.topic import Due, encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -139,7 +142,7 @@ class Retention:
         config = topic.config
         if not topic.count or config.discard == "reject" or not topic.would_overflow(count, size):
             return False
-        return hot_front(topic, self._live(topic)) is None
+        return not holds_front(topic, self._live(topic))
 
     async def fetch_front(self, topic: Topic) -> None:
         """Have in memory what an append will evict first, or it would be left to upkeep."""
@@ -219,16 +222,32 @@ class Retention:
                 self._evict_on(topic)
                 return
             front = hot_front(topic, live)
-            if front is None:
+            due = topic.due(front, now_ms) if front is not None else None
+            if front is None or due is None:
                 self._trim[topic] = None
                 return
             pace.spend(eviction_work(topic, front))
-            if not evict_front(topic, live, front, now_ms):
-                break
+            behind = hot_behind(topic, live, front, due.upto)
+            if behind is None:
+                # Better late than now: nobody could say which record is the first then.
+                self._trim[topic] = None
+                return
+            evict_front(topic, live, front, due, behind)
         if topic.thinned and topic.floor > floor:
             self._settle_hot(topic, live)
         if topic.floor > self._log.floor(topic.epoch) + self.config.chunk:
             self._trim[topic] = None
+
+    def dropped(self, topic: Topic, batch: Batch) -> None:
+        """Memory was all that held a batch, and has had to let it go."""
+        due = Due(batch.last_seq, "cap")
+        behind = hot_behind(topic, self._live(topic), batch, due.upto)
+        topic.evict(batch, due, behind or 0)
+        if behind is None:
+            # More was deleted behind it than can be gone through at once, just now: it was to be
+            # reclaimed. This cannot wait, so here alone upkeep finds the first live record.
+            self._trim[topic] = None
+            self._wake.set()
 
     def _settle_hot(self, topic: Topic, live: LivePart) -> None:
         """As `_settle_front`, as far as memory and a step reach."""
@@ -289,11 +308,17 @@ class Retention:
                 self._look_for_expired(topic)  # it cannot be told yet
                 return False
             self._pace.spend(eviction_work(topic, front))
-            if not evict_front(topic, live, front, now_ms):
+            due = topic.due(front, now_ms)
+            if due is None:
                 expires_ms = topic.expires_ms(front, now_ms)
                 if expires_ms is not None:
                     self._expiries.note(topic, expires_ms)
                 break
+            failures = live.failures
+            behind = await self._batches.behind(topic, front, due.upto, self._pace)
+            if live.failures != failures:
+                continue  # the batch itself may be lost
+            evict_front(topic, live, front, due, behind)
             if self._pace.spent:
                 return True
         if topic.floor > floor:

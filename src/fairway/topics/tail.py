@@ -23,6 +23,11 @@ BATCH_OVERHEAD = 256
 """Bytes a batch in memory costs beside its records."""
 
 
+def hot_size(batch: Batch) -> int:
+    """Bytes that a batch takes of the budget."""
+    return len(batch.records) + BATCH_OVERHEAD
+
+
 class Tail:
     """Batches in order of their seqs. All that is live from `first_seq` up to the head is in it."""
 
@@ -95,13 +100,13 @@ class HotBytes:
     def push(self, topic: Topic | None, tail: Tail, batch: Batch) -> None:
         tail.push(batch)
         self._order.append(_Hot(topic, tail, batch))
-        self.used += len(batch.records) + BATCH_OVERHEAD
+        self.used += hot_size(batch)
         while self.used > self.budget and len(self._order) > 1:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         hot = self._order.popleft()
-        self.used -= len(hot.batch.records) + BATCH_OVERHEAD
+        self.used -= hot_size(hot.batch)
         if hot.tail.oldest is hot.batch:  # else it was evicted from its topic, or that is gone
             hot.tail.pop_oldest()
             if hot.topic is not None:

@@ -80,6 +80,13 @@ class Gap(NamedTuple):
     reason: LossReason
 
 
+class Due(NamedTuple):
+    """What must go of the oldest batch with live records, and why."""
+
+    upto: int
+    reason: LossReason
+
+
 class Removal(NamedTuple):
     """A deletion on request that is being written: what it will change."""
 
@@ -258,7 +265,11 @@ class Topic:
     @property
     def thinned(self) -> bool:
         """Whether deletions left gaps above the floor: a record there may be hidden, or gone."""
-        return bool(self.rules) or self.floor <= self.reclaimed
+        return self.thinned_after(self.floor - 1)
+
+    def thinned_after(self, seq: int) -> bool:
+        """The same, above `seq`: the next one may not be live."""
+        return bool(self.rules) or seq < self.reclaimed
 
     def held_in(self, batch: Batch, upto: int | None = None) -> tuple[int, int, int]:
         """(live records, their bytes, bytes that are hidden) of a batch, up to seq `upto`."""
@@ -282,13 +293,13 @@ class Topic:
         """(records, bytes) of a batch that are live, of those up to seq `upto`."""
         return self.held_in(batch, upto)[:2]
 
-    def first_live_in(self, batch: Batch) -> int | None:
-        """The first live seq of a batch."""
-        if not self.rules:
-            first = max(self.floor, batch.first_seq)
+    def first_live_in(self, batch: Batch, after: int = 0) -> int | None:
+        """The first live seq of a batch, of those above `after`."""
+        first = max(self.floor, batch.first_seq, after + 1)
+        if first > batch.last_seq or not self.rules:
             return first if first <= batch.last_seq else None
         for seq, record in enumerate(batch.parse(), batch.first_seq):
-            if self.is_live(seq, record.tag):
+            if seq >= first and self.is_live(seq, record.tag):
                 return seq
         return None
 
@@ -336,14 +347,30 @@ class Topic:
             return min(ms, accepted_ms) + ttl_ms
         return accepted_ms + ttl_ms
 
-    def evict(self, front: Batch, now_ms: int) -> bool:
-        """Lose what must go of the oldest batch with live records; True if all of it went."""
+    def due(self, front: Batch, now_ms: int) -> Due | None:
+        """What must go of the oldest batch with live records, or None if all of it may stay."""
         expires_ms = self.expires_ms(front, now_ms)
         if expires_ms is not None and expires_ms <= now_ms:
-            self._lose(front, front.last_seq, "ttl")
-            return True
-        if self.over_cap:
-            self._lose(front, self._overflow_in(front), "cap")
+            return Due(front.last_seq, "ttl")
+        return Due(self._overflow_in(front), "cap") if self.over_cap else None
+
+    def must_look_behind(self, front: Batch, upto: int) -> bool:
+        """Whether a loss up to `upto` leaves nothing of the oldest batch, and the next batch need
+        not hold the first live record: deletions may have left that anywhere."""
+        return (
+            self.earliest <= front.last_seq
+            and self.thinned_after(front.last_seq)
+            and self.first_live_in(front, upto) is None
+        )
+
+    def evict(self, front: Batch, due: Due, behind: int = 0) -> bool:
+        """Lose what must go of the oldest batch with live records; True if all of it went.
+
+        `behind` is the first live seq behind it, for whoever `must_look_behind` it. Both move in
+        one step: whoever looks between two would be told that a deleted record is the first.
+        """
+        self._lose(front, due.upto, due.reason)
+        self.start_at(behind)
         return self.floor > front.last_seq
 
     def _overflow_in(self, front: Batch) -> int:
@@ -396,10 +423,6 @@ class Topic:
         self.delete_floor = max(self.delete_floor, self.head + 1)
         self.hidden = 0
         self.start_at(self.head + 1)
-
-    def lose_batch(self, batch: Batch, reason: LossReason) -> None:
-        """The oldest batch is lost as a whole."""
-        self._lose(batch, batch.last_seq, reason)
 
     def raise_evict_floor(self, floor: int, reason: LossReason) -> None:
         """Everything below `floor` is lost."""
