@@ -337,6 +337,37 @@ def test_a_raised_cap_does_not_bring_back_what_was_lost() -> None:
     virtually(main)
 
 
+def test_nothing_is_evicted_by_a_cap_while_it_is_being_raised() -> None:
+    """What was evicted after the floors were written, and before the new cap was, came back."""
+
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.put("t", TopicPatch(cap_records=5))
+            await topics.append("t", new(*range(5)))
+            raised = asyncio.create_task(topics.put("t", TopicPatch(cap_records=100)))
+            while not raised.done():
+                await topics.append("t", new("more"))
+            await raised
+            lost = (await read_all(topics, "t")).lost
+            dead = wal.crash()
+        async with topics_on(dead) as topics:
+            assert (await read_all(topics, "t")).lost == lost
+
+    virtually(main)
+
+
+def test_a_lower_cap_counts_as_soon_as_it_is_set() -> None:
+    async def main() -> None:
+        async with topics_on() as topics:
+            await topics.put("t", TopicPatch(cap_records=5))
+            await topics.append("t", new(*range(5)))
+            await topics.put("t", TopicPatch(cap_records=2))
+            assert topics.get("t").count == 2
+
+    virtually(main)
+
+
 def test_a_cap_holds_from_the_first_moment_after_a_crash() -> None:
     async def main() -> None:
         wal = MemoryWal()

@@ -180,7 +180,23 @@ class Changes:
         return routers
 
     async def configure(self, topic: Topic, patch: TopicPatch | None) -> None:
-        """Change a topic's configuration; to be called within `alone`."""
+        """Change a topic's configuration, to its end.
+
+        What the old configuration made of the topic is durable before the new one is, so that a cap
+        that is raised does not bring back what was told to be lost. Therefore nothing is evicted
+        from when that is written until the new configuration is: whoever evicts takes the topic's
+        lock. It is taken first, so that a long delete of this topic holds up no other change.
+        """
+
+        async def change() -> None:
+            async with self._live(topic).lock, self._changing:
+                await self._configure(topic, patch)
+            self._retention.evict_hot(topic)
+            self._retention.reconsider(topic)
+
+        await self.to_its_end(change())
+
+    async def _configure(self, topic: Topic, patch: TopicPatch | None) -> None:
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
         before = topic.config
@@ -192,8 +208,6 @@ class Changes:
                 "a topic with records cannot become ephemeral, nor cease to be",
                 code="topic_exists_incompatible",
             )
-        # What the old configuration made of the topic is durable before the new one is: a cap that
-        # is raised does not bring back what was told to be lost.
         live = self._live(topic)
         # What comes before the change would be in memory alone, and after it nobody knew that.
         live.changing = before.durability == "ephemeral" != config.durability
@@ -227,5 +241,3 @@ class Changes:
         finally:
             live.changing = False
         topic.config = config
-        self._retention.evict_hot(topic)
-        self._retention.reconsider(topic)

@@ -325,7 +325,7 @@ class Topics:
             return await self.create(name, patch, owner=owner, declared=declared)
         self._check_open()
         if self._registry.config(patch, topic.config) != topic.config:
-            await self._changes.alone(lambda: self._changes.configure(topic, patch))
+            await self._changes.configure(topic, patch)
         return topic, False
 
     async def create(
