@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import pytest
 
 from tests.support.graphs_child import Outcome
 from tests.support.kafka_mock import mock_process
+from tests.support.pipes import readable
 from tests.support.postgres import postgres_server, postgres_url
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class GraphProcess:
                 line, _, self._buffer = self._buffer.partition(b"\n")
                 if line.startswith(beginning.encode()):
                     return line.decode()
-            ready, _, _ = select.select([self.child.stdout], [], [], patience_s)
+            ready = readable(self.child.stdout, patience_s)
             assert ready, f"no line {beginning!r} within {patience_s} s"
             found = os.read(self.child.stdout.fileno(), 1 << 16)
             assert found, f"it ended before it said {beginning!r}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from fairway.jobs.outcome import Outcome, Retry  # noqa: TC001  likewise
 from fairway.jobs.worker import Worker
 from tests.support.culprits import WAYS
 from tests.support.jobs_child import Line, config_of, gate_of, store_at
+from tests.support.pipes import readable
 from tests.support.postgres import PostgresServer, postgres_url
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class WorkerProcess:
         assert self.child.stdout is not None
         until = self.began + count
         while self.began < until:
-            if not select.select([self.child.stdout], [], [], IDLE_S)[0]:
+            if not readable(self.child.stdout, IDLE_S):
                 more()
                 continue
             said = os.read(self.child.stdout.fileno(), until - self.began)

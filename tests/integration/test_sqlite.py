@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import apsw
 import pytest
@@ -912,3 +914,30 @@ def test_a_sweep_is_bounded_in_bytes_as_well_as_in_rows(tmp_path: Path) -> None:
         assert wal.deleting() == set()
     finally:
         wal.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are told by /proc")
+def test_every_file_is_closed_whatever_one_shard_raises(tmp_path: Path) -> None:
+    wal = SqliteWal(tmp_path, shards=2)
+    wal.open()
+    wal.write({0: [Operation((Entry(1, b"a"),))], 1: [Operation((Entry(1, b"b"),))]}, sync=True)
+    with (
+        patch.object(wal._shards[0], "checkpoint", side_effect=MemoryError("no more")),
+        pytest.raises(MemoryError),
+    ):
+        wal.close()
+    left = {name for name in _open_files() if name.startswith(str(tmp_path))}
+    # Its connections were not reached, and go with their shard; nothing else is left.
+    assert {Path(name).name for name in left} <= {
+        "shard-0-of-2.db",
+        "shard-0-of-2.db-wal",
+        "shard-0-of-2.db-shm",
+    }
+
+
+def _open_files() -> list[str]:
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the one that lists them
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from fairway.errors import Closing, Corrupt, FairwayError, InvalidConfig
@@ -217,11 +218,10 @@ class SqliteWal:
 
     def close(self) -> None:
         shards, self._shards = self._shards, []
-        try:
-            for shard in shards:
-                shard.close()
-        finally:
-            self._lock.release()
+        with ExitStack() as stack:  # each is closed, whatever becomes of another
+            stack.callback(self._lock.release)
+            for shard in reversed(shards):
+                stack.callback(shard.close)
 
     def _live(self) -> list[Shard]:
         if not self._shards:

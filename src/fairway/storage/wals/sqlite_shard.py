@@ -527,18 +527,23 @@ class Shard:
 
     def close(self) -> None:
         """Close every connection; a clean close leaves no -wal behind."""
-        self.checkpoint(wait=True)  # in the order that is safe; what is left to SQLite has none
-        with self._checkpoint_lock, self._lock, self._lending:
-            for reader in self._all_readers:
-                reader.close()
-            self._all_readers, self._readers = [], []
-            if self._writer is not None:
-                writer, self._writer = self._writer, None
-                if self._failed is not None or (self._held and self._found_wal):
-                    _close_as_it_is(writer)
-                else:
-                    writer.close(force=True)
+        try:
+            self.checkpoint(wait=True)  # in the order that is safe; what is left to SQLite has none
+            with self._checkpoint_lock, self._lock, self._lending:
+                self._close_connections()
+        finally:
             self._mark.close()
+
+    def _close_connections(self) -> None:
+        for reader in self._all_readers:
+            reader.close()
+        self._all_readers, self._readers = [], []
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            if self._failed is not None or (self._held and self._found_wal):
+                _close_as_it_is(writer)
+            else:
+                writer.close(force=True)
 
     def _connect(self, *, read_only: bool = False) -> apsw.Connection:
         vfs = self._vfs
