@@ -87,6 +87,8 @@ def test_what_json_has_no_number_for_is_refused_and_nothing_is_appended(
         for values, meta in [((1, wrong), None), ((1,), {"m": wrong})]:
             with pytest.raises(InvalidRequest, match="JSON has no number"):
                 await numbers.append(*values, meta=meta)
+        with pytest.raises(InvalidRequest, match="JSON has no number"):
+            await numbers.append(1, tag=wrong)
         await topic("nulls").append(7, meta={"none": None, "n": 1.5})
         assert (await topic("nulls").read()).records[-1].meta == {"none": None, "n": 1.5}
         assert (await numbers.read()).records == []

@@ -125,7 +125,7 @@ def encode_new(
             parts += (b',"meta":', _encode(meta))
         parts.append(b"}")
         encoded = b"".join(parts)
-        check_numbers(encoded, (value, meta))
+        check_numbers(encoded, (value, tag, node, meta))
     except NOT_JSON as error:
         raise InvalidRequest(f"a value is not JSON: {error}") from None
     return encoded

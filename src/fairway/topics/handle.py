@@ -153,7 +153,7 @@ class TopicHandle(Generic[T]):
             if meta is not None:
                 extra += b',"meta":' + encode(meta)
             raw = b"[%b]" % b",".join(b'{"data":%b%b}' % (encode(value), extra) for value in values)
-            check_numbers(raw, (values, meta))
+            check_numbers(raw, (values, tag, meta))
         except NOT_JSON as error:
             raise InvalidRequest(f"topic {self.name!r}: a value is not JSON: {error}") from None
         new = NewBatch(records=parse_records(raw), node=node, key=key, patient=wait_for_room)
