@@ -718,7 +718,7 @@ on conflict (name) do update set concurrency = excluded.concurrency,
 -- readable: whether a parent may read how a job ended: it lives, or is there and may be retried
 h.parent is not null and coalesce(
     (select true from fw.job p where p.id = h.parent),
-    (select true from fw.history p where p.id = h.parent and p.status in ('f', 'k', 'c')),
+    (select true from fw.history p where p.id = h.parent and p.status in ('f', 'k', 'c') limit 1),
     false)
 
 -- prune: jobs that were done or cancelled long ago, some at a time
