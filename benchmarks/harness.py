@@ -220,13 +220,17 @@ class PeerEnvironment:
     reason: str = ""
 
 
+LINE_MAX = 100
+"""Characters of what a program printed that stand in a reason."""
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 def peer_environment(name: str, *, root: Path = ROOT, run: Run = subprocess.run) -> PeerEnvironment:
     """Make or reuse `.bench/NAME`, holding exactly what `requirements/peers/NAME.txt` locks.
 
-    A peer never shares our environment: its dependencies could change what we measure.
+    A peer never shares our environment: its dependencies could change what we measure. The lock
+    names all of them, so pip looks for no others: an old one refuses extras that carry hashes.
     """
     lock = root / "requirements" / "peers" / f"{name}.txt"
     if not lock.exists():
@@ -236,11 +240,26 @@ def peer_environment(name: str, *, root: Path = ROOT, run: Run = subprocess.run)
     wanted = hashlib.sha256(lock.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return PeerEnvironment(python)
-    venv.create(home, clear=True, with_pip=True)
-    command = [str(python), "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(lock)]
+    try:
+        venv.create(home, clear=True, with_pip=True)
+    except (OSError, subprocess.CalledProcessError):
+        return PeerEnvironment(None, f"no environment with pip could be made for {name}")
+    command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps"]
+    command += ["--require-hashes", "-r", str(lock)]
     done = run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
-        last = (done.stdout or "").strip().splitlines()[-1:] or ["no output"]
-        return PeerEnvironment(None, f"pip could not install {name}: {last[0]}")
+        said = (done.stdout or "").splitlines()
+        errors = "\n".join(line for line in said if line.startswith("ERROR:"))
+        return PeerEnvironment(
+            None, f"pip could not install {name}: {last_line(errors or done.stdout or '')}"
+        )
     stamp.write_text(wanted)
     return PeerEnvironment(python)
+
+
+def last_line(text: str) -> str:
+    """The last line that a program printed, fit for a table: short, and without the addresses and
+    paths of the machine that it ran on."""
+    line = (text.strip().splitlines() or ["nothing"])[-1].strip()
+    line = re.sub(r"\S*[/\\]\S*", "…", line)
+    return line if len(line) <= LINE_MAX else line[: LINE_MAX - 1] + "…"

@@ -22,7 +22,7 @@ import psycopg
 import uvloop
 
 from benchmarks.harness import ROOT
-from benchmarks.load import jobs_backlog, jobs_enqueue, jobs_latency, jobs_workflow
+from benchmarks.load import jobs_backlog, jobs_enqueue, jobs_flood, jobs_latency, jobs_workflow
 from benchmarks.load.jobs_drain import CONCURRENCY, PREFETCH
 from benchmarks.load.jobs_postgres import database, postgres_server
 from benchmarks.load.peers import drains
@@ -76,6 +76,7 @@ def run(report: Report, quick: bool) -> None:
             _start(report, server, Path(directory))
             _workflow(report, server, Path(directory))
         _drain_sqlite(report, directory)
+        _flood(report, Path(directory))
 
 
 # Draining
@@ -303,6 +304,28 @@ def _start(report: Report, server: str, directory: Path) -> None:
     report.figure("start_durable_p50_ms", samples["durable"], "ms", 'claims="durable"')
     report.figure("start_sqlite_p50_ms", samples["sqlite"], "ms", f"{note}; SQLite")
     report.figure("start_sqlite_p99_ms", p99["sqlite"], "ms", "the same")
+
+
+# Beside a flood
+
+
+def _flood(report: Report, directory: Path) -> None:
+    numbers = count()
+    later: dict[str, list[float]] = {"enqueue": [], "exchange": []}
+
+    def sample() -> float:
+        place = directory / f"flood{next(numbers)}.db"
+        alone, beside = uvloop.run(jobs_flood.waits(place))
+        later["enqueue"].append(beside.enqueue_ms - alone.enqueue_ms)
+        later["exchange"].append(beside.exchange_ms - alone.exchange_ms)
+        return beside.enqueue_ms
+
+    report.alternate(report.rounds(full=5), beside=sample)
+    note = f"longer than alone, while {jobs_flood.FLOOD:,} of another tenant are under way; SQLite"
+    report.figure("flood_enqueue_ms", later["enqueue"], "ms", f"an enqueue: {note}", target="<= 20")
+    report.figure(
+        "flood_exchange_ms", later["exchange"], "ms", f"an exchange: {note}", target="<= 20"
+    )
 
 
 # Workflows

@@ -108,9 +108,9 @@ async def echo(knows_heads: str = "") -> None:
 
     With an argument it also knows the head of a request by the one before, as our server does.
     """
-    from fairway.server.http_limits import HttpLimits
-    from fairway.server.http_protocol import HttpProtocol
-    from fairway.server.listener import listening
+    from fairway.server.http.limits import HttpLimits
+    from fairway.server.http.listener import listening
+    from fairway.server.http.protocol import HttpProtocol
 
     config = listening(
         echo_app,

@@ -195,11 +195,13 @@ async def _activity(observer: Any) -> tuple[int, int]:
 async def on_sqlite(directory: str, jobs: int, claims: str) -> Result:
     import apsw
 
+    from fairway.jobs.stores.sqlite.calls import COMMAND, Caller
+
     enqueue_s = await enqueue(directory, jobs)
     seconds, cpu = await drain(directory, jobs)
     async with opened(directory) as store:
         synchronous = await store._write.run(  # type: ignore[attr-defined]  # what settles uses
-            lambda moves: moves.connection.pragma("synchronous"), durable=True
+            lambda one: one.connection.pragma("synchronous"), Caller(COMMAND), durable=True
         )
     if synchronous != SYNCHRONOUS_FULL:
         raise RuntimeError(f"not durable: synchronous={synchronous}")

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from benchmarks.harness import peer_environment
+from benchmarks.harness import last_line, peer_environment
 
 if TYPE_CHECKING:
     from dataclasses import Field
@@ -55,19 +55,14 @@ def figures(
     except subprocess.TimeoutExpired:
         return None, f"{peer} did not {task} in {timeout:g} s"
     if done.returncode != 0:
-        return None, f"{peer} failed with {done.returncode}: {_last(done.stderr)}"
+        return None, f"{peer} failed with {done.returncode}: {last_line(done.stderr)}"
     return parsed(peer, done.stdout, figure)
 
 
 def parsed(peer: str, output: str, figure: type[F]) -> tuple[F, None] | tuple[None, str]:
     """The figures in what a driver printed."""
-    line = _last(output)
     try:
-        said = json.loads(line)
+        said = json.loads((output.strip().splitlines() or [""])[-1])
         return figure(**{each.name: said[each.name] for each in fields(figure)}), None
     except (ValueError, TypeError, KeyError):
-        return None, f"{peer} printed no figures but {line!r}"
-
-
-def _last(text: str) -> str:
-    return (text.strip().splitlines() or ["nothing"])[-1]
+        return None, f"{peer} printed no figures but {last_line(output)!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -153,6 +154,7 @@ class Pip:
 
     def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         assert "--require-hashes" in command
+        assert "--no-deps" in command, "a lock names all; old ones stumble over extras with hashes"
         self.commands += 1
         return subprocess.CompletedProcess(command, self.returncode, self.output)
 
@@ -177,6 +179,35 @@ def test_a_peer_that_does_not_install_says_why(tmp_path: Path, peer_lock: Path) 
     found = peer_environment("peer", root=tmp_path, run=Pip(1, "noise\nERROR: no such release\n"))
     assert found.python is None
     assert found.reason == "pip could not install peer: ERROR: no such release"
+
+
+def test_what_pip_says_becomes_one_short_line_without_addresses(
+    tmp_path: Path, peer_lock: Path
+) -> None:
+    peer_lock.write_text("peer==1\n")
+    said = (
+        "ERROR: In --require-hashes mode, all requirements must have their versions pinned with =="
+        f" as https://index.example/peer#sha256=0 (from -r {peer_lock} (line 19))\n"
+        "WARNING: Location 'file:///wheels/peer/' is ignored\n"
+    )
+    reason = peer_environment("peer", root=tmp_path, run=Pip(1, said)).reason
+    assert reason.startswith("pip could not install peer: ERROR: In --require-hashes mode")
+    assert len(reason.splitlines()) == 1
+    assert len(reason) < 140
+    assert not re.search(r"://|/|\\", reason)
+
+
+def test_a_peer_whose_environment_cannot_be_made_says_so(
+    tmp_path: Path, peer_lock: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_pip(home: Path, **_: Any) -> None:
+        raise subprocess.CalledProcessError(1, "ensurepip")
+
+    monkeypatch.setattr("benchmarks.harness.venv.create", no_pip)
+    peer_lock.write_text("peer==1\n")
+    found = peer_environment("peer", root=tmp_path, run=Pip(0))
+    assert found.python is None
+    assert found.reason == "no environment with pip could be made for peer"
 
 
 def test_a_peer_is_installed_once_per_lock(tmp_path: Path, peer_lock: Path) -> None:
