@@ -40,6 +40,15 @@ def pooled() -> Fairway:
     return app
 
 
+async def embedded(app: Fairway, url: str) -> None:
+    # --8<-- [start:embedded]
+    from fairway.client import AsyncClient, ServerTopics
+
+    async with AsyncClient(url) as client, app.working(worker, topics=ServerTopics(client)):
+        await asyncio.Event().wait()  # the worker runs until this task is cancelled
+    # --8<-- [end:embedded]
+
+
 async def main(directory: str) -> None:
     app = api(directory)
 

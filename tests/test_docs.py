@@ -251,8 +251,21 @@ def test_a_table_of_fields_is_what_the_code_has(table: Table) -> None:
             default = fields[name]
             if isinstance(default, Enum):
                 default = default.value
+            elif isinstance(default, tuple):
+                default = list(default)
             if cell and default not in (msgspec.NODEFAULT, msgspec.UNSET):
                 assert default == msgspec.json.decode(code_in(cell)), name
+
+
+def test_the_page_of_turns_shows_the_whole_budget_and_who_obeys_it() -> None:
+    """Every field with its default; and the module that is named reads the field."""
+    [table] = [one for one in tables("fields") if one.subject == "fairway.runtime.turn:TurnBudget"]
+    assert table.page.stem == "turns"
+    assert all(table.column("default"))
+    for field, module in zip(table.column("field"), table.column("obeyed by"), strict=True):
+        path = ROOT.joinpath("src", "fairway", *code_in(module).split(".")).with_suffix(".py")
+        reads = rf"\bturn\.{code_in(field)}\b"
+        assert re.search(reads, path.read_text(encoding="utf-8")), (field, module)
 
 
 @pytest.mark.parametrize("table", tables("constants"), ids=label)
@@ -267,34 +280,43 @@ def test_a_table_of_limits_is_what_the_code_has(table: Table) -> None:
 
 
 def test_the_page_lists_every_route() -> None:
-    from fairway.server.routes import ROUTES
+    from fairway.server.fronts import FRONTS
 
     (table,) = tables("routes")
     shown = [tuple(code_in(cell).split(" ", 1)) for cell in table.column("route")]
-    assert sorted(shown) == sorted((route.method, route.path) for route in ROUTES.all)
+    assert sorted(shown) == sorted((route.method, route.template) for route in FRONTS.routes.all)
 
 
 def test_the_page_explains_every_query_parameter() -> None:
-    from fairway.server.routes import ROUTES
+    from fairway.server.fronts import FRONTS
 
-    known = {name for route in ROUTES.all for name, _, _ in route.query}
+    known = {name for route in FRONTS.routes.all for name in route.parameters}
     shown = {code_in(cell) for table in tables("queries") for cell in table.column("query")}
     assert shown == known
 
 
+def test_the_diagram_of_packages_is_what_is_imported() -> None:
+    """`python -m tests.support.imports` draws it."""
+    from tests.support.imports import diagram
+
+    page = (ROOT / "docs/explanation/architecture.md").read_text()
+    shown = page.partition("<!-- imports -->\n```mermaid\n")[2].partition("\n```")[0]
+    assert shown == diagram()
+
+
 def error_codes() -> set[tuple[str, str]]:
     """(status, code) of every error that a client of HTTP can meet."""
-    from fairway.server import http_protocol, problems
-    from fairway.server.streams.answers import STATUS
+    from fairway.server.fronts.streams.answers import STATUS
+    from fairway.server.http import problems, protocol
 
     found = {(str(status), code) for _, status, code in problems.TABLE if code is not None}
     found |= {(str(status), code) for code, status in problems.STATUS_OF_CODE.items()}
     found |= {(str(status), code) for status, code in STATUS.values()}
-    for one in vars(http_protocol).values():
-        if isinstance(one, http_protocol.Refusal):
+    for one in vars(protocol).values():
+        if isinstance(one, protocol.Refusal):
             found.add((str(one.status), one.code))
     for path in sorted((ROOT / "src/fairway").rglob("*.py")):
-        if "client" in path.parts:
+        if "client" in path.relative_to(ROOT).parts:
             continue
         text = path.read_text(encoding="utf-8")
         for status, code in re.findall(r'reply\(\s*(\d{3}),\s*"(\w+)"', text):
@@ -320,11 +342,12 @@ def test_the_page_lists_every_error_code() -> None:
 
 def test_the_page_lists_every_setting() -> None:
     from fairway.cli.serve import serve
-    from fairway.settings import _VARIABLES
+    from fairway.settings import _VARIABLES, PART_SETTINGS
 
     (table,) = tables("settings")
     variables = {code_in(cell) for cell in table.column("variable")}
-    assert variables == {variable for variable, _ in _VARIABLES.values()}
+    of_parts = {one.variable for one in PART_SETTINGS}
+    assert variables == {variable for variable, _ in _VARIABLES.values()} | of_parts
     options = {code_in(cell).split()[0] for cell in table.column("option") if cell}
     assert options == {name for option in serve.params for name in option.opts if name[0] == "-"}
 

@@ -100,7 +100,7 @@ def test_the_tests_that_a_page_names_are_there(page: Path) -> None:
 def test_diagrams_are_drawn_from_the_tables_of_moves() -> None:
     drawn = diagrams()
     subjects = {subject for subject, _ in drawn}
-    assert subjects == {"fairway.jobs.job:MOVES", "fairway.jobs.workflow:MOVES"}
+    assert subjects == {"fairway.jobs.moves:MOVES", "fairway.jobs.workflow:MOVES"}
     for subject, shown in drawn:
         assert shown.rstrip() == hooks().diagram(load(subject)), subject
 
@@ -210,7 +210,7 @@ def test_settings_of_a_pooler_name_every_startup_parameter() -> None:
 
     store = PostgresStore("postgresql://nowhere/none")
     asked = {*store._connections._settings, *store._relaxed._settings} - {"application_name"}
-    heart = inspect.getsource(sys.modules["fairway.jobs.stores.postgres_heart"])
+    heart = inspect.getsource(sys.modules["fairway.jobs.stores.postgres.heartbeat"])
     asked |= {"options", *re.findall(r"-c (\w+)=", heart)}
     assert set(found[1].split(", ")) == asked
 

@@ -16,6 +16,7 @@ from tests.tidy import (
     Rule,
     arrows_point_down,
     core_is_pure,
+    docs_name_tests_that_exist,
     environment_is_read_in_settings,
     files_name_no_machine,
     locks_are_closed,
@@ -27,6 +28,7 @@ from tests.tidy import (
     threads_belong_to_runtime,
     time_comes_from_the_clock,
     tracked,
+    unit_tests_mirror_the_source,
 )
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ PLANTED: dict[Rule, list[tuple[str, str]]] = {
         ("src/fairway/topics/a.py", "import fairway"),
         ("src/fairway/app.py", "from fairway.server import http"),
         ("src/fairway/server/a.py", "from fairway.testing import loop"),
-        ("src/fairway/client/a.py", "from fairway.core import backoff"),
+        ("src/fairway/client/a.py", "from fairway.runtime import clock"),
         ("src/fairway/__init__.py", "from fairway.testing import loop"),
         ("src/fairway/wire/a.py", "from fairway.settings import Settings"),
         ("src/fairway/errors.py", "from fairway.core import lease"),
@@ -148,11 +150,21 @@ PLANTED: dict[Rule, list[tuple[str, str]]] = {
         ("tests/unit/test_a.py", "import asyncio\nasyncio.sleep(0.1)"),
         ("tests/unit/test_a.py", "import time\nimport fairway.testing\ntime.sleep(1)"),
     ],
+    unit_tests_mirror_the_source: [
+        (
+            "tests/unit/jobs/test_a.py",
+            "from fairway.jobs.job import Job",
+        ),  # there is no such folder
+        ("tests/unit/test_a.py", "import fairway"),  # nor such a module
+    ],
     files_name_no_machine: [  # in pieces, or this file would be the first violation
         ("docs/a.md", "see /wor" + "k/main"),
         ("Makefile", "FIND_LINKS=/opt/pyp" + "i/simple"),
         ("docs/a.md", "cd /roo" + "t"),
         ("docs/a.md", "https://pypi.or" + "g/simple"),
+    ],
+    docs_name_tests_that_exist: [
+        ("docs/a.md", "a refusal names its code (`test_that_was_renamed`)"),
     ],
     locks_are_closed: [
         ("requirements/dev.txt", "apsw==3.54"),
@@ -230,8 +242,14 @@ INNOCENT: dict[Rule, list[tuple[str, str]]] = {
         ("tests/test_a.py", "import time\ntime.sleep(sync_seconds)"),
         ("tests/test_a.py", "import asyncio\nfrom fairway.testing import run\nasyncio.sleep(5)"),
     ],
+    unit_tests_mirror_the_source: [
+        ("tests/integration/test_a.py", "from fairway.jobs.job import Job"),
+    ],
     files_name_no_machine: [
         ("docs/a.md", "network/worker, src/work, /workflows, ./root"),
+    ],
+    docs_name_tests_that_exist: [
+        ("docs/a.md", "run `python -m pytest tests/test_a.py`, or `tests/unit/test_a.py`"),
     ],
     locks_are_closed: [
         (
@@ -270,6 +288,36 @@ def test_planted_violation_is_found(tmp_path: Path, check: Rule, path: str, text
 def test_innocent_code_is_left_alone(tmp_path: Path, check: Rule, path: str, text: str) -> None:
     plant(tmp_path, path, text)
     assert list(check(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "found"),
+    [
+        ("tests/unit/jobs/test_a.py", "from fairway.jobs.job import Job", False),
+        ("tests/unit/jobs/test_a.py", "from fairway.jobs import job", False),
+        ("tests/unit/jobs/test_a.py", "patch('fairway.jobs.job.claim')", False),
+        ("tests/unit/jobs/test_a.py", "from fairway.jobs.stores.sql import Rows", True),
+        ("tests/unit/jobs/test_a.py", "from fairway.settings import Quota", True),
+        ("tests/unit/jobs/test_a.py", "", True),
+        ("tests/unit/jobs/stores/test_a.py", "from fairway.jobs.stores.sql import Rows", False),
+        ("tests/unit/jobs/stores/test_a.py", "from fairway.jobs import stores", False),
+        ("tests/unit/jobs/stores/test_a.py", "from fairway.jobs.job import Job", True),
+        ("tests/unit/jobs/stores/test_sql.py", "", False),
+        ("tests/unit/jobs/stores/conftest.py", "", False),
+        ("tests/unit/test_settings.py", "", False),
+        ("tests/unit/test_init.py", "import fairway", False),
+        ("tests/unit/test_job.py", "from fairway.jobs.job import Job", True),
+    ],
+)
+def test_a_unit_test_in_the_wrong_folder_is_found(
+    tmp_path: Path, path: str, text: str, found: bool
+) -> None:
+    for module in ("__init__", "settings", "jobs/job", "jobs/stores/sql"):
+        plant(tmp_path, f"src/fairway/{module}.py", "")
+    plant(tmp_path, path, text)
+    assert [complaint.startswith(path) for complaint in unit_tests_mirror_the_source(tmp_path)] == (
+        [True] if found else []
+    )
 
 
 def test_every_rule_has_a_planted_violation() -> None:

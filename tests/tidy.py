@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-CODE = ("src", "tests", "benchmarks", "examples", "docs")
+CODE = ("src", "tests", "benchmarks", "examples", "docs", "tools")
 
 Rule = Callable[[Path], Iterator[str]]
 RULES: list[Rule] = []
@@ -27,7 +27,8 @@ def rule(check: Rule) -> Rule:
 # --- the direction of imports
 
 BASE = {"errors", "masking", "settings", "wire"}  # importable by all but core
-FEATURES = {"topics", "jobs", "compute", "graphs"}  # never import each other
+FEATURES = {"topics", "streams", "jobs", "compute", "graphs"}  # never import each other
+GROUND = {"core", "runtime", "storage", "replication", "kernel"}  # what features stand on
 
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
@@ -38,14 +39,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "runtime": BASE | {"core"},
     "storage": BASE | {"core", "runtime"},
     "replication": BASE | {"core", "runtime", "storage"},
-    **{name: BASE | {"core", "runtime", "storage", "replication"} for name in FEATURES},
-    "introductions": BASE | {"core", "runtime", "storage", "replication"} | FEATURES,
-    "app": BASE | {"core", "runtime", "storage", "replication", "introductions"} | FEATURES,
-    "server": BASE | {"core", "runtime", "storage", "replication", "app"} | FEATURES,
-    "cli": BASE
-    | {"core", "runtime", "storage", "replication", "app", "server", "client"}
-    | FEATURES,
-    "client": BASE,
+    "kernel": BASE | {"core", "runtime", "storage", "replication"},
+    **dict.fromkeys(FEATURES, BASE | GROUND),
+    "parts": BASE | GROUND | FEATURES,
+    "app": BASE | GROUND | {"parts"} | FEATURES,
+    "server": BASE | GROUND | {"app"} | FEATURES,
+    "cli": BASE | GROUND | {"app", "server", "client"} | FEATURES,
+    "client": BASE | {"core"},
     "__main__": {"cli"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"cli", "server", "__main__"}  # the names users import
@@ -82,6 +82,8 @@ LOOP_CLOCK = re.compile(r"loop(\(\))?\.time$")
 ENVIRONMENT = {f"os.{name}" for name in ("environ", "environb", "getenv", "getenvb", "putenv")}
 
 BARE_NAMES = {"scheduler", "manager", "handler", "util", "utils", "helper", "helpers"}
+NAMED_TEST = re.compile(r"`(test_\w+)`")
+NAMED_MODULE = re.compile(r"\bfairway(?:\.\w+)+")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
 
 # Written in pieces, or this file would be its own first violation.
@@ -376,6 +378,50 @@ def is_fixed_delay(node: ast.expr) -> bool:
 
 
 @rule
+def unit_tests_mirror_the_source(root: Path) -> Iterator[str]:
+    """A test module in tests/unit stands in the folder of the package that it tests.
+
+    It is named after a module of that package, or imports one. A test of a module in no package,
+    such as settings.py, is named after it and stands at the top.
+    """
+    package, tests = root / "src" / "fairway", root / "tests" / "unit"
+    for source in sources(root, "tests/unit"):
+        folder = source.path.parent.relative_to(tests)
+        if not (package / folder).is_dir():
+            yield source.at(1, f"there is no package {folder} in src/fairway")
+        elif source.path.stem == "conftest" or is_namesake(source.path.stem, package / folder):
+            continue
+        elif folder == Path():
+            yield source.at(1, "src/fairway has no module of that name: whose folder is it for?")
+        elif folder not in (named := packages_named(source, package)):
+            others = ", ".join(sorted(map(str, named))) or "no package"
+            yield source.at(1, f"it names {others} and nothing in {folder}")
+
+
+def is_namesake(test: str, package: Path) -> bool:
+    module = test.removeprefix("test_")
+    return any((package / f"{name}.py").exists() for name in (module, f"__{module}__"))
+
+
+def packages_named(source: Source, package: Path) -> set[Path]:
+    """The folders, below `package`, of the modules that a file imports or names in a text."""
+    names = {imported.module for imported in source.imports}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names.update(NAMED_MODULE.findall(node.value))
+    found = set()
+    for name in names:
+        top, *parts = name.split(".")
+        path = Path()
+        if top != "fairway":
+            continue
+        while parts and (package / path / parts[0]).is_dir():
+            path /= parts.pop(0)
+        found.add(path)
+    return found
+
+
+@rule
 def files_name_no_machine(root: Path) -> Iterator[str]:
     """No path or package host of somebody's machine is written down."""
     for path in tracked(root):
@@ -386,6 +432,28 @@ def files_name_no_machine(root: Path) -> Iterator[str]:
         for number, line in enumerate(lines, 1):
             if found := MACHINE.search(line):
                 yield f"{path.relative_to(root)}:{number}: names {found[0]}"
+
+
+@rule
+def docs_name_tests_that_exist(root: Path) -> Iterator[str]:
+    """A claim in the docs names the test that shows it, and the test is there to be run."""
+    named = [
+        (path, number, name)
+        for path in sorted((root / "docs").rglob("*.md"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        for name in NAMED_TEST.findall(line)
+    ]
+    if not named:
+        return
+    there = {
+        node.name
+        for source in sources(root, "tests")
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    for path, number, name in named:
+        if name not in there:
+            yield f"{path.relative_to(root)}:{number}: there is no test {name}"
 
 
 def tracked(root: Path) -> list[Path]:

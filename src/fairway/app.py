@@ -10,25 +10,25 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
 from fairway.core.lanes import LaneLimits
 from fairway.errors import (
-    AlreadyOwned,
     Closing,
-    GraphFailed,
     InvalidConfig,
     InvalidRequest,
+    OutcomeUnknown,
+    OutOfDate,
+    TryLater,
     WriteFailed,
 )
-from fairway.graphs.engine import KIND, Graphs
+from fairway.graphs.engine import Graphs
 from fairway.graphs.graph import Graph
 from fairway.graphs.source import Source
-from fairway.introductions import EffectDestinations, TopicArrivals, TopicSource
 from fairway.jobs.clockwork import Schedule, catchup_of, scheduled_context, times_of
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.feeder import FeederConfig
@@ -45,16 +45,18 @@ from fairway.jobs.kinds import (
 )
 from fairway.jobs.part import JobsPart, store_at
 from fairway.jobs.worker import WorkerConfig
-from fairway.runtime.blocking import BlockingPool
+from fairway.kernel.kernel import Kernel
+from fairway.kernel.opening import STANDBY_NS, Opening
+from fairway.parts import PARTS, Assembly, Declared, TopicSource
 from fairway.runtime.clock import sleep_ns
-from fairway.runtime.service import running
 from fairway.runtime.targets import target_of
 from fairway.runtime.telemetry import Telemetry
+from fairway.runtime.turn import TURN
 from fairway.runtime.usercode import interrupts
-from fairway.storage.log import Log
-from fairway.storage.reserve import DiskReserve
-from fairway.storage.wals import directory_of, no_place, wal_at
+from fairway.runtime.words import brief
+from fairway.storage.wals import directory_of
 from fairway.storage.writer import WriterConfig
+from fairway.streams.engine import Streams, StreamsConfig
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.handle import Lost, Read, Record, TopicHandle
 from fairway.wire.topics import RouterConfig, TopicPatch, check_name, match_of
@@ -71,11 +73,15 @@ if TYPE_CHECKING:
     from fairway.jobs.kinds import JobOptions
     from fairway.jobs.schedule import CatchupConfig
     from fairway.jobs.store import JobStore
+    from fairway.kernel.part import Part
+    from fairway.runtime.turn import TurnBudget
+    from fairway.storage.log import Log
     from fairway.storage.wal import Wal
     from fairway.topics.handle import RemoteTopics
     from fairway.wire.topics import RouterOptions, TopicOptions
 
 T = TypeVar("T")
+PartT = TypeVar("PartT", bound="Part")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -90,10 +96,6 @@ WRITER: Final = WriterConfig(total=LaneLimits(items=65_536, size=256 * MIB))
 DATA: Final = "fairway-data"
 EPOCH_BITS: Final = 32
 """How far apart the epochs of two logs begin: a few thousand topics of each do not meet."""
-STANDBY_NS: Final = 500_000_000
-"""How often a process that stands by looks whether it may take over."""
-START_BYTES: Final = MIB
-"""Room that everything besides the log needs to start; with less, the reserve is given up."""
 logger = logging.getLogger("fairway")
 
 
@@ -116,8 +118,10 @@ class Fairway:
         standby: bool = False,
         writer: WriterConfig = WRITER,
         topics: TopicsConfig | None = None,
+        streams: StreamsConfig | None = None,
         jobs: str | Path | JobStore | None = None,
         worker: WorkerConfig | None = WORKER,
+        turn: TurnBudget = TURN,
     ) -> None:
         """Topics live in `place`, and so do jobs unless `jobs` says where.
 
@@ -125,10 +129,11 @@ class Fairway:
         gone for as long as its lease: then this process takes over topics and graphs. (Jobs need
         none of this: any number of processes work on them.)
 
-        `worker` says how this process works on them; None, not at all: another one does.
+        `worker` says how this process works on them; None, not at all: another one does. `turn` is
+        how much is done in one turn of the event loop.
         """
-        self.place = place
-        self.standby = standby
+        self.turn = turn
+        self._opening = Opening(place, standby=standby)
         self.patient = False
         """Whether a database of the jobs that cannot be used yet is waited for, as the commands do,
         or is an error."""
@@ -145,17 +150,17 @@ class Fairway:
         self._forwarders: dict[str, Forwarder] = {}
         self.remote_topics: RemoteTopics | None = None
         """The way to the topics of a running server, in a process that only works on jobs."""
-        self._part: JobsPart | None = None
         self._declared_graphs: list[Graph] = []
-        self._graphs: Graphs | None = None
         self.telemetry = Telemetry()
         self._writer = writer
         self._topics_config = topics
+        self._streams_config = streams
         self._declared: dict[str, TopicHandle[Any]] = {}
         self._routers: dict[str, RouterConfig] = {}
         self._log: Log | None = None
-        self._reserve: DiskReserve | None = None
-        self._engine: Topics | None = None
+        self._kernel: Kernel | None = None
+        self._starting: tuple[Part, ...] = ()
+        self._parts: dict[type[Part], Part] = {}
         self._stack: AsyncExitStack | None = None
 
     @overload
@@ -345,7 +350,7 @@ class Fairway:
         of the job, or the context of the run.
         """
         if not name or (wrong := wrong_text("name", name)):
-            raise InvalidConfig(f"schedule {name!r:.80}: {wrong if name else 'it has no name'}")
+            raise InvalidConfig(f"schedule {brief(name)}: {wrong if name else 'it has no name'}")
         if name in self._schedules:
             raise InvalidConfig(f"schedule {name!r} is declared twice")
         times, missed = times_of(cron, every_s, zone), catchup_of(catchup)
@@ -359,7 +364,7 @@ class Fairway:
         else:
             if not isinstance(target, JobFunction | Machine):
                 raise InvalidConfig(
-                    f"schedule {name!r} is for a job or a workflow of this app, not {target!r:.80}"
+                    f"schedule {name!r} is for a job or a workflow of this app, not {brief(target)}"
                 )
             kind = target.kind
             try:
@@ -387,7 +392,7 @@ class Fairway:
         """
 
         if not isinstance(target, Flow):
-            raise InvalidConfig(f"a trigger starts runs of a workflow, not of {target!r:.80}")
+            raise InvalidConfig(f"a trigger starts runs of a workflow, not of {brief(target)}")
         times_of(None, every_s, "UTC")  # refused before anything is declared
 
         def declare(function: Callable[..., Any]) -> JobFunction[..., Any]:
@@ -408,7 +413,7 @@ class Fairway:
         """Enqueue jobs of any kinds, all or none of them; durable when this returns."""
         for order in orders:
             if not isinstance(order, Order):
-                raise InvalidRequest(f"`job.order(...)` makes what is enqueued, not {order!r:.80}")
+                raise InvalidRequest(f"`job.order(...)` makes what is enqueued, not {brief(order)}")
         added = await self.jobs.enqueue([order.job for order in orders], within=within)
         return [JobHandle(self._running_jobs, one.id, fresh=one.fresh) for one in added]
 
@@ -418,9 +423,7 @@ class Fairway:
     @property
     def jobs(self) -> Jobs:
         """Jobs, to look at and to steer, once the app is entered."""
-        if self._part is None:
-            raise Closing("the app is not running: enter it with `async with app:`")
-        return self._part.engine
+        return self.part(JobsPart).engine
 
     def forward(
         self,
@@ -477,113 +480,138 @@ class Fairway:
         See `fairway.graphs.graph.Graph` for the options. It runs while the app does.
         """
         if declared is not None:
-            return self._declare_graph(Graph(declared, when=when, **options))
+            return self.add_graph(Graph(declared, when=when, **options))
         scope = sys._getframe(1).f_locals
 
         def declare(function: Callable[..., Any]) -> Graph:
             name = options.pop("name", None) or function.__name__
             graph = Graph(name, when=when, **options)
             graph.add(function, scope=scope)
-            return self._declare_graph(graph)
+            return self.add_graph(graph)
 
         return declare
 
-    def _declare_graph(self, graph: Graph) -> Graph:
+    def add_graph(self, graph: Graph) -> Graph:
+        """Declare a graph that was made without the app, such as one of a library."""
         if any((g.tenant, g.name) == (graph.tenant, graph.name) for g in self._declared_graphs):
             raise InvalidConfig(f"graph {graph.name!r} is declared twice")
         self._declared_graphs.append(graph)
         return graph
 
+    def part(self, kind: type[PartT]) -> PartT:
+        """A part of the running app by its class: `app.part(Graphs)`."""
+        return cast("PartT", self._entered(self._parts.get(kind)))
+
     @property
     def graphs(self) -> Graphs:
         """The graphs that run, to look at and to steer, once the app is entered."""
-        if self._graphs is None:
-            raise Closing("the app is not running: enter it with `async with app:`")
-        return self._graphs
+        return self.part(Graphs)
 
     @property
     def log(self) -> Log:
         """The log underneath, once the app is entered."""
-        if self._log is None:
-            raise Closing("the app is not running: enter it with `async with app:`")
-        return self._log
+        return self._entered(self._log)
+
+    @property
+    def kernel(self) -> Kernel:
+        """What all parts share, once the app is entered."""
+        return self._entered(self._kernel)
 
     @property
     def topics(self) -> Topics:
         """The engine underneath, once the app is entered."""
-        if self._engine is None:
+        return self.part(Topics)
+
+    def _entered(self, found: T | None) -> T:
+        if found is None:
             raise Closing("the app is not running: enter it with `async with app:`")
-        return self._engine
+        return found
+
+    @property
+    def place(self) -> str | Path | Wal | Callable[[], Wal]:
+        """Where the log is."""
+        return self._opening.place
+
+    @place.setter
+    def place(self, place: str | Path | Wal | Callable[[], Wal]) -> None:
+        self._opening.place = place
+
+    @property
+    def standby(self) -> bool:
+        """Whether entering waits until the log is free."""
+        return self._opening.standby
+
+    @standby.setter
+    def standby(self, standby: bool) -> None:
+        self._opening.standby = standby
+
+    @property
+    def streams(self) -> Streams:
+        """The Durable Streams of this app, once it is entered."""
+        return self.part(Streams)
 
     @property
     def stands_by_again(self) -> bool:
-        """Whether it can be entered once more after another process took the log over: it was asked
-        to stand by, and its place can be opened anew (a `Wal` object is used up by then)."""
-        return self.standby and (isinstance(self.place, str | Path) or callable(self.place))
+        """Whether it can be entered once more after another process took the log over."""
+        return self._opening.repeats
 
     @property
     def progress(self) -> dict[str, object]:
         """How far recovery has come."""
-        if self._stands_by or self._stands_by_next:
+        if self._opening.stands_by or self._stands_by_next:
             return {"standing_by": True}
-        recovery = self._starting.recovery if self._starting is not None else None
-        if recovery is None or not recovery.total:
-            return {"replay_progress": 0.0}
-        share = round(recovery.done / recovery.total, 3)
-        return {"replay_progress": share, "topics": recovery.total}
+        progress: dict[str, object] = {"replay_progress": 0.0}
+        for part in self._starting:
+            progress |= part.progress()
+        return progress
 
     @property
     def _stands_by_next(self) -> bool:
         """Whether another process has the log by now, and this one waits for it from here on."""
         return self._log is not None and self._log.lost is not None and self.stands_by_again
 
-    _starting: Topics | None = None
-    _stands_by: bool = False
-
     async def __aenter__(self) -> Self:
+        """Start. One that stood by goes on to do so if its store fails while it takes over."""
+        reason = ""
+        while True:
+            try:
+                await self._start()
+                return self
+            except (TryLater, OutOfDate, WriteFailed, OutcomeUnknown) as error:
+                if not (self._opening.stood_by and self.stands_by_again):
+                    raise
+                if str(error) != reason:
+                    logger.warning("standing by: %s", error)
+                reason, self._opening.stands_by = str(error), True
+            await sleep_ns(STANDBY_NS)
+
+    async def _start(self) -> None:
         async with AsyncExitStack() as stack:
+            stack.callback(self._forget_started)
             stack.enter_context(interrupts())
-            # Left last, when the log is closed and its files are as small as they get.
-            stack.push_async_callback(self._hold_reserve)
-            log = await self._open_log(stack)
-            self._starting = Topics(
-                log,
-                config=self._topics_config,
-                telemetry=self.telemetry,
-                reserve=self._reserve,
-                first_epoch=self.first_epoch or 1 + secrets.randbits(EPOCH_BITS),
+            log = await self._opening.open(stack, self._writer, self.telemetry, self.turn)
+            kernel = await stack.enter_async_context(
+                Kernel(
+                    log,
+                    telemetry=self.telemetry,
+                    reserve=self._opening.reserve,
+                    first_epoch=self.first_epoch or 1 + secrets.randbits(EPOCH_BITS),
+                )
             )
+            assembly = Assembly(kernel, self._declared_so_far())
+            for make in PARTS:
+                part = make(assembly)
+                assembly.parts[type(part)] = part
+            self._starting = tuple(assembly.parts.values())
             # The files of the log stay as they are until its topics were read. Whatever is wrong
-            # with those of the jobs has to be met before that: a refused start changes none.
-            part = self._jobs_part()
-            await part.inspect()
-            engine = await stack.enter_async_context(self._starting)
-            for handle in self._declared.values():
-                await engine.put(handle.name, handle.patch, declared=True)
-            for name, router in self._routers.items():
-                for end in (router.source, router.dest):
-                    if engine.find(end) is None:
-                        await engine.create(end, declared=True)
-                await engine.put_router(name, router, declared=True)
-            self._part = await stack.enter_async_context(part)
-            if self._part.worker is not None:
-                self._part.worker.pressure = lambda: engine.ladder.pressure
-            self._log, self._engine = log, engine
-            await stack.enter_async_context(running(*self._forwarders.values()))
-            graphs = Graphs(
-                log=log,
-                catalog=engine.catalog,
-                known=engine.others.get(KIND),
-                destinations=EffectDestinations(engine, self._running_jobs, self._declared),
-                arrivals=TopicArrivals(engine),
-                telemetry=self.telemetry,
-            )
-            self._graphs = await stack.enter_async_context(graphs)
-            for graph in self._declared_graphs:
-                with suppress(GraphFailed):  # it is told and shown so; the others run
-                    await graphs.load(graph)
+            # with those of other parts has to be met before that: a refused start changes none.
+            for part in self._starting:
+                await part.inspect()
+            self._log, self._kernel = log, kernel
+            for part in self._starting:
+                self._parts[type(part)] = part  # it is open for its own code as soon as it can be
+                await stack.enter_async_context(part)
             self._stack = stack.pop_all()
-        return self
 
     async def __aexit__(
         self,
@@ -592,57 +620,13 @@ class Fairway:
         trace: TracebackType | None,
     ) -> None:
         assert self._stack is not None
-        self._stands_by = self._stands_by_next
-        try:
-            await self._stack.__aexit__(kind, error, trace)
-        finally:
-            self._log = self._engine = self._starting = self._part = self._graphs = None
+        self._opening.stands_by = self._opening.stood_by = self._stands_by_next
+        await self._stack.__aexit__(kind, error, trace)
 
-    async def _hold_reserve(self) -> None:
-        """Leave the next start something to give up, if this one had to give it up."""
-        reserve, self._reserve = self._reserve, None
-        if reserve is not None and reserve.given_up:
-            async with BlockingPool(1, name="reserve") as pool:
-                await pool.run(reserve.hold_some)
-
-    async def _open_log(self, stack: AsyncExitStack) -> Log:
-        """The log, as soon as it is ours; on a full disk in the room of the reserve."""
-        place = self.place
-        told = False
-        while True:
-            if isinstance(place, str | Path):
-                wal = wal_at(place)
-            else:
-                wal = place() if callable(place) else place
-            try:
-                self._reserve = self._reserve or _reserve_of(place)
-                log = await stack.enter_async_context(
-                    Log(wal, writer=self._writer, telemetry=self.telemetry, held=True)
-                )
-            except WriteFailed as error:
-                if self._reserve is None or self._reserve.given_up:
-                    raise
-                logger.warning("the reserve is given up, to open the log: %s", error)
-                self._reserve.release()
-                continue
-            except AlreadyOwned as error:
-                if not self.standby:
-                    raise
-                if not told:
-                    logger.info("standing by: %s", error)
-                told = True
-                self._stands_by = True
-            except OSError as error:
-                if (refusal := no_place(error)) is None:
-                    raise
-                raise refusal from None
-            else:
-                self._stands_by = False
-                self._reserve = self._reserve or _reserve_of(place)  # in a directory just made
-                if self._reserve is not None:
-                    self._reserve.make_way(START_BYTES)
-                return log
-            await sleep_ns(STANDBY_NS)
+    def _forget_started(self) -> None:
+        self._log = self._kernel = self._stack = None
+        self._starting = ()
+        self._parts = {}
 
     @asynccontextmanager
     async def working(
@@ -657,30 +641,54 @@ class Fairway:
         Any number of processes may do this at once. `topics` is how topic handles reach the
         server; without it they are refused. `store` is another place for jobs than the app's own.
         """
-        self._part = part = self._jobs_part(worker, store)
+        declared = self._declared_so_far(worker, store)
+        part = JobsPart(
+            declared.job_store,
+            declared.kinds,
+            declared.worker,
+            declared.schedules,
+            declared.telemetry,
+            patient=declared.patient,
+        )
+        self._parts[JobsPart] = part
         self.remote_topics = topics
         try:
             with interrupts():
                 async with part:
                     yield part
         finally:
-            self._part = self.remote_topics = None
+            self._parts, self.remote_topics = {}, None
 
-    def _jobs_part(
+    def _declared_so_far(
         self, worker: WorkerConfig | None = None, store: JobStore | None = None
-    ) -> JobsPart:
-        place: Any = self._jobs_place if store is None else store
-        if place is None:
-            place = self.place if isinstance(self.place, str | Path) else "memory:"
-        store = store_at(place) if isinstance(place, str | Path) else place
+    ) -> Declared:
+        place: Any = self._place_of_jobs if store is None else store
         for flow in self.flows.values():
             flow.declare(self._kinds)
         worker = worker or (self._worker if self._kinds.newest else None)
         if worker is WORKER:
             worker = WorkerConfig(queues={queue: FeederConfig() for queue in self.queues})
-        return JobsPart(
-            store, self._kinds, worker, self._schedules, self.telemetry, patient=self.patient
+        return Declared(
+            topics=self._declared,
+            topics_config=self._topics_config,
+            streams_config=self._streams_config,
+            routers=self._routers,
+            job_store=store_at(place) if isinstance(place, str | Path) else place,
+            jobs_on_our_disk=_on_one_disk(self.place, place),
+            kinds=self._kinds,
+            worker=worker,
+            schedules=self._schedules,
+            forwarders=self._forwarders.values(),
+            graphs=self._declared_graphs,
+            telemetry=self.telemetry,
+            patient=self.patient,
         )
+
+    @property
+    def _place_of_jobs(self) -> Any:
+        if self._jobs_place is not None:
+            return self._jobs_place
+        return self.place if isinstance(self.place, str | Path) else "memory:"
 
     @property
     def queues(self) -> list[str]:
@@ -690,7 +698,8 @@ class Fairway:
         return sorted({kind.options.queue for kind in self._kinds.by_version.values()})
 
 
-def _reserve_of(place: object) -> DiskReserve | None:
-    """Room kept back beside the data, where that is a directory of this machine."""
-    path = directory_of(place) if isinstance(place, str | Path) else None
-    return DiskReserve(path / "reserve") if path is not None and path.is_dir() else None
+def _on_one_disk(one: object, other: object) -> bool:
+    """Whether both are directories, and of one file system."""
+    paths = [directory_of(place) for place in (one, other) if isinstance(place, str | Path)]
+    found = [path for path in paths if path is not None and path.is_dir()]
+    return len(found) == 2 and len({path.stat().st_dev for path in found}) == 1

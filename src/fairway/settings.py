@@ -11,11 +11,11 @@ import os
 import re
 import ssl
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import msgspec
@@ -120,12 +120,12 @@ class ServerSettings:
     tls_cert: Path | None = None
     """The certificate chain (PEM). With `tls_key` it turns HTTP into HTTPS."""
     tls_key: Path | None = None
-    graphs: Path | None = None
-    """A directory of Python files whose graphs run, and come and go as the files do."""
     standby: bool = False
     """Wait for the data if another process has it, and take over when that ends."""
     allow_insecure: bool = False
     """Without keys, listen anywhere and answer to any Host: whoever can reach it may write."""
+    of_parts: Mapping[str, Any] = field(default_factory=dict)
+    """What is set for parts, by the name of the setting: see `PART_SETTINGS`."""
 
     def __post_init__(self) -> None:
         _host(self.host)
@@ -170,6 +170,32 @@ class ServerSettings:
         return context
 
 
+class PartSetting(NamedTuple):
+    """A setting of one part: an option of `fairway serve`, and a variable of the environment."""
+
+    name: str
+    """Of a part that has one setting, its own."""
+    parse: Callable[[str], Any]
+    """Makes the value of a text. Raises `ValueError` for one that is malformed."""
+    metavar: str
+    """What stands for the value in `--help`."""
+    help: str
+
+    @property
+    def option(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "FAIRWAY_" + self.name.upper()
+
+
+PART_SETTINGS: Final = [
+    PartSetting("graphs", Path, "DIR", "Run the graphs that its files declare, live."),
+]
+"""The settings of all parts; `ServerSettings.of_parts` has their values."""
+
+
 def read_settings(environ: Mapping[str, str] | None = None, **given: Any) -> ServerSettings:
     """Settings from `given`, then the environment, then the defaults.
 
@@ -178,7 +204,8 @@ def read_settings(environ: Mapping[str, str] | None = None, **given: Any) -> Ser
     """
     environ = os.environ if environ is None else environ
     chosen = {name: value for name, value in given.items() if value is not None}
-    for name, (variable, parse) in _VARIABLES.items():
+    of_parts = {one.name: (one.variable, one.parse) for one in PART_SETTINGS}
+    for name, (variable, parse) in (_VARIABLES | of_parts).items():
         text = environ.get(variable, "").strip()
         if name in chosen or not text:
             continue
@@ -186,7 +213,8 @@ def read_settings(environ: Mapping[str, str] | None = None, **given: Any) -> Ser
             chosen[name] = parse(text)
         except ValueError as error:
             raise InvalidConfig(f"{variable}: {error}") from None
-    return ServerSettings(**chosen)
+    for_parts = {name: chosen.pop(name) for name in of_parts if name in chosen}
+    return ServerSettings(**chosen, of_parts=for_parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -524,7 +552,6 @@ _VARIABLES: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "api_keys": ("FAIRWAY_API_KEYS", parse_api_keys),
     "tls_cert": ("FAIRWAY_TLS_CERT", Path),
     "tls_key": ("FAIRWAY_TLS_KEY", Path),
-    "graphs": ("FAIRWAY_GRAPHS", Path),
     "standby": ("FAIRWAY_STANDBY", _switch),
     "allow_insecure": ("FAIRWAY_ALLOW_INSECURE", _switch),
 }

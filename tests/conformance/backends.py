@@ -155,10 +155,10 @@ class SqliteBackend(DirectoryBackend):
     def spoil_format(self, wal: Wal) -> None:
         import apsw
 
-        from fairway.storage.wals.sqlite_shard import _checksum_vfs
+        from fairway.storage.wals.sqlite_shard import checksum_vfs
 
         shard = max(self.place(wal).glob("*.db"))
-        connection = apsw.Connection(str(shard), vfs=_checksum_vfs())
+        connection = apsw.Connection(str(shard), vfs=checksum_vfs())
         connection.pragma("user_version", 999)
         connection.close()
 

@@ -2218,6 +2218,39 @@ def test_children_and_then_their_parent_may_be_retried_together(desk: Desk, hand
     assert hand.one(PARENTS).id == parent
 
 
+@pytest.mark.parametrize("parent_first", [True, False])
+def test_a_parent_that_failed_waits_for_children_that_are_retried_with_it(
+    desk: Desk, hand: Hand, parent_first: bool
+) -> None:
+    """It had gone on when they ended, and failed because they had: all of them are taken up."""
+    parent, children = spawned(desk, hand, NewJob(kind="part"), NewJob(kind="part"))
+    for _ in children:
+        hand.settle(hand.one(), Fate.FAILED)
+    hand.settle(hand.one(PARENTS), Fate.FAILED)
+    every = [parent, *children] if parent_first else [*children, parent]
+    assert desk.retry(every) == every
+    assert desk.status(parent) is Status.WAITING
+    assert hand.take(lane=PARENTS) == []
+    for _ in children:
+        hand.settle(hand.one(), Fate.DONE)
+    claim = hand.one(PARENTS)
+    assert (claim.step, [one.status for one in claim.children]) == ("joined", [Status.DONE] * 2)
+
+
+def test_a_parent_that_failed_waits_for_a_child_that_was_retried_before_it(
+    desk: Desk, hand: Hand
+) -> None:
+    parent, (child,) = spawned(desk, hand, NewJob(kind="part"))
+    hand.settle(hand.one(), Fate.FAILED)
+    hand.settle(hand.one(PARENTS), Fate.FAILED)
+    assert desk.retry([child]) == [child]
+    running = hand.one()
+    assert desk.retry([parent]) == [parent]
+    assert desk.status(parent) is Status.WAITING
+    hand.settle(running, Fate.DONE)
+    assert hand.one(PARENTS).step == "joined"
+
+
 def test_a_retry_anew_is_ready_with_an_empty_inbox(desk: Desk, hand: Hand) -> None:
     id = waiting(desk, hand, "s", delay_ns=MINUTE)
     desk.signal(id, "t", b"1", dedup="d")
@@ -2267,13 +2300,13 @@ def test_a_parent_is_not_retried_while_children_that_report_to_it_live(
 def test_a_parent_and_a_child_that_reports_to_it_are_not_both_retried(
     desk: Desk, hand: Hand, parent_first: bool
 ) -> None:
-    """Whichever comes first: the other would meet what it starts."""
+    """The parent is, in whichever order they are given: it starts again what it needs."""
     new = NewJob(kind="part", notify="ended")
     parent, (child,) = spawned(desk, hand, new, names=["ended"])
     desk.cancel([parent])
     both = [parent, child] if parent_first else [child, parent]
-    assert desk.retry(both, anew=True) == both[:1]
-    assert desk.statuses(both) == [Status.READY, Status.CANCELLED]
+    assert desk.retry(both, anew=True) == [parent]
+    assert desk.statuses([parent, child]) == [Status.READY, Status.CANCELLED]
 
 
 def test_the_first_reason_stands_for_a_job_that_came_back_to_its_lane(

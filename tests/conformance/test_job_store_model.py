@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec import structs
 
-from fairway.jobs.job import MOVES, Fate, Status
+from fairway.jobs.job import Fate, Status
+from fairway.jobs.moves import MOVES
 from fairway.jobs.stores.memory import MemoryStore
 from tests.conformance.job_backends import JOB_STORES, MemoryRig, opened
 from tests.support.job_histories import EFFECTS, Clocked, Disagreement, History

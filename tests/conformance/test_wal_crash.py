@@ -109,7 +109,7 @@ class MemoryRig(Rig):
     def start(self) -> None:
         if self._disk is None:
             self._disk = MemoryWal(shards=self.shards)
-        self._disk._sync = self._disk._before_write = self._step
+        self._disk._sync = self._disk.before_write = self._step
         self.wal = self._disk
 
     def restart(self, survival: Survival, rng: random.Random) -> None:
@@ -161,7 +161,7 @@ class SqliteRig(Rig):
 
     def restart(self, survival: Survival, rng: random.Random) -> None:
         self.disk.restart(survival)
-        shards = list(self._sqlite._shards)
+        shards = list(self._sqlite.shards)
         with suppress(apsw.Error):  # its connections died with the power
             self.wal.close()
         for shard in shards:

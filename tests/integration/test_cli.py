@@ -582,7 +582,7 @@ def test_what_a_server_with_keys_suggests_has_a_place_for_one(tmp_path: Path) ->
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
 @pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
-@pytest.mark.skipif(not (ROOT / ".venv/.installed").exists(), reason="not made by make install")
+@pytest.mark.skipif(not (ROOT / ".venv/.installed-run").exists(), reason="not made by make")
 def test_make_run_starts_the_server_and_what_it_suggests_works_as_pasted(tmp_path: Path) -> None:
     arguments = f"ARGS=--port {free_port()} --data {tmp_path / 'data'}"
     with subprocess.Popen(

@@ -9,11 +9,16 @@ import msgspec
 import pytest
 
 from fairway import Closing, Fairway, FiringContext, Graph, Source, all_, any_
+from fairway.errors import InvalidRequest
 from fairway.graphs import journal as journal_module
+from fairway.graphs.feed import Event
+from tests.support.server import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
+
+    from fairway.graphs.feed import Marks, Surroundings
 
 
 class Old(msgspec.Struct, frozen=True):
@@ -213,3 +218,110 @@ def test_pause_outlives_a_restart_and_what_was_pushed_meanwhile_fires_on_resume(
     live(tmp_path, second, again)
     assert not before
     assert after == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("life", [1, 2])
+def test_a_key_that_no_journal_holds_refuses_its_push_and_nothing_else(
+    tmp_path: Path, life: int
+) -> None:
+    """A key as long as a UUID is one that it holds; across a restart too."""
+    seen: list[int] = []
+    keys = {1: "\ud800", 2: "x" * 1_000_000}
+
+    def graph() -> Graph:
+        name = Source("n", int, dedupe=lambda n: keys.get(n, n % 3 + 2**100))
+        made = Graph("keyed", when=name, inputs="sequential", checkpoint=True)
+
+        @made.node
+        def see(n: int) -> None:
+            seen.append(n)
+
+        return made
+
+    for _ in range(life):
+        made = graph()
+
+        async def play(app: Fairway, made: Graph = made) -> None:
+            for number in (1, 2):
+                with pytest.raises(InvalidRequest, match="dedupe"):
+                    await made.push("n", number)
+            for number in (3, 6, 4, 7):
+                await made.push("n", number)
+            await made.settled()
+            assert app.graphs.get("keyed").state == "live"
+
+        live(tmp_path, play, made)
+    assert seen == [3, 4]
+
+
+class Bringing:
+    """A feed that brings events once, and then nothing."""
+
+    def __init__(self, *events: Event) -> None:
+        self.events = events
+
+    def open(self, around: Surroundings) -> Bringing:
+        return self
+
+    async def connect(self, marks: Marks) -> None:
+        self.left = [event for event in self.events if event.stream not in marks]
+
+    async def receive(self) -> Sequence[Event]:
+        if not self.left:
+            await asyncio.get_running_loop().create_future()
+        left, self.left = self.left, []
+        return left
+
+    async def commit(self, marks: Marks) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"tag": tag} for tag in (5, 1.5, True, b"t", ["t"], "\ud800", "t" * 257)),
+        *({"who": who} for who in (5, None, b"w", {1})),
+        *({"stream": stream} for stream in (5, None, b"s", "\ud800")),
+        *({"offset": offset} for offset in (1.5, True, 2**70, "1", None)),
+    ],
+    ids=repr,
+)
+def test_what_a_journal_could_not_read_again_is_refused_and_the_graph_lives_on(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    """Its type is that of a field which the encoder does not look at, and the decoder does."""
+    seen: list[int] = []
+
+    def graph() -> Graph:
+        events = [Event(2, "good", 1)]
+        if wrong.keys() & {"stream", "offset"}:
+            events.insert(0, Event(1, **{"stream": "bad", "offset": 1, **wrong}))
+        n = Source("n", int, feed=Bringing(*events))
+        made = Graph("g", when=n, inputs="sequential", checkpoint=True, on_error="dead_letter")
+
+        @made.node
+        def see(n: int, firing: FiringContext) -> None:
+            if n == 3 and "tag" in wrong:
+                firing.append("t", n, tag=wrong["tag"])
+            seen.append(n)
+
+        return made
+
+    for life in range(2):
+        made = graph()
+
+        async def play(app: Fairway, made: Graph = made, life: int = life) -> None:
+            await made.push("n", 3)
+            if "who" in wrong:
+                for command in (made.pause, made.resume):
+                    with pytest.raises(InvalidRequest, match="who gives a command"):
+                        await command(wrong["who"])
+            letters = 0 if "who" in wrong else life + 1
+            await until(lambda: 2 in seen and len(made.dead_letters) == letters)
+            await made.settled()
+            assert app.graphs.get("g").state == "live"
+            assert not app.graphs.get("g").recoveries
+
+        live(tmp_path, play, made)
+    assert sorted(seen) == [2, *([] if "tag" in wrong else [3, 3])]

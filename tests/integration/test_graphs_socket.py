@@ -7,13 +7,15 @@ import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from fairway.server import graphs_socket
-from fairway.server.websocket import QUEUE_BYTES
+from fairway.server.fronts.graphs import sockets
+from fairway.server.http.websocket import QUEUE_BYTES
 from fairway.settings import parse_api_keys
+from fairway.wire.graphs import CommandAnswer, PushAnswer
 from tests.support.graphs_served import Gate, desk
 from tests.support.server import (
     Api,
@@ -25,6 +27,7 @@ from tests.support.server import (
     text_frame,
     until,
 )
+from tests.support.sockets import as_written_down
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -43,6 +46,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield made
 
 
+ANSWER = msgspec.json.Decoder(PushAnswer | CommandAnswer)
+
+
 class Socket:
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
@@ -52,7 +58,7 @@ class Socket:
 
     async def next(self) -> Any:
         async with asyncio.timeout(10):
-            return json.loads(await self.connection.recv())
+            return as_written_down(await self.connection.recv(), ANSWER)
 
     async def ended(self) -> None:
         """Read on until the other side closes, which raises."""
@@ -99,7 +105,7 @@ def test_a_push_is_acknowledged_and_has_fired(site: Site) -> None:
 def test_many_pushes_at_once_keep_their_order_and_are_all_answered(site: Site) -> None:
     async def scenario(api: Api) -> None:
         async with opened(api, "kept", "accumulators/quotes") as socket:
-            window = graphs_socket.WINDOW
+            window = sockets.WINDOW
             for number in range(window):
                 await socket.send(data={"bid": 0, "ask": number}, id=number)
             acks = [await socket.next() for _ in range(window)]
@@ -162,7 +168,7 @@ def test_a_full_socket_refuses_with_a_time_and_answers_each_message(site: Site) 
         await api.post("/v0/graphs/waiting/pause")
         live = site.served.app.graphs.get("waiting").running()
         async with opened(api, "waiting", "accumulators/orders") as socket:
-            count = graphs_socket.WINDOW + 10
+            count = sockets.WINDOW + 10
             for number in range(count):
                 await socket.send(data={"id": number}, id=number)
             acks = [await socket.next() for _ in range(2)]  # as many as there is room for
@@ -290,13 +296,13 @@ def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: 
         keys = tmp_path / "keys.toml"
         keys.write_text(key)
         async with serving(tmp_path, app=desk(tmp_path), keys_file=keys) as served:
-            host = served.server._http.host
+            host = served.server.host
             assert host is not None
             async with opened(served.api, "pricing", "accumulators/quotes", key="secret") as socket:
                 large = {"data": QUOTE, "id": "x" * 1000}
                 assert [(await socket.ask(**large))["op"] for _ in range(3)] == ["ack"] * 3
                 keys.write_text(f"{key}bytes_per_second = 1")
-                [guest] = host._guests.values()
+                [guest] = host.guests
                 confirm = host.access.confirm
                 await until(lambda: confirm(guest.identity, 0).quota.bytes_per_s)
                 assert (await socket.ask(**large))["op"] == "ack", "it leaves a debt"
@@ -364,12 +370,12 @@ def test_sockets_end_with_the_server_also_when_something_is_under_way(tmp_path: 
 
 def test_a_client_that_leaves_leaves_nothing_behind(site: Site) -> None:
     async def scenario(api: Api) -> None:
-        host = site.served.server._host
+        host = site.served.server.host
         assert host is not None
-        before = len(host._guests)
+        before = len(host.guests)
         async with opened(api, "pricing", "reactor"), opened(api, "both", "accumulators/left"):
-            assert len(host._guests) == before + 2
-        await until(lambda: len(host._guests) == before)
+            assert len(host.guests) == before + 2
+        await until(lambda: len(host.guests) == before)
 
     site.run(scenario(site.api))
 
@@ -379,9 +385,9 @@ def test_a_client_that_leaves_without_having_read_leaves_nothing_behind(
     site: Site, place: str
 ) -> None:
     async def scenario(api: Api) -> None:
-        host = site.served.server._host
+        host = site.served.server.host
         assert host is not None
-        before = len(host._guests)
+        before = len(host.guests)
         gone = asyncio.Event()
 
         async def send(message: object) -> None:
@@ -390,14 +396,14 @@ def test_a_client_that_leaves_without_having_read_leaves_nothing_behind(
             raise OSError("the client is gone")
 
         wire = await deaf_socket(api.port, f"/v0/graphs/pricing/{place}")
-        await until(lambda: len(host._guests) > before)
-        socket = [*host._guests.values()][-1].end.__self__  # type: ignore[attr-defined]
+        await until(lambda: len(host.guests) > before)
+        socket = host.guests[-1].end.__self__  # type: ignore[attr-defined]
         socket._send = send
         for _ in range(200):
             wire.writer.write(text_frame(id="i" * 30_000))
-        await until(lambda: socket._out_bytes > QUEUE_BYTES)
+        await until(lambda: socket.queued_bytes > QUEUE_BYTES)
         wire.abort()
         gone.set()
-        await until(lambda: len(host._guests) == before)
+        await until(lambda: len(host.guests) == before)
 
     site.run(scenario(site.api))

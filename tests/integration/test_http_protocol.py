@@ -17,17 +17,17 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from fairway.server.connection import EXTENSION, Answer, Connection
-from fairway.server.door import PLENTY, Door, Reader
-from fairway.server.http_limits import SECOND_NS, HttpLimits
-from fairway.server.http_protocol import HttpProtocol, Site
+from fairway.server.http.connection import EXTENSION, Answer, Connection
+from fairway.server.http.door import Door, Reader
+from fairway.server.http.limits import SECOND_NS, HttpLimits
+from fairway.server.http.protocol import HttpProtocol, Site
 from tests.support.http_protocol import Busy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Hashable
     from pathlib import Path
 
-    from fairway.server.read_turns import Standing
+    from fairway.server.http.read_turns import Standing
 
 KIB = 1024
 TICK_S = 0.002
@@ -672,7 +672,7 @@ class Shut(Door):
     """Holds everybody until it is opened."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: PLENTY)
+        super().__init__(lambda: None)
         self.held: list[Reader] = []
         self.open = True
 

@@ -1,4 +1,4 @@
-"""The client's jobs against a real server that works on them: every call, sync and async."""
+"""The client's jobs against a real server that works on them: every call of both faces."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import msgspec
 import pytest
 
 from fairway import errors
-from fairway.client import AsyncClient, Client
 from fairway.jobs.job import KEY_MAX
+from tests.support.faces import FACES, client_of
 from tests.support.jobs_served import jobs_process
-from tests.support.server import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from fairway.client import Client
 
 WAIT_S = 30.0
 
@@ -28,15 +29,20 @@ class Sum(msgspec.Struct):
     nonce: str = ""
 
 
+@pytest.fixture(scope="module", params=FACES)
+def face(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory, face: str) -> Iterator[str]:
     with jobs_process(tmp_path_factory.mktemp("served")) as made:
         yield made
 
 
 @pytest.fixture
-def client(url: str) -> Iterator[Client]:
-    with Client(url) as made:
+def client(url: str, face: str) -> Iterator[Client]:
+    with client_of(face, url) as made:
         yield made
 
 
@@ -200,34 +206,6 @@ def test_what_ended_is_forgotten_in_the_end(client: Client) -> None:
         client.jobs.get(id)
 
 
-def test_the_same_from_asyncio(url: str) -> None:
-    async def scenario() -> None:
-        async with AsyncClient(url) as client:
-            jobs = client.jobs
-            first = await jobs.enqueue("add", {"a": 1, "nonce": "aio"})
-            assert await jobs.wait(first.id, WAIT_S, type=int) == 2
-            made = await jobs.enqueue_many([jobs.order("aio", {"n": n}) for n in range(3)])
-            listed = [job.id async for job in jobs.list(kind="aio", page_size=2)]
-            assert listed == [one.id for one in reversed(made)]
-            order = await jobs.enqueue("Purchase", {"id": 9}, key="aio-9")
-            assert await jobs.signal("aio-9", "payment", 1)
-            assert (await jobs.get(order.id, wait_ms=30_000)).result == 9
-            failed = await jobs.enqueue("fails_once", {"name": "aio"})
-            with pytest.raises(errors.JobFailed):
-                await jobs.wait(failed.id, WAIT_S)
-            await jobs.retry(failed.id)
-            assert await jobs.wait(failed.id, WAIT_S) == "aio"
-            assert (await jobs.cancel(made[0].id)).ended == [made[0].id]
-            assert (await jobs.pause("aio.q")).paused
-            assert not (await jobs.resume("aio.q")).paused
-            assert (await jobs.limit("aio.q", concurrency=1)).limits.concurrency == 1
-            assert (await jobs.queue("aio.q")).limits.concurrency == 1
-            assert "aio.q" in [queue.queue for queue in await jobs.queues()]
-            assert await jobs.prune(3600) == 0
-
-    run(scenario())
-
-
 # --- lost answers
 
 
@@ -243,16 +221,16 @@ def losing(sent: list[str]) -> Callable[[httpx.Request], httpx.Response]:
     return answer
 
 
-def test_a_lost_answer_is_asked_for_again_only_under_a_key_that_stands() -> None:
+def test_a_lost_answer_is_asked_for_again_only_under_a_key_that_stands(face: str) -> None:
     for options in ({}, {"key": "k"}, {"key": "k", "window_s": 1.0}):
         sent: list[str] = []
         with (
-            Client("http://server", transport=httpx.MockTransport(losing(sent))) as client,
+            client_of(face, "http://server", transport=httpx.MockTransport(losing(sent))) as client,
             pytest.raises(errors.OutcomeUnknown),
         ):
             client.jobs.enqueue("add", **options)  # type: ignore[arg-type]
         assert sent == ["/v0/jobs"]
     sent = []
-    with Client("http://server", transport=httpx.MockTransport(losing(sent))) as client:
+    with client_of(face, "http://server", transport=httpx.MockTransport(losing(sent))) as client:
         assert client.jobs.enqueue("add", key="k", window_s=60).id == 1
     assert len(sent) == 2

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import apsw
 import msgspec
 import pytest
 from msgspec import structs
@@ -137,6 +138,28 @@ class Arena:
         worker = WorkerProcess(self.place, self.book, lease_ms)
         self.workers.append(worker)
         return worker
+
+    def pause(self, worker: WorkerProcess) -> None:
+        """Stop a worker, but not inside a transaction of SQLite: there it would stop all others."""
+        while True:
+            worker.child.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, worker.pid, os.WSTOPPED | os.WNOWAIT)
+            if not self._locked():
+                return
+            worker.child.send_signal(signal.SIGCONT)
+
+    def _locked(self) -> bool:
+        file = Path(self.place) / "jobs.db"
+        if not file.exists():
+            return False
+        connection = apsw.Connection(str(file))
+        try:
+            connection.execute("BEGIN IMMEDIATE; ROLLBACK")
+        except apsw.BusyError:
+            return True
+        finally:
+            connection.close()
+        return False
 
     def bury(self, worker: WorkerProcess) -> None:
         assert worker.killed_ns is not None
@@ -345,7 +368,7 @@ def test_a_worker_that_was_paused_beyond_its_lease_wakes_and_commits_nothing(
         paused = at.start()
         ids = at.add(*[NewJob(kind="gated") for _ in range(4)])
         paused.wait_for_jobs(4)
-        paused.child.send_signal(signal.SIGSTOP)
+        at.pause(paused)
         other = at.start()
         other.wait_for_jobs(4)  # when the lease has run out
         Path(gate_of(str(at.book), other.pid)).touch()

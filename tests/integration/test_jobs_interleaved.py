@@ -23,12 +23,21 @@ from fairway.jobs.job import Limits
 from fairway.jobs.limits import allowance
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.stores.postgres import PostgresStore
-from fairway.jobs.stores.postgres_claiming import Claiming
-from fairway.jobs.stores.postgres_connections import in_schema, statements
-from fairway.jobs.stores.postgres_lanes import LaneNumbers
+from fairway.jobs.stores.postgres.claiming import PostgresClaiming
+from fairway.jobs.stores.postgres.lanes import LaneNumbers
+from fairway.jobs.stores.postgres.schema import in_schema, statements
 from tests.conformance.job_backends import ManualClock
 from tests.support.interleaver import Caller, Drawn, Orders, Standing, interleave
-from tests.support.job_scenes import SCENES, Cast, Scene, enqueue, looks, new
+from tests.support.job_scenes import (
+    EVERYTHING,
+    SCENES,
+    Cast,
+    Scene,
+    enqueue,
+    looks,
+    new,
+    unregister,
+)
 from tests.support.planted import plant
 from tests.support.postgres import empty, postgres_url, tables
 
@@ -210,7 +219,11 @@ class Serial:
         parts = [
             [(number, ask) for ask in part]
             for number, act in enumerate(acts)
-            for part in _parts(act, another_claims=claimers > bool(act.passing))
+            for part in _parts(
+                act,
+                another_claims=claimers > bool(act.passing),
+                twice=sum(each is act for each in acts) > 1,
+            )
         ]
         self._orders = itertools.chain.from_iterable(
             itertools.permutations(chosen) for chosen in itertools.product(*parts)
@@ -248,9 +261,10 @@ class Serial:
         raise NotInAnyOrder("\n".join(lines))
 
 
-def _parts(act: Act, *, another_claims: bool) -> Sequence[tuple[Ask, ...]]:
-    parts = act.parts or ((act.ask,),)
-    return [*parts[:-1], (*parts[-1], *act.passing)] if another_claims else parts
+def _parts(act: Act, *, another_claims: bool, twice: bool) -> Sequence[tuple[Ask, ...]]:
+    *first, last = act.parts or ((act.ask,),)
+    instead = (*(act.passing if another_claims else ()), *(act.idle if twice else ()))
+    return [*first, (*last, *instead)]
 
 
 @asynccontextmanager
@@ -362,7 +376,7 @@ async def _lanes_in_one_look(self: LaneNumbers, lanes: Any) -> None:
             self._learn(await connection.fetch(text, *columns))
 
 
-async def _limits_in_one_look(self: Claiming, connection: Any, asked: Any, out: Any) -> Any:
+async def _limits_in_one_look(self: PostgresClaiming, connection: Any, asked: Any, out: Any) -> Any:
     schema = self._sql["limits"].partition("from ")[2].partition(".")[0].strip('"')
     rows = await connection.fetch(
         in_schema(LIMITS_IN_ONE_LOOK, schema), sorted({lane.queue for lane in asked} | {"*"})
@@ -373,7 +387,7 @@ async def _limits_in_one_look(self: Claiming, connection: Any, asked: Any, out: 
     }
 
 
-async def _nobody_waited_for(self: Claiming, connection: Any, most_ns: int) -> None:
+async def _nobody_waited_for(self: PostgresClaiming, connection: Any, most_ns: int) -> None:
     pass
 
 
@@ -417,7 +431,7 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], Callable[[Theatre], Any]]] = {
     "what runs is counted by the statement that waits for the limit": (
         "limits",
         ("claim", "claim too"),
-        lambda stage: plant(Claiming, "_allowances", _limits_in_one_look),
+        lambda stage: plant(PostgresClaiming, "_allowances", _limits_in_one_look),
     ),
     "a limit is learned at the next look": (
         "new limits",
@@ -427,7 +441,7 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], Callable[[Theatre], Any]]] = {
     "claims under way are not waited for": (
         "new limits",
         ("claim and look", "limit q", "claim too"),
-        lambda stage: plant(Claiming, "wait_for_claims", _nobody_waited_for),
+        lambda stage: plant(PostgresClaiming, "wait_for_claims", _nobody_waited_for),
     ),
     "a parent comes back while its children end unseen": (
         "taken up again",
@@ -483,5 +497,33 @@ def test_keys_that_are_locked_in_order_meet_no_deadlock(planted: bool) -> None:
                 await meet(stage, CROSSING, tuple(CROSSING.acts), standing(3))
         assert tally["blocked interleaving"] > 3
         assert bool(tally["deadlock"]) == planted
+
+    asyncio.run(play())
+
+
+GONE = "select count(*) from fw.lease where worker <> all(array(select id from fw.worker))"
+LEAVING = Scene(
+    SCENES["limits"].set_up,
+    {"claim": SCENES["limits"].acts["claim"], "v leaves": unregister("v")},
+)
+
+
+def test_a_claim_that_is_committed_after_its_worker_was_forgotten_is_taken_over() -> None:
+    """As if its connection had stalled until then: nobody but the reaper can find such a lease."""
+
+    async def play() -> None:
+        tally: Counter[str] = Counter()
+        async with theatre(tally) as stage:
+            await stage.stage(LEAVING)
+            serial = Serial(stage, [*LEAVING.acts.values()])
+            count = GONE.replace("fw.", f"{stage.schema}.")
+            for steps in range(1, STEPS_MAX):
+                await stage.check(serial, Standing((0, 1), steps))
+                tally["left behind"] += (await stage.hand.fetchval(count)) > 0
+                await stage.stores[0].reap(100)
+                assert await stage.hand.fetchval(count) == 0
+                jobs = await stage.stores[0].browse(EVERYTHING)
+                assert stage.cast.workers["v"] not in {job.worker for job in jobs}
+        assert tally["left behind"]
 
     asyncio.run(play())

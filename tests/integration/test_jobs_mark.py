@@ -23,8 +23,7 @@ import pytest
 from fairway.errors import Corrupt, OutcomeUnknown
 from fairway.jobs.job import Filter, NewJob
 from fairway.jobs.store import Want
-from fairway.jobs.stores import sqlite_schema
-from fairway.jobs.stores.sqlite import SqliteStore
+from fairway.jobs.stores.sqlite import SqliteStore, schema
 from fairway.storage.wals.sqlite_shard import FRAME_SIZE
 from fairway.storage.watermark import Watermark
 from tests.integration.test_jobs_sqlite import (
@@ -395,13 +394,13 @@ def test_a_mark_that_cannot_be_written_lags(
     assert f"{tmp_path / MARK} cannot be written" in said.getMessage()
 
 
-@pytest.mark.parametrize("version", range(1, len(sqlite_schema.MIGRATIONS)))
+@pytest.mark.parametrize("version", range(1, len(schema.MIGRATIONS)))
 def test_a_file_of_an_earlier_format_beside_a_mark_is_older_than_it(
     tmp_path: Path, version: int
 ) -> None:
     """Formats without a count: alone they are brought up to date, in place of a newer file not."""
     connection = apsw.Connection(str(tmp_path / FILE))
-    for migration in sqlite_schema.MIGRATIONS[:version]:
+    for migration in schema.MIGRATIONS[:version]:
         connection.execute(migration)
     connection.pragma("user_version", version)
     connection.close()

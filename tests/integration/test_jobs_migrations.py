@@ -14,9 +14,10 @@ from fairway.core.priority import Band
 from fairway.errors import UnknownFormat
 from fairway.jobs.job import Fate, Filter, Lane, NewJob, Settlement, Status
 from fairway.jobs.store import Want
-from fairway.jobs.stores import postgres_connections, sqlite_schema
 from fairway.jobs.stores.postgres import PostgresStore
+from fairway.jobs.stores.postgres import schema as postgres_schema
 from fairway.jobs.stores.sqlite import SqliteStore
+from fairway.jobs.stores.sqlite import schema as sqlite_schema
 from fairway.storage.watermark import Watermark
 from tests.support.postgres import postgres_url
 
@@ -95,13 +96,13 @@ def make_old_schema(
     async def migrate() -> None:
         connections = PostgresStore(postgres_url(), schema=schema)._connections
         await connections.open()
-        await connections.migrate()
+        await postgres_schema.migrate(connections)
         await connections.aclose()
 
     connection.execute(f"drop schema if exists {schema} cascade".encode())
     with monkeypatch.context() as patch:
-        known = postgres_connections.MIGRATIONS[:version]
-        patch.setattr(postgres_connections, "MIGRATIONS", known)
+        known = postgres_schema.MIGRATIONS[:version]
+        patch.setattr(postgres_schema, "MIGRATIONS", known)
         asyncio.run(migrate())
 
 

@@ -20,7 +20,8 @@ from msgspec import structs
 from fairway.core.priority import Band
 from fairway.jobs.job import Fate, Lane, Limits, NewJob, Settlement
 from fairway.jobs.store import Want
-from fairway.jobs.stores.postgres import PostgresStore, _nothing
+from fairway.jobs.stores.postgres import PostgresStore
+from fairway.jobs.stores.postgres.store import _nothing
 from tests.support.postgres import postgres_url
 
 if TYPE_CHECKING:

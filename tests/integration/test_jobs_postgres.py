@@ -22,7 +22,7 @@ from fairway.errors import FairwayError, Invalid
 from fairway.jobs.job import Fate, Filter, Lane, NewJob, Settlement, Status
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
-from fairway.jobs.stores.postgres_claiming import Claiming
+from fairway.jobs.stores.postgres.claiming import PostgresClaiming
 from tests.support.postgres import postgres_url
 
 if TYPE_CHECKING:
@@ -520,9 +520,9 @@ def test_a_key_that_is_freed_while_a_claim_looks_at_it_blocks_nobody_for_ever(
             b = await other.register("b", MINUTE_NS)
             (first,) = await claimed(one, a, 1)
             looked, go_on = asyncio.Event(), asyncio.Event()
-            block = Claiming._block
+            block = PostgresClaiming._block
 
-            async def slow_block(self: Claiming, connection: Any, lost: Any) -> None:
+            async def slow_block(self: PostgresClaiming, connection: Any, lost: Any) -> None:
                 class Slow:
                     async def fetch(self, text: str, *args: Any) -> Any:
                         rows = await connection.fetch(text, *args)
@@ -536,7 +536,7 @@ def test_a_key_that_is_freed_while_a_claim_looks_at_it_blocks_nobody_for_ever(
 
                 await block(self, Slow(), lost)
 
-            monkeypatch.setattr(Claiming, "_block", slow_block)
+            monkeypatch.setattr(PostgresClaiming, "_block", slow_block)
             async with asyncio.TaskGroup() as group:
                 theirs = group.create_task(other.exchange(b, 1, wants=[Want(LANE, 1)]))
                 await looked.wait()

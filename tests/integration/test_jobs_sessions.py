@@ -18,7 +18,7 @@ from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.job import NewJob, Status
 from fairway.jobs.kinds import Options, function_kind
 from fairway.jobs.stores.postgres import PostgresStore
-from fairway.jobs.stores.postgres_connections import answering, trouble
+from fairway.jobs.stores.postgres.connections import answering, trouble
 from fairway.jobs.worker import Worker, WorkerConfig
 from tests.support.late_close import LateClose
 from tests.support.postgres import postgres_server, postgres_url
@@ -88,6 +88,7 @@ def test_a_session_that_ended_and_is_not_closed_yet_is_an_error_of_ours(call: st
             opened(proxy.url, schema, connections=1) as store,
         ):
             await store.enqueue([NewJob(kind="work")])
+            await CALLS[call](store)  # whichever session it uses is there then
             before = proxy.ended
             ended = await end_sessions(schema)
             await proxy.wait_ended(before + ended)

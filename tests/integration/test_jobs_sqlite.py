@@ -31,15 +31,16 @@ from fairway.errors import (
 )
 from fairway.jobs.job import Fate, Filter, Lane, Limits, NewJob, Settlement, Status
 from fairway.jobs.store import Cursor, Want
-from fairway.jobs.stores import (
-    sqlite_claim,
-    sqlite_moves,
-    sqlite_schema,
-    sqlite_settle,
-    sqlite_turn,
-    sqlite_upkeep,
+from fairway.jobs.stores.sqlite import (
+    SqliteStore,
+    claiming,
+    connections,
+    schema,
+    settling,
+    transaction,
+    turn,
+    upkeep,
 )
-from fairway.jobs.stores.sqlite import SqliteStore
 from fairway.testing import run as run_virtually
 from tests.support.fingerprint import fingerprint
 from tests.support.jobs_sqlite_child import Said
@@ -130,7 +131,7 @@ def test_processes_share_a_file_and_every_job_runs_once(path: Path) -> None:
 def test_nobody_writes_while_another_waits_with_the_turn_in_his_hand(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_turn, "BUSY_MS", 3)
+    monkeypatch.setattr(turn, "BUSY_MS", 3)
 
     async def scene(store: SqliteStore) -> None:
         other = os.open(f"{path}-turn", os.O_RDWR)
@@ -147,7 +148,7 @@ def test_nobody_writes_while_another_waits_with_the_turn_in_his_hand(
 
 
 def test_a_file_held_too_long_is_a_refusal(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_schema, "BUSY_MS", 20)
+    monkeypatch.setattr(connections, "BUSY_MS", 20)
 
     async def scene(store: SqliteStore) -> None:
         worker = await store.register("w", 60 * SECOND_NS)
@@ -235,6 +236,53 @@ def test_a_call_that_fails_is_undone_alone(path: Path) -> None:
         with pytest.raises(OverflowError):
             await store.enqueue([NewJob(kind="noop", at_wall_ns=1 << 70)])
         assert [one.id for one in await store.enqueue([NewJob(kind="noop", queue="new")])] == [3]
+
+    play(path, scene)
+
+
+def test_jobs_that_are_added_together_fail_alone(path: Path) -> None:
+    wrong: Any = NewJob(kind="noop", state="no bytes")  # type: ignore[arg-type]
+
+    async def scene(store: SqliteStore) -> None:
+        good = [NewJob(kind="noop", state=b"%d" % number) for number in range(20)]
+        calls = [[*good[:10]], [wrong], [], good[10:15], [*good[15:], wrong]]
+        first, failed, empty, second, half = await together(
+            *(store.enqueue(jobs) for jobs in calls)
+        )
+        assert isinstance(failed, WriteFailed)
+        assert isinstance(half, WriteFailed)
+        assert [one.id for one in first] == [*range(1, 11)]
+        assert [one.id for one in second] == [*range(11, 16)]
+        assert empty == []
+        found = await store.browse(Filter())
+        assert {job.id: job.state for job in found} == {n + 1: b"%d" % n for n in range(15)}
+
+    play(path, scene)
+
+
+def test_jobs_that_are_added_together_keep_their_order_and_their_keys(path: Path) -> None:
+    async def scene(store: SqliteStore) -> None:
+        jobs = [
+            NewJob(
+                kind="noop",
+                queue=f"queue {number % 3 if number < 30 else 0}",
+                state=b"" if number % 20 == 7 else b"%d" % number,
+                unique_key=f"key {number % 40}" if number % 2 else None,
+                priority=number // 50,
+            )
+            for number in range(100)
+        ]
+        answers = await together(*(store.enqueue([job]) for job in jobs))
+        known: dict[str, int] = {}
+        for job, (answer,) in zip(jobs, answers, strict=True):
+            stored = await store.find(answer.id)
+            assert stored is not None
+            assert answer.fresh is (job.unique_key not in known)
+            if job.unique_key is not None:
+                assert known.setdefault(job.unique_key, answer.id) == answer.id
+            if answer.fresh:
+                kept = (stored.state, stored.queue, stored.unique_key, stored.priority)
+                assert kept == (job.state, job.queue, job.unique_key, job.priority)
 
     play(path, scene)
 
@@ -351,7 +399,7 @@ def test_a_sync_that_failed_leaves_the_outcome_unknown_and_nothing_is_trusted(pa
 def test_a_file_of_a_newer_release_is_refused(path: Path) -> None:
     play(path, lambda store: store.set_paused("q", True))
     with apsw.Connection(str(path)) as newer:
-        newer.pragma("user_version", len(sqlite_schema.MIGRATIONS) + 1)
+        newer.pragma("user_version", len(schema.MIGRATIONS) + 1)
     newer.close()
     with pytest.raises(UnknownFormat):
         play(path, lambda store: store.set_paused("q", True))
@@ -380,7 +428,7 @@ def test_a_damaged_file_is_refused(path: Path, damage: str) -> None:
         play(path, lambda store: store.set_paused("q", True))
 
 
-NEWER = len(sqlite_schema.MIGRATIONS) + 1
+NEWER = len(schema.MIGRATIONS) + 1
 
 
 @pytest.mark.parametrize(
@@ -592,7 +640,7 @@ def test_jobs_are_added_through_the_sqlite3_of_a_process_that_has_no_store_open(
 
 
 def test_two_sqlites_in_one_process_are_kept_apart(path: Path) -> None:
-    """They do not see each other's locks, so both would write at once; see `sqlite_guest`."""
+    """They do not see each other's locks, so both would write at once; see `within`."""
 
     async def scene(store: SqliteStore) -> None:
         theirs = sqlite3.connect(":memory:")
@@ -680,7 +728,7 @@ def test_a_connection_of_sqlite3_may_make_of_its_rows_what_it_likes(path: Path) 
 def test_pruning_goes_on_where_the_chunk_before_ended(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_upkeep, "PRUNE_CHUNK", 3)
+    monkeypatch.setattr(upkeep, "PRUNE_CHUNK", 3)
 
     async def scene(store: SqliteStore) -> None:
         (parent,) = await store.enqueue([NewJob(kind="parent", delay_ns=60 * SECOND_NS)])
@@ -697,22 +745,22 @@ def test_pruning_goes_on_where_the_chunk_before_ended(
 @pytest.mark.parametrize(
     "statement",
     [
-        sqlite_claim.HEAD,
-        sqlite_claim.READY_LANES,
-        sqlite_claim.BUSY_KEYS,
-        sqlite_claim.EARLIER,
-        sqlite_claim.CHILDREN,
-        sqlite_claim.TAKE,
-        sqlite_moves.FIRST_BLOCKED,
-        sqlite_moves.DONE_WAITING,
-        sqlite_moves.KEYED,
-        sqlite_settle.STANDING,
-        sqlite_settle.MANY_END,
-        sqlite_settle.SET_ASIDE,
-        sqlite_settle.CONSUME_KEYS,
-        sqlite_upkeep.AGE,
-        *sqlite_upkeep.PRUNABLE_OF.values(),
-        sqlite_upkeep.FORGET_SIGNAL_KEYS,
+        claiming.HEAD,
+        claiming.READY_LANES,
+        claiming.BUSY_KEYS,
+        claiming.EARLIER,
+        claiming.CHILDREN,
+        claiming.TAKE,
+        transaction.FIRST_BLOCKED,
+        transaction.DONE_WAITING,
+        transaction.KEYED,
+        settling.STANDING,
+        settling.MANY_END,
+        settling.SET_ASIDE,
+        settling.CONSUME_KEYS,
+        upkeep.AGE,
+        *upkeep.PRUNABLE_OF.values(),
+        upkeep.FORGET_SIGNAL_KEYS,
     ],
 )
 def test_no_statement_of_the_daily_work_reads_the_whole_table(path: Path, statement: str) -> None:

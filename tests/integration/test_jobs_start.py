@@ -18,9 +18,8 @@ import pytest
 from fairway.errors import FairwayError, InvalidConfig, UnknownFormat
 from fairway.jobs.engine import Kinds
 from fairway.jobs.part import JobsPart
-from fairway.jobs.stores import sqlite_schema
 from fairway.jobs.stores.postgres import PostgresStore
-from fairway.jobs.stores.sqlite import SqliteStore
+from fairway.jobs.stores.sqlite import SqliteStore, connections
 from tests.support.postgres import PostgresServer
 
 if TYPE_CHECKING:
@@ -141,7 +140,7 @@ def test_what_waiting_does_not_mend_ends_the_start_at_once(
 def test_a_file_that_another_process_has_locked_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sqlite_schema, "BUSY_MS", 20)
+    monkeypatch.setattr(connections, "BUSY_MS", 20)
     path = tmp_path / "jobs.db"
     other = apsw.Connection(str(path))
     other.execute("BEGIN EXCLUSIVE")

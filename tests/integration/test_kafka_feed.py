@@ -337,9 +337,7 @@ def test_messages_in_memory_are_no_sign_of_a_broker(cluster: MockCluster, sender
         sender.send(3_000)
         reports = Reports()
         async with connected(feed(cluster.bootstrap, batch=10), reports=reports) as connection:
-            inbox = connection._inbox
-            assert inbox is not None
-            await until(lambda: len(inbox._batches) == reader_module.AHEAD)
+            await until(lambda: connection.statistics().batches_waiting == reader_module.AHEAD)
             cluster.down()
             assert (await reports.next())[0] is False
             for _ in range(reader_module.AHEAD):
@@ -444,11 +442,8 @@ def test_who_takes_slowly_is_waited_for(
             seen: list[int] = []
             for _ in range(4):
                 seen += [int(event.data) for event in await connection.receive()]
-                reader = connection._reader
-                assert reader is not None
-                await until(lambda reader=reader: reader._paused)
-                assert connection._inbox is not None
-                assert len(connection._inbox._batches) <= reader_module.AHEAD
+                await until(lambda: connection.statistics().paused)
+                assert connection.statistics().batches_waiting <= reader_module.AHEAD
             seen += [int(event.data) for event in await read(connection, 600 - len(seen))]
             assert sorted(seen) == list(range(600))
 
@@ -474,9 +469,7 @@ def test_a_partition_that_comes_back_goes_on_where_it_was(
             sender.send(100, topic=topic)
             seen = await read(ours, 100)
             async with connected(declared, marks_of(seen)) as theirs:
-                reader = ours._reader
-                assert reader is not None
-                await until(lambda: len(reader._assigned) == 2)
+                await until(lambda: len(ours.statistics().assigned) == 2)
                 sender.send(100, topic=topic)
                 await theirs.commit(marks_of(await read(theirs, 50)))
                 seen += await read(ours, 50)
@@ -502,14 +495,12 @@ def test_a_partition_that_is_taken_while_paused_is_read_when_it_comes_back(
         options = {**CLIENT, "partition.assignment.strategy": strategy}
         declared = kafka("ticks", servers=cluster.bootstrap, options=options, batch=5)
         async with connected(declared) as ours:
-            reader = ours._reader
-            assert reader is not None
-            await until(lambda: reader._paused)
+            await until(lambda: ours.statistics().paused)
             async with connected(declared):
-                await until(lambda: 0 < len(reader._assigned) < 3)
+                await until(lambda: 0 < len(ours.statistics().assigned) < 3)
                 seen = list(await ours.receive())
                 seen += await ours.receive()
-                await until(lambda: not reader._paused)
+                await until(lambda: not ours.statistics().paused)
             seen += await read(ours, 300 - len(seen))
             assert sorted(int(event.data) for event in seen) == list(range(300))
 
@@ -523,9 +514,9 @@ def test_the_group_is_named_after_the_source() -> None:
     declared = kafka("ticks", servers="nowhere:9092")
     for tenant, group in (("", "graph.source"), ("acme", "acme.graph.source")):
         connection = declared.open(around(tenant=tenant))
-        assert connection._settings["group.id"] == group
+        assert connection.statistics().group == group
     named = kafka("ticks", servers="nowhere:9092", group="mine").open(around())
-    assert named._settings["group.id"] == "mine"
+    assert named.statistics().group == "mine"
 
 
 @pytest.mark.parametrize(

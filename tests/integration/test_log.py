@@ -461,7 +461,7 @@ def test_sqlite_works_without_the_interpreter_lock(tmp_path: Path) -> None:
         async with Log(SqliteWal(tmp_path)) as log:
             await log.append(1, b"one")
             path = tmp_path / "shard-0-of-1.db"
-            other = apsw.Connection(str(path), vfs=sqlite_shard._checksum_vfs())
+            other = apsw.Connection(str(path), vfs=sqlite_shard.checksum_vfs())
             other.execute("BEGIN IMMEDIATE")
             future = log.append(1, b"two")
             for _ in range(TICKS):

@@ -7,6 +7,7 @@ not fit it is refused.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import jsonschema_rs
@@ -23,8 +24,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from fairway.server.openapi import document
-from fairway.server.routes import ROUTES
+from fairway.server.fronts import FRONTS
+from fairway.server.fronts.system import docs_page
+from fairway.server.http import problems
 from tests.support.server import server_process
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
     from schemathesis import Case
 
-    from fairway.server.asgi import Route
+    from fairway.server.http.router import Route
     from tests.conftest import Campaign
 
 CHECKS = [
@@ -42,7 +44,7 @@ CHECKS = [
     content_type_conformance,
     response_headers_conformance,
 ]
-DOCUMENT = document(ROUTES.all)
+DOCUMENT = FRONTS.document()
 SCHEMA = schemathesis.openapi.from_dict(DOCUMENT)
 MALFORMED = {400, 405, 406, 415}
 TOKENS = ("cursor", "last_event_id")
@@ -87,12 +89,14 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert "Traceback" not in process.errors
 
 
-@pytest.mark.parametrize("route", ROUTES.all, ids=lambda route: f"{route.method} {route.path}")
+@pytest.mark.parametrize(
+    "route", FRONTS.routes.all, ids=lambda route: f"{route.method} {route.template}"
+)
 def test_requests_that_fit_the_document_and_requests_that_do_not(
     route: Route, url: str, campaign: Campaign
 ) -> None:
-    operation = SCHEMA[route.path][route.method]
-    arguments = {part[1:-1] for part in route.path.split("/") if part.startswith("{")}
+    operation = SCHEMA[route.template][route.method]
+    arguments = {part[1:-1] for part in route.template.split("/") if part.startswith("{")}
     named = {name: NAMES[name] for name in arguments}
     examples = campaign.rounds(share=5, full=250)
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
@@ -111,7 +115,7 @@ def exchange_all(
     campaign: Campaign,
     label: str,
 ) -> None:
-    described = DOCUMENT["paths"][route.path][route.method.lower()]
+    described = DOCUMENT["paths"][route.template][route.method.lower()]
     documented, wanted = described["responses"], _schema(described.get("requestBody"))
     fits = label == GenerationMode.POSITIVE.value
 
@@ -172,14 +176,14 @@ def _fits(schema: jsonschema_rs.Draft202012Validator, body: Any) -> bool:
 
 @pytest.mark.parametrize(
     "route",
-    [route for route in ROUTES.all if route.body is not None],
-    ids=lambda route: f"{route.method} {route.path}",
+    [route for route in FRONTS.routes.all if route.body is not None],
+    ids=lambda route: f"{route.method} {route.template}",
 )
 def test_a_body_may_be_left_out_where_the_document_says_so(route: Route, url: str) -> None:
     requests.put(f"{url}/v0/topics/known", timeout=30)
-    path = route.path.format(**NAMES)
+    path = route.template.format(**NAMES)
     answer = requests.request(route.method, url + path, timeout=30)
-    operation = document(ROUTES.all)["paths"][route.path][route.method.lower()]
+    operation = FRONTS.document()["paths"][route.template][route.method.lower()]
     refused = answer.status_code in MALFORMED
     assert refused == operation["requestBody"]["required"], answer.text
 
@@ -210,15 +214,15 @@ def stream_status(case: Case, url: str) -> int:
 
 
 def test_every_route_is_in_the_document_with_its_body_reply_and_errors() -> None:
-    made = document(ROUTES.all)
-    assert sum(len(methods) for methods in made["paths"].values()) == len(ROUTES.all)
+    made = FRONTS.document()
+    assert sum(len(methods) for methods in made["paths"].values()) == len(FRONTS.routes.all)
     names = [one["operationId"] for methods in made["paths"].values() for one in methods.values()]
     assert len(set(names)) == len(names)
-    for route in ROUTES.all:
-        operation = made["paths"][route.path][route.method.lower()]
+    for route in FRONTS.routes.all:
+        operation = made["paths"][route.template][route.method.lower()]
         assert ("requestBody" in operation) == (route.body is not None)
         shown = [one["name"] for one in operation["parameters"] if one["in"] == "query"]
-        assert shown == [name for name, _, _ in route.query]
+        assert shown == route.parameters
         for status, answer in operation["responses"].items():
             if int(status) >= 400 and (route.path, status) != ("/readyz", "503"):
                 schema = answer["content"]["application/json"]["schema"]
@@ -226,9 +230,26 @@ def test_every_route_is_in_the_document_with_its_body_reply_and_errors() -> None
 
 
 def test_the_document_shows_the_websocket_and_where_durable_streams_are() -> None:
-    made = document(ROUTES.all)
+    made = FRONTS.document()
     socket = made["paths"]["/v0/ws"]["get"]
     assert {"101", "400", "401", "403", "426", "429", "503"} <= socket["responses"].keys()
     assert "200" not in socket["responses"]
     assert "/v1/stream/" in made["info"]["description"]
     assert not [path for path in made["paths"] if path.startswith("/v1")]
+
+
+def test_the_document_names_the_codes_of_errors() -> None:
+    code = FRONTS.document()["components"]["schemas"]["Problem"]["properties"]["code"]
+    known = {code for _, _, code in problems.TABLE if code is not None}
+    assert set(code["examples"]) == known | set(problems.STATUS_OF_CODE)
+    assert {"corrupt", "gave_up", "graph_failed", "already_owned"} <= known
+    for methods in FRONTS.document()["paths"].values():
+        assert all("500" in operation["responses"] for operation in methods.values())
+
+
+def test_what_anybody_may_ask_for_is_made_once() -> None:
+    """It takes as long as hundreds of requests, and a stranger would pay nothing for it."""
+    request: Any = None
+    for route in (FRONTS.openapi_json, docs_page):
+        first, second = (asyncio.run(route(None, request)) for _ in range(2))
+        assert first.body is second.body

@@ -37,6 +37,7 @@ from fairway.storage.wals.rocksdb_rows import (
     head,
     space_key,
 )
+from fairway.storage.watermark import Watermark
 from tests.support import rocksdb_process
 from tests.support.fingerprint import watch_refusals
 from tests.support.history import Draw, Twin, contents
@@ -48,6 +49,7 @@ from tests.support.rocksdb_files import (
     log_files,
     raw,
     records,
+    space_of,
     spoil_format,
 )
 
@@ -365,20 +367,24 @@ def test_missing_files_are_noticed(tmp_path: Path) -> None:
         shutil.rmtree(copy)
 
 
+def begin_mark(directory: Path) -> None:
+    mark = Watermark(directory / "watermark")
+    mark.create()
+    mark.close()
+
+
 def test_a_creation_that_broke_off_is_begun_anew(tmp_path: Path) -> None:
     with opened(tmp_path / "whole"):
         pass
     (tmp_path / "half").mkdir()
     wal = RocksdbWal(tmp_path / "half")
-    wal._mark.create()
-    wal._mark.close()
+    begin_mark(tmp_path / "half")
     assert wal.open() == {}
     wal.close()
     # Or RocksDB was there already, but not the first group.
     (tmp_path / "later").mkdir()
     wal = RocksdbWal(tmp_path / "later")
-    wal._mark.create()
-    wal._mark.close()
+    begin_mark(tmp_path / "later")
     wal._connect(create=True).close()
     assert wal.open() == {}
     wal.close()
@@ -398,8 +404,8 @@ def test_missing_and_changed_entries_are_noticed_on_reading(
 ) -> None:
     with opened(tmp_path) as wal:
         wal.write({7: append(1, 3, 5, 9)}, sync=True)
-        space = wal._parts[7].space
     with raw(tmp_path) as rows:
+        space = space_of(rows, 7)
         kept = {key: rows[entry_key(space, ENTRY, key)] for key in (1, 3, 5, 9)}
     for damaged, value in [
         (3, None),
@@ -430,8 +436,8 @@ def test_a_traceback_that_somebody_keeps_does_not_keep_the_store_open(tmp_path: 
     kept: list[BaseException] = []
     with opened(tmp_path) as wal:
         wal.write({7: append(1, 3)}, sync=True)
-        space = wal._parts[7].space
     with raw(tmp_path) as rows:
+        space = space_of(rows, 7)
         rows[entry_key(space, ENTRY, 1)] = b"short"
     for _ in range(2):
         with opened(tmp_path) as wal:
@@ -453,8 +459,8 @@ def test_changed_metadata_is_noticed_on_reading(tmp_path: Path) -> None:
     with opened(tmp_path) as wal:
         state = HardState(3, "a")
         wal.write({7: [Operation(meta={"name": b"value"}, hard_state=state)]}, sync=True)
-        space = wal._parts[7].space
     with raw(tmp_path) as rows:
+        space = space_of(rows, 7)
         rows[space_key(space, 0)] = rows[space_key(space, 0)][:-1] + b"b"
         rows[space_key(space, 1) + b"name"] = rows[space_key(space, 1) + b"name"][:-1] + b"E"
     with opened(tmp_path) as wal:
@@ -528,7 +534,7 @@ def test_a_synced_group_leaves_nothing_unsynced_in_any_log_file(
                 campaign.tally["new log files"] += 1
             if sync or new:
                 assert disk.unsynced(tmp_path) == []
-                assert wal._mark.value == wal._group
+                assert wal.statistics().groups_marked == wal.statistics().groups
             else:
                 campaign.tally["groups left unsynced"] += bool(disk.unsynced(tmp_path))
     assert campaign.tally["new log files"] > 5
@@ -547,7 +553,7 @@ def test_one_sync_for_a_group_and_none_for_one_that_does_not_ask(tmp_path: Path)
         assert disk.unsynced(tmp_path)
         wal.maintain()
         assert disk.unsynced(tmp_path) == []
-        assert wal._mark.value == wal._group
+        assert wal.statistics().groups_marked == wal.statistics().groups
         wal.maintain()
         assert disk.syncs == before + 2
         assert wal.write({1: [Operation(hard_state=HardState(1))]}, sync=False) == {}
@@ -608,10 +614,10 @@ def test_a_failed_sync_leaves_doubt_and_refuses_writes_until_reopened(tmp_path: 
         assert keys(wal, 1) == keys(wal, 2) == [1]
         assert wal.sweep() is False
         wal.maintain()
-        synced = wal._mark.value
+        synced = wal.statistics().groups_marked
     with opened(tmp_path) as wal:
         assert keys(wal, 1) == keys(wal, 2) in ([1], [1, 2])
-        assert wal._group >= synced
+        assert wal.statistics().groups >= synced
         assert wal.write({3: append(1)}, sync=True) == {}
 
 
@@ -729,15 +735,14 @@ def test_a_stalled_write_is_tried_again(tmp_path: Path) -> None:
         wal._db = stalling = Stalling(wal._db, 3)
         assert wal.write({1: append(1, 2), 2: append(1)}, sync=True) == {}
         assert stalling.refusals == 0
+        assert wal.statistics().stalls == 3
         assert keys(wal, 1) == [1, 2]
-        assert len({part.space for part in wal._parts.values()}) == 2
+    with raw(tmp_path) as rows:
+        assert space_of(rows, 1) != space_of(rows, 2)
 
 
-def test_a_stall_of_rocksdb_itself_is_waited_for_outside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stall_of_rocksdb_itself_is_waited_for_outside(tmp_path: Path) -> None:
     """With room for two memtables only, some writes must meet a stall."""
-    waits = Counter[float]()
 
     class Narrow(RocksdbWal):
         def _options(self) -> Any:
@@ -749,11 +754,9 @@ def test_a_stall_of_rocksdb_itself_is_waited_for_outside(
 
     with closing(Narrow(tmp_path, memtable_bytes=SMALL)) as wal:
         wal.open()
-        wait = wal._stall.wait
-        monkeypatch.setattr(wal._stall, "wait", lambda s: waits.update([s]) or wait(s))
         payload = random.Random(1).randbytes(60_000)
         number = 0
-        while not waits:
+        while not wal.statistics().stalls:
             number += 1
             assert wal.write({1: append(number, payload=payload)}, sync=False) == {}
         assert wal.tail(1).last_key == number
@@ -787,7 +790,7 @@ def test_a_deleted_partition_is_swept_in_chunks_over_restarts(tmp_path: Path) ->
         assert wal.sweep(limit=50) is False
     assert rows_of(tmp_path) == 4
     with opened(tmp_path) as wal:
-        assert wal._dead == {}
+        assert wal.statistics().spaces_deleted == 0
         assert keys(wal, 1) == [7]
         assert keys(wal, 2) == [1]
 

@@ -24,7 +24,7 @@ from click.testing import CliRunner
 from fairway import Fairway
 from fairway.cli import main
 from fairway.errors import FairwayError, InvalidConfig
-from fairway.server.routes import ROUTES
+from fairway.server.fronts import FRONTS
 from tests.support.postgres import postgres_url
 from tests.support.server import WAIT_S, free_port
 
@@ -101,7 +101,7 @@ def test_a_server_with_secrets_in_every_setting_shows_none(tmp_path: Path) -> No
         assert "postgresql://fairway:***@" in shown
         headers = {"authorization": f"Bearer {SECRET}-file"}
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers) as http:
-            for route in ROUTES.all:
+            for route in FRONTS.routes.all:
                 if route.method == "GET" and not route.stream and not route.socket:
                     path = route.path.replace("{id}", "1")
                     shown += http.get(path).text

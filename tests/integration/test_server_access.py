@@ -17,6 +17,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from fairway.server.fronts.topics.quotas import TopicQuotas
 from tests.support.server import Api, Served, run, server_process, serving, shared_site, until
 
 if TYPE_CHECKING:
@@ -162,6 +163,42 @@ def test_a_router_of_others_is_neither_read_nor_replaced_nor_deleted(tmp_path: P
             assert (await root.put("/v0/routers/main", own)).status == 200
             assert (await tenant.put("/v0/routers/main", {**own, "filter": "x"})).status == 200
             assert (await tenant.delete("/v0/routers/main")).json["deleted"] is True
+
+    run(scenario())
+
+
+def test_a_unique_key_of_others_is_neither_told_nor_takes_the_place_of_ones_own(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with keyed(tmp_path) as served:
+            root, tenant = (served.api.using(f"{name}-secret") for name in ("root", "writer"))
+
+            def job(queue: str, *keys: str | None) -> dict[str, Any]:
+                return {"jobs": [{"kind": "k", "queue": queue, "key": key} for key in keys]}
+
+            assert (await root.post("/v0/jobs", job("hr.mail", "one"))).status == 201
+            for keys in (["one"], ["two", "one"], [None, "one", None]):
+                answer = await tenant.post("/v0/jobs", job("orders.mail", *keys))
+                assert (answer.status, answer.code) == (409, "key_taken")
+                assert "hr" not in answer.body.decode()
+            assert (await tenant.get("/v0/jobs")).json["jobs"] == []
+            async with asyncio.TaskGroup() as group:  # whoever comes second finds the other's
+                theirs = [
+                    group.create_task(root.post("/v0/jobs", job("hr.mail", f"k{number}")))
+                    for number in range(20)
+                ]
+                own = [
+                    group.create_task(tenant.post("/v0/jobs", job("orders.mail", f"k{number}")))
+                    for number in range(20)
+                ]
+            for first, second in zip(theirs, own, strict=True):
+                made = first.result().json["jobs"][0]["fresh"]
+                assert second.result().status == (409 if made else 201)
+            again = await tenant.post("/v0/jobs", job("orders.mail", "two"))
+            assert (again.status, again.json["jobs"][0]["fresh"]) == (201, True)
+            again = await tenant.post("/v0/jobs", job("stock.mail", "two"))
+            assert (again.status, again.json["jobs"][0]["fresh"]) == (200, False)
 
     run(scenario())
 
@@ -343,6 +380,44 @@ def test_a_change_of_the_keys_file_counts_at_once_and_ends_what_was_open(tmp_pat
     run(scenario())
 
 
+def test_a_request_that_waits_under_a_key_that_is_gone_is_told_nothing(tmp_path: Path) -> None:
+    """Nor one whose key may read less by now."""
+
+    async def scenario() -> None:
+        keys = KEYS.replace('["orders."]', '["orders.", "stock."]')
+        async with keyed(tmp_path, keys) as served:
+            root, reader, writer = (
+                served.api.using(f"{name}-secret") for name in ("root", "reader", "writer")
+            )
+            await root.put("/v0/topics/orders.a")
+            made = await root.post("/v0/jobs", {"jobs": [{"kind": "k", "queue": "orders.q"}]})
+            job = made.json["jobs"][0]["id"]
+            wait = {"from_seq": 0, "wait_ms": 30_000}
+            async with asyncio.TaskGroup() as group:
+                waiting = [
+                    group.create_task(call)
+                    for api in (reader, writer)
+                    for call in (
+                        api.post("/v0/topics/orders.a/diff", wait),
+                        api.get(f"/v0/jobs/{job}?wait_ms=30000"),
+                    )
+                ]
+                topic = served.app.topics.get("orders.a")
+                await until(lambda: topic.live is not None and len(topic.live.readers.waiters) == 2)
+                (tmp_path / "keys.toml").write_text(
+                    keys.replace("reader-secret", "another-secret").replace('"orders.", ', "")
+                )
+                while (await writer.get("/v0/topics/orders.a")).status != 403:
+                    pass
+                await root.append("orders.a", "a secret")
+                await root.post(f"/v0/jobs/{job}/cancel", {"reason": "a secret"})
+            answers = [each.result() for each in waiting]
+            assert [answer.status for answer in answers] == [401, 401, 403, 404]
+            assert not any(b"a secret" in answer.body for answer in answers)
+
+    run(scenario())
+
+
 def test_an_expired_key_ends_its_streams(tmp_path: Path) -> None:
     async def scenario() -> None:
         keys = KEYS.replace('scopes = ["read"]', 'scopes = ["read"]\nexpires = 2100-01-01')
@@ -351,7 +426,7 @@ def test_an_expired_key_ends_its_streams(tmp_path: Path) -> None:
             await root.put("/v0/topics/orders.a")
             stream = await reader.watch("orders.a")
             await stream.named("caught-up")
-            host = served.server._http.host
+            host = served.server.host
             assert host is not None
             clock = host.clock
 
@@ -431,7 +506,7 @@ def test_quotas_of_a_key_are_429_with_their_limit(tmp_path: Path) -> None:
                 async with connect(url, proxy=None, additional_headers=headers):
                     pass
             await stream.close()
-            host = served.server._http.host
+            host = served.server.host
             assert host is not None
             await until(lambda: not host.quotas.statistics()["streams"].connections)
             again = await api("streams").watch("q.rate")
@@ -506,9 +581,9 @@ def test_a_quota_of_topics_holds_however_they_are_made(tmp_path: Path) -> None:
             headers = {"authorization": "Bearer crowd-secret"}
             for topic in served.app.topics.ordered():
                 await api.delete(f"/v0/topics/{topic.name}")
-            host = served.server._http.host
+            host = served.server.host
             assert host is not None
-            host._owned.clear()
+            host.state(TopicQuotas).forget_sums()
             told = []
             async with connect(url, proxy=None, additional_headers=headers) as socket:
                 for number in range(5):
@@ -603,7 +678,7 @@ def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: 
         hundred = {"records": RECORD["records"] * 100}
         async with keyed(tmp_path, quota("key")) as served:
             api = served.api.using("key-secret")
-            host = served.server._http.host
+            host = served.server.host
             assert host is not None
             url = f"ws://127.0.0.1:{served.api.port}/v0/ws"
             headers = {"authorization": "Bearer key-secret"}
@@ -616,7 +691,7 @@ def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: 
 
                 assert [(await publish())["op"] for _ in range(3)] == ["published"] * 3
                 (tmp_path / "keys.toml").write_text(quota("key", records_per_second=1))
-                [guest] = host._guests.values()
+                [guest] = host.guests
                 confirm = host.access.confirm
                 await until(lambda: confirm(guest.identity, 0).quota.records_per_s)
                 assert (await api.post("/v0/topics/t", hundred)).status == 200, "and has a debt now"

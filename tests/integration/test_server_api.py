@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fairway.app import Fairway
-from fairway.server.http_limits import HttpLimits
+from fairway.server.http.limits import HttpLimits
 from fairway.topics.engine import TopicsConfig
 from fairway.wire.topics import PAGE_MAX
 from tests.support.server import JSON, Answer, Api, Site, Wire, run, serving, shared_site, until
@@ -257,7 +257,7 @@ def test_a_long_poll_answers_at_once_when_something_comes_and_in_time_when_nothi
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(api.diff("poll", 1, wait_ms=2**60))
             topic = site.served.app.topics.get("poll")
-            await until(lambda: topic.live is not None and topic.live.waiters)
+            await until(lambda: topic.live is not None and topic.live.readers.waiters)
             await api.append("poll", 2)
             page = await waiting
         assert [record["$seq"] for record in page["records"]] == [2]
@@ -414,7 +414,7 @@ def test_probes_metrics_document_and_page(site: Site) -> None:
         ready = await api.get("/readyz")
         assert ready.status == 200
         assert ready.json.keys() == {
-            *("ready", "writable", "reason", "topics", "pressure", "pressure_cause")
+            *("ready", "writable", "reason", "topics", "pressure", "pressure_cause", "parts")
         }
         assert (ready.json["ready"], ready.json["writable"]) == (True, True)
         metrics = await api.get("/metrics")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fairway.app import Fairway
-from fairway.server.sessions import KIND
+from fairway.server.fronts.topics.sessions import KIND, WatchSessions
 from fairway.storage.reserve import RESERVE_BYTES, DiskReserve
 from tests.support import full_disk
 from tests.support.log_vfs import HookedVFS, fail_full, fail_sync, hooked_vfs
@@ -71,6 +71,10 @@ async def check_read_only(api: Api, *, seqs: list[int]) -> None:
     assert ready.status == 503
     assert (ready.json["ready"], ready.json["writable"]) == (False, False)
     assert ready.json["reason"]
+    parts = ready.json["parts"]
+    topics = {"state": "degraded", "ready": False, "reason": ready.json["reason"]}
+    assert parts.pop("topics") == topics
+    assert all(part["ready"] for part in parts.values())
     for path, body in (("/v0/topics/kept", RECORD), ("/v0/topics/another", RECORD)):
         refused = await api.post(path, body)
         assert (refused.status, refused.code) == (503, "read_only"), refused
@@ -208,19 +212,19 @@ def test_nothing_is_made_from_the_reserve_of_a_full_disk(
                 assert (await api.put("/v0/routers/there", router)).status == 200, "as it is"
 
                 wid = path.rpartition("/")[2]
-                stored = await served.app.topics.catalog.get(KIND, wid)
+                stored = await served.app.kernel.catalog.get(KIND, wid)
                 stream = await api.stream(path)
                 assert sorted(await stream.seqs(4)) == [1, 1, 2, 3], (
                     "a session that is there is read"
                 )
-                host = served.server._http.host
+                host = served.server.host
                 assert host is not None
-                [_, joined] = host.sessions.get(wid, 0).definition.topics
+                [_, joined] = host.state(WatchSessions).get(wid, 0).definition.topics
                 assert joined.topic == "later.one"
                 assert (await api.put("/v0/topics/kept", {"cap_records": 1})).status == 200
                 assert await api.read_all("kept") == [3], "a lower cap makes room"
                 assert (await api.delete("/v0/routers/there")).json["deleted"] is True
-                assert await served.app.topics.catalog.get(KIND, wid) == stored, "and not written"
+                assert await served.app.kernel.catalog.get(KIND, wid) == stored, "and not written"
             await wait_ready(api, status=200)
             for path, body in (("/v0/topics/new", {}), ("/v0/routers/new", making)):
                 assert (await api.put(path, body)).status == 201
@@ -237,7 +241,7 @@ def test_a_program_starts_on_a_full_disk_with_what_it_declares(
     async def scenario() -> None:
         reserve = DiskReserve(tmp_path / "reserve")
         reserve.release()  # as it had to be, to open the log
-        monkeypatch.setattr("fairway.app._reserve_of", lambda _: reserve)
+        monkeypatch.setattr("fairway.kernel.opening._reserve_of", lambda _: reserve)
         monkeypatch.setattr(DiskReserve, "hold", lambda *_, **__: False)
         app = Fairway(tmp_path)
         app.topic("declared")
@@ -295,7 +299,7 @@ def test_a_stop_leaves_half_of_the_reserve_where_all_of_it_does_not_fit(
 
     async def scenario() -> None:
         async with Fairway(tmp_path) as app:
-            kept = app._reserve
+            kept = app._opening.reserve
             assert kept is not None
             await until(lambda: kept.given_up)
             assert not reserve.exists()
@@ -396,23 +400,24 @@ def test_a_session_that_cannot_be_saved_or_removed_does_not_bring_the_server_dow
             path = await api.session(prefix="p.")
             stream = await api.stream(path)
             await stream.named("caught-up")
-            host = served.server._http.host
+            host = served.server.host
             assert host is not None
             await api.put("/v0/topics/p.two", {"durability": "ephemeral"})
             await stream.named("caught-up")
             vfs.hook = full
             refused = await api.post("/v0/watch", {"topics": {"p.one": {}}})
             assert refused.status == 503, refused
-            await host.sessions.try_save(next(iter(host.sessions._sessions.values())))
+            sessions = host.state(WatchSessions)
+            await sessions.try_save(next(iter(sessions._sessions.values())))
             await stream.close()
             await until(lambda: not host.heartbeats)
-            await host.sessions.purge(host.now_ms() + 10**9)
-            assert len(host.sessions) == 0
+            await sessions.purge(host.now_ms() + 10**9)
+            assert len(sessions) == 0
             assert (await api.get("/healthz")).status == 200
             assert (await api.get(path)).code == "watch_not_found"
             heal(vfs)
             await wait_ready(api, status=200)
-            await host.sessions.purge(host.now_ms())
+            await sessions.purge(host.now_ms())
         async with serving(tmp_path) as served:
             assert (await served.api.get(path)).code == "watch_not_found", "removed after all"
 

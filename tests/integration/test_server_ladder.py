@@ -18,8 +18,8 @@ import pytest
 from fairway.app import Fairway
 from fairway.core.lanes import LaneLimits
 from fairway.core.pressure import Governor, Ladder, PressureConfig
+from fairway.runtime.turn import TurnBudget
 from fairway.storage.writer import WriterConfig
-from fairway.topics.delivery import DeliveryConfig
 from fairway.topics.engine import TopicsConfig
 from tests.support.log_vfs import HookedVFS, hooked_vfs
 from tests.support.server import Api, Events, Served, run, serving, until
@@ -52,7 +52,7 @@ class Forced:
 
 def force(served: Served, pressure: float) -> Ladder:
     """Hold the pressure at this level from now on."""
-    sampler = served.app.topics.sampler
+    sampler = served.app.kernel.governor
     sampler._governor = Forced(ladder_at(pressure))  # type: ignore[assignment]
     return sampler.sample()
 
@@ -111,9 +111,9 @@ def test_10_real_load_climbs_every_rung_and_comes_down_again(
 
             def note(ladder: Ladder) -> None:
                 rungs.append(ladder)
-                windows.add(topics._log.linger_ns)
+                windows.add(topics.kernel.partitions.linger_ns)
 
-            topics.sampler.listen(note)
+            topics.kernel.governor.listen(note)
             vfs.hook = slow_disk
             stop = asyncio.Event()
             async with asyncio.TaskGroup() as group:
@@ -135,7 +135,7 @@ def test_10_real_load_climbs_every_rung_and_comes_down_again(
             vfs.hook = lambda step, path: None
             await until(lambda: rungs[-1].coalesce_window_ns == 0 and not rungs[-1].defer)
             assert rungs[-1].pressure < 0.2
-            assert topics._log.linger_ns == 0, "the commit window is closed again"
+            assert topics.kernel.partitions.linger_ns == 0, "the commit window is closed again"
 
             assert any(
                 ladder.coalesce_window_ns and not ladder.commit_window_ns for ladder in rungs
@@ -188,7 +188,7 @@ def test_what_a_client_sees_under_mild_pressure_frames_are_coalesced(tmp_path: P
             stream = await follow(served.api, "t")
             await served.api.append("t", *range(5))
             assert (await stream.named("record")).seqs == [1, 2, 3, 4, 5]
-            assert served.app.topics._log.linger_ns == 0, "acks are as fast as ever"
+            assert served.app.topics.kernel.partitions.linger_ns == 0, "acks are as fast as ever"
 
     run(scenario())
 
@@ -202,7 +202,9 @@ def test_what_a_client_sees_under_heavy_pressure_low_priority_waits_and_can_be_p
             low, high = await follow(api, "low", priority=-1000), await follow(api, "high")
             ladder = force(served, 0.9)
             assert ladder.defer
-            assert served.app.topics._log.linger_ns == ladder.commit_window_ns > 5_000_000
+            assert (
+                served.app.topics.kernel.partitions.linger_ns == ladder.commit_window_ns > 5_000_000
+            )
             began = time.monotonic()
             await api.append("low", "waits")
             took_s = time.monotonic() - began
@@ -420,9 +422,9 @@ def test_8_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_
             others = [await api.watch("t") for _ in range(5)]
             for stream in others:
                 await stream.named("caught-up")
-            host = served.server._http.host
+            host = served.server.host
             assert host is not None
-            connections = [stream.connection for stream in host.heartbeats._streams]
+            connections = [stream.connection for stream in host.heartbeats]
             limit = served.server._limits.stream_buffer_bytes
             count, most = 0, 0
             for _ in range(100):
@@ -435,7 +437,7 @@ def test_8_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_
             assert most <= limit + 300_000, f"{most} bytes buffered for one connection"
             topic = app.topics.get("t")
             assert topic.live is not None
-            watchers = [one for group in topic.live.readers.values() for one in group]
+            watchers = [one for group in topic.live.readers.by_view.values() for one in group]
             assert [one.live for one in watchers].count(False) == 1, "only the one that stalls"
             first = await stalled.next()
             assert first.name in ("caught-up", "record")
@@ -459,8 +461,8 @@ def test_a_reader_that_is_slow_again_and_again_gets_nothing_twice(
 
     async def scenario() -> None:
         # Hardly any time for a drain at once, so that it is interrupted at every watcher.
-        config = TopicsConfig(hot_bytes=8 * MIB, delivery=DeliveryConfig(budget_ns=1))
-        app = Fairway(tmp_path, topics=config)
+        config = TopicsConfig(hot_bytes=8 * MIB)
+        app = Fairway(tmp_path, topics=config, turn=TurnBudget(delivery_ns=1))
         async with serving(tmp_path, app=app) as served:
             api = served.api
             await api.put("/v0/topics/t")
@@ -472,7 +474,7 @@ def test_a_reader_that_is_slow_again_and_again_gets_nothing_twice(
                 await stream.named("caught-up")
             topic = app.topics.get("t")
             assert topic.live is not None
-            [watchers] = topic.live.readers.values()
+            [watchers] = topic.live.readers.by_view.values()
             slow, head = watchers[0], 0
 
             async def read(stream: Events, first: int, last: int, *, late: bool) -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fairway.core.lanes import LaneLimits
-from fairway.server import gate, topics_api
-from fairway.server.http_limits import HttpLimits
-from fairway.server.streams import reading as streams_reading
+from fairway.server.fronts.topics import api as topics_api
+from fairway.server.http import gate
+from fairway.server.http.limits import HttpLimits
 from fairway.settings import KeyEntry
+from fairway.streams import reading as streams_reading
 from tests.support.crowd import Crowd, Group, Manner, request
 from tests.support.server import WAIT_S, Served, Wire, run, serving, until
 
@@ -165,7 +166,12 @@ def test_silent_strangers_make_room_for_whoever_has_a_key(tmp_path: Path) -> Non
                 async with crowded(served, Group(Manner.SILENT, 60)):
                     holder.send("GET", READ, headers=bearer)
                     assert (await holder.answer()).status == 200
-                    assert (await served.api.using(SECRET).get(READ)).status == 200
+                    # Who comes anew is not known until it was read: now and then twenty of those
+                    # who come back at once are accepted meanwhile, and it is the eldest of all.
+                    tries = [(await served.api.using(SECRET).get(READ)).status]
+                    while tries[-1] == 503 and len(tries) < 5:
+                        tries.append((await served.api.using(SECRET).get(READ)).status)
+                    assert tries[-1] == 200
 
     run(scenario())
 
@@ -333,14 +339,14 @@ def test_readers_that_leave_while_pages_are_built_for_them_leave_no_room_taken(
 def test_a_durable_stream_is_read_only_if_there_is_room_for_the_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, reads = streams_reading.Reading.read, 0
+    read, reads = streams_reading.StreamReader.read, 0
 
     async def counting(*arguments: Any) -> Any:
         nonlocal reads
         reads += 1
         return await read(*arguments)
 
-    monkeypatch.setattr(streams_reading.Reading, "read", counting)
+    monkeypatch.setattr(streams_reading.StreamReader, "read", counting)
 
     async def scenario() -> None:
         async with serving(tmp_path) as served:

@@ -19,7 +19,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from tests.support.postgres import postgres_url
+from tests.support.postgres import PostgresServer, postgres_url
 from tests.support.server import ROOT, Api, Wire, free_port, run
 
 if TYPE_CHECKING:
@@ -34,14 +34,14 @@ OCTETS = {"content-type": "application/octet-stream"}
 class Owner:
     """A server process on a schema that it shares with others."""
 
-    def __init__(self, schema: str, *flags: str) -> None:
+    def __init__(self, schema: str, *flags: str, url: str = "") -> None:
         self.port = free_port()
         self.api = Api(self.port)
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         self._child = subprocess.Popen(
             [
                 *(sys.executable, "-m", "tests.support.owner_child"),
-                *(postgres_url(), schema, str(LEASE_MS), str(self.port), *flags),
+                *(url or postgres_url(), schema, str(LEASE_MS), str(self.port), *flags),
             ],
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
@@ -60,6 +60,13 @@ class Owner:
                     continue  # it does not listen yet
                 if (answer.status, answer.json.get("reason")) == (503 if reason else 200, reason):
                     return
+
+    async def says_after(self, mark: int, text: str) -> None:
+        """Wait until its log has this behind what it had."""
+        async with asyncio.timeout(WAIT_S):
+            while text not in self.errors[mark:]:
+                assert self._child.poll() is None, self.errors
+                assert (await self.api.get("/readyz")).status == 503
 
     def send(self, number: signal.Signals) -> None:
         self._child.send_signal(number)
@@ -81,12 +88,12 @@ class Owner:
 
 
 @contextmanager
-def owners(*flags: tuple[str, ...]) -> Iterator[list[Owner]]:
+def owners(*flags: tuple[str, ...], url: str = "") -> Iterator[list[Owner]]:
     schema = f"owner_{os.getpid()}_{next(SCHEMAS)}"
     started: list[Owner] = []
     try:
         for each in flags:
-            started.append(Owner(schema, *each))
+            started.append(Owner(schema, *each, url=url))
             if len(started) == 1:
                 run(started[0].ready(), within_s=WAIT_S)
         yield started
@@ -209,3 +216,35 @@ def test_an_owner_that_was_not_asked_to_stand_by_ends_when_it_lost_the_log() -> 
 
     with owners((), ("--standby",)) as (first, second):
         run(scenario(first, second), within_s=2 * WAIT_S)
+
+
+def test_a_server_that_stands_by_outlives_restarts_of_its_database() -> None:
+    """One that waits for the first time, and one that was taken over from and waits again."""
+
+    async def restarted(database: PostgresServer, *waiting: Owner) -> None:
+        marks = [len(owner.errors) for owner in waiting]
+        await asyncio.to_thread(database.stop, "immediate")
+        for owner, mark in zip(waiting, marks, strict=True):
+            await owner.says_after(mark, "standing by: database")
+        await asyncio.to_thread(database.start)
+
+    async def scenario(database: PostgresServer, first: Owner, second: Owner) -> None:
+        await first.api.append("t", 1)
+        await second.ready("standing by")
+        await restarted(database, second)
+        first.send(signal.SIGSTOP)
+        await second.ready()
+        await second.api.append("t", 2)
+        first.send(signal.SIGCONT)
+        await first.ready("standing by")
+        await restarted(database, first)
+        second.send(signal.SIGKILL)
+        await first.ready()
+        page = await first.api.post("/v0/topics/t/diff", {"from_seq": 0})
+        assert [record["data"] for record in page.json["records"]] == [1, 2]
+
+    with (
+        PostgresServer() as database,
+        owners(("--standby",), ("--standby",), url=database.url()) as (first, second),
+    ):
+        run(scenario(database, first, second), within_s=4 * WAIT_S)

@@ -267,7 +267,7 @@ def test_caught_up_is_said_at_each_change_from_backlog_to_live(site: Site) -> No
         assert names == ["record", "caught-up"]
         await api.append("change", 2)
         assert (await stream.next()).name == "record", "live: not said again"
-        [watchers] = site.served.app.topics.get("change").live.readers.values()  # type: ignore[union-attr]
+        [watchers] = site.served.app.topics.get("change").live.readers.by_view.values()  # type: ignore[union-attr]
         watcher = watchers[0]
         watcher.live, watcher.stalled = False, True  # as if its buffer had been full
         await api.append("change", 3)
@@ -554,7 +554,7 @@ def test_a_deletion_reaches_a_reader_that_had_stopped_reading(site: Site) -> Non
 
         def stalled() -> bool:
             assert topic.live is not None
-            watchers = [one for group in topic.live.readers.values() for one in group]
+            watchers = [one for group in topic.live.readers.by_view.values() for one in group]
             return len(watchers) == 2 and all(one.stalled for one in watchers)
 
         while not stalled():
@@ -576,7 +576,7 @@ def test_a_slow_reader_is_told_of_every_topic_that_was_made_anew(tmp_path: Path)
     async def scenario() -> None:
         async with serving(tmp_path) as served:
             api = served.api
-            served.app.topics.catalog._next = 2**42  # long ids, as after many topics
+            served.app.kernel.catalog._next = 2**42  # long ids, as after many topics
             names = [f"anew.{number:03}" for number in range(256)]
             for name in names:
                 await api.append(name, 1)

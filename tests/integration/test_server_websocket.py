@@ -9,12 +9,16 @@ from contextlib import asynccontextmanager
 from socket import SO_SNDBUF, SOL_SOCKET
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from fairway.server import socket_protocol, websocket
-from fairway.server.http_limits import SECOND_NS, HttpLimits
+from fairway.runtime.turn import TURN
+from fairway.server.fronts.topics import sockets
+from fairway.server.http import socket_protocol, websocket
+from fairway.server.http.limits import SECOND_NS, HttpLimits
+from fairway.wire.sockets import SocketMessage
 from tests.support.server import (
     Api,
     Site,
@@ -25,6 +29,7 @@ from tests.support.server import (
     text_frame,
     until,
 )
+from tests.support.sockets import as_written_down
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -39,6 +44,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield made
 
 
+MESSAGE = msgspec.json.Decoder(SocketMessage)
+
+
 class Socket:
     def __init__(self, connection: ClientConnection) -> None:
         self.connection = connection
@@ -48,7 +56,7 @@ class Socket:
 
     async def next(self) -> Any:
         async with asyncio.timeout(10):
-            return json.loads(await self.connection.recv())
+            return as_written_down(await self.connection.recv(), MESSAGE)
 
     async def ask(self, **message: Any) -> Any:
         """Send a request and return the next message, which must be its answer."""
@@ -215,7 +223,7 @@ def test_a_socket_that_does_not_read_falls_behind_and_catches_up_with_every_seq(
         async with opened(api, max_queue=1) as socket:
             await socket.ask(op="subscribe", topic="ws.slow")
             topic = site.served.app.topics.get("ws.slow")
-            [group] = topic.live.readers.values()  # type: ignore[union-attr]
+            [group] = topic.live.readers.by_view.values()  # type: ignore[union-attr]
             count = 1
             while not group[0].stalled:
                 await api.append("ws.slow", *["x" * 50_000] * 20)
@@ -234,24 +242,24 @@ def test_who_asks_without_reading_answers_is_not_read_on(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers that nobody fetches are bounded like everything else that is buffered."""
-    held: list[websocket.Socket] = []
+    held: list[sockets.TopicSocket] = []
 
-    class Held(websocket.Socket):
+    class Held(sockets.TopicSocket):
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             held.append(self)
 
-    monkeypatch.setattr(websocket, "Socket", Held)
+    monkeypatch.setattr(sockets, "TopicSocket", Held)
 
     async def scenario(api: Api) -> None:
         wire = await deaf_socket(api.port, "/v0/ws")
         frame = text_frame(op="ping", id="i" * 30_000)
         for _ in range(1000):
             wire.writer.write(frame)
-        await until(lambda: held[0]._out_bytes > websocket.QUEUE_BYTES)
+        await until(lambda: held[0].queued_bytes > websocket.QUEUE_BYTES)
         for _ in range(200):
             await asyncio.sleep(0)
-            assert held[0]._out_bytes <= websocket.QUEUE_BYTES + 2 * len(frame)
+            assert held[0].queued_bytes <= websocket.QUEUE_BYTES + 2 * len(frame)
         wire.abort()
 
     site.run(scenario(site.api))
@@ -259,22 +267,22 @@ def test_who_asks_without_reading_answers_is_not_read_on(
 
 def test_who_leaves_without_having_read_leaves_nothing_behind(site: Site) -> None:
     async def scenario(api: Api) -> None:
-        host = site.served.server._http.host
+        host = site.served.server.host
         assert host is not None
         await api.append("ws.left", 1)
         topic = site.served.app.topics.get("ws.left")
-        before = len(host._guests)
+        before = len(host.guests)
         wire = await deaf_socket(api.port, "/v0/ws")
         wire.writer.write(text_frame(op="subscribe", topic="ws.left"))
         for _ in range(1000):
             wire.writer.write(text_frame(op="ping", id="i" * 30_000))
-        await until(lambda: len(host._guests) > before)
-        socket = [*host._guests.values()][-1].end.__self__  # type: ignore[attr-defined]
+        await until(lambda: len(host.guests) > before)
+        socket = host.guests[-1].end.__self__  # type: ignore[attr-defined]
         # It was set when the first answers went out: the reading side waits for room.
         full = websocket.QUEUE_BYTES
-        await until(lambda: socket._out_bytes > full and not socket._room.is_set())
+        await until(lambda: socket.queued_bytes > full and not socket._room.is_set())
         wire.abort()
-        await until(lambda: len(host._guests) == before)
+        await until(lambda: len(host.guests) == before)
         assert topic.live is None or not topic.live.readers
 
     site.run(scenario(site.api))
@@ -450,7 +458,7 @@ def test_who_sends_without_end_and_reads_nothing_is_held_to_the_bound_then_close
                 largest = max(largest, socket.handled - before)
                 before = socket.handled
             assert (await answered).status == 200
-            assert largest <= 2 * socket_protocol.FRAMES_PER_TURN
+            assert largest <= 2 * TURN.frames_per_turn
             assert 32 * 1024 < most <= websocket.BUFFER_BYTES
             wire.abort()
 

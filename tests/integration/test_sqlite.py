@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -66,8 +66,15 @@ def keys(wal: SqliteWal, partition: int) -> list[int]:
 
 def checkpoint(wal: SqliteWal) -> None:
     """What upkeep does once the -wal is long or the log idle."""
-    for shard in wal._shards:
+    for shard in wal.shards:
         shard.checkpoint()
+
+
+def frames(shard: Shard) -> tuple[int, int]:
+    """How many pages SQLite itself finds in the -wal, and how many of them were moved."""
+    with closing(apsw.Connection(shard.place, vfs=sqlite_shard.checksum_vfs())) as witness:
+        witness.execute("SELECT 1 FROM state LIMIT 1").fetchall()  # or it knows of no -wal
+        return witness.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
 
 
 def opened(directory: Path, **options: int) -> SqliteWal:
@@ -165,7 +172,7 @@ def test_an_entry_that_was_altered_with_care_fails_its_checksum(tmp_path: Path) 
     for change in ("payload = x'00'", "term = 1", "partition = 3"):
         shutil.copytree(tmp_path, tmp_path / "altered")
         altered = tmp_path / "altered" / path.name
-        connection = apsw.Connection(str(altered), vfs=sqlite_shard._checksum_vfs())
+        connection = apsw.Connection(str(altered), vfs=sqlite_shard.checksum_vfs())
         connection.execute(f"UPDATE entry SET {change} WHERE partition = 1 AND key = 2")
         connection.close()
         wal = opened(tmp_path / "altered")
@@ -314,13 +321,13 @@ def test_what_a_checkpoint_moves_is_synced_and_marked_before(
     wal = opened(home)
     for key in range(1, 6):
         put(wal, 1, key, sync=False)
-    groups, size = wal._shards[0].groups, log.stat().st_size
+    groups, size = wal.shards[0].groups, log.stat().st_size
     generation = sqlite_walfile.generation(str(home / "shard-0-of-1.db"))
     vfs.hook = watch
     if occasion == "beside":
         checkpoint(wal)
     elif occasion == "alone":
-        wal._shards[0].checkpoint(wait=True)
+        wal.shards[0].checkpoint(wait=True)
     elif occasion == "open":
         shutil.copytree(home, tmp_path / "killed")
         home = tmp_path / "killed"
@@ -337,7 +344,7 @@ def test_a_checkpoint_leaves_groups_alone_that_come_while_it_runs(
 ) -> None:
     """They are neither synced nor on the mark, so their pages must stay where they are."""
     wal = opened(tmp_path)
-    (shard,) = wal._shards
+    (shard,) = wal.shards
     sync_data = sqlite_walfile.sync_data
     put(wal, 1, 1, sync=False)
     marked = shard.groups
@@ -349,14 +356,13 @@ def test_a_checkpoint_leaves_groups_alone_that_come_while_it_runs(
     with monkeypatch.context() as patch:
         patch.setattr(sqlite_walfile, "sync_data", sync_and_write)
         checkpoint(wal)
-    assert shard._writer is not None
-    frames, moved = shard._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-    assert 0 < moved < frames
-    assert shard._mark.value == marked < shard.groups
+    written, moved = frames(shard)
+    assert 0 < moved < written
+    assert shard.statistics().groups_marked == marked < shard.groups
     checkpoint(wal)
-    frames, moved = shard._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-    assert frames == moved
-    assert shard._mark.value == shard.groups
+    written, moved = frames(shard)
+    assert written == moved
+    assert shard.statistics().groups_marked == shard.groups
     wal.close()
 
 
@@ -372,10 +378,10 @@ def test_groups_are_synced_when_asked_and_not_otherwise(tmp_path: Path, vfs: Hoo
     put(wal, 1, 4)
     assert len(syncs) == 2
     assert wal.syncs == 3
-    assert wal._shards[0]._writer is not None
-    assert wal._shards[0]._writer.pragma("synchronous") == 2
+    assert wal.shards[0]._writer is not None
+    assert wal.shards[0]._writer.pragma("synchronous") == 2
     put(wal, 1, 5, sync=False)
-    assert wal._shards[0]._writer.pragma("synchronous") == 1  # NORMAL, never OFF
+    assert wal.shards[0]._writer.pragma("synchronous") == 1  # NORMAL, never OFF
     wal.close()
 
 
@@ -421,13 +427,13 @@ def test_a_sweep_keeps_the_wal_file_within_its_bound(tmp_path: Path) -> None:
     for first in range(1, 20_000, 1000):
         put(wal, 1, *range(first, first + 1000), sync=False, size=200)
     assert wal.write({1: [DELETE]}, sync=True) == {}
-    wal._shards[0].checkpoint(wait=True)
+    wal.shards[0].checkpoint(wait=True)
     chunks = largest = 0
     more = True
     while more:
-        before = wal._shards[0]._wal_pages
+        before = wal.shards[0].statistics().wal_bytes
         more = wal.sweep(limit=250)
-        assert before * sqlite_shard.FRAME_SIZE <= bound, "it was made to start over"
+        assert before <= bound, "it was made to start over"
         chunks += 1
         largest = max(largest, log.stat().st_size)
     assert chunks > 50
@@ -449,7 +455,7 @@ def test_the_fuller_the_disk_the_shorter_the_wal(
     assert wal.write({1: [DELETE]}, sync=True) == {}
     monkeypatch.setattr(sqlite_shard, "free_bytes", lambda _: free)
     assert wal.sweep(limit=250)
-    assert wal._shards[0]._wal_bound == bound
+    assert wal.shards[0].statistics().wal_bytes_bound == bound
     wal.close()
 
 
@@ -457,9 +463,8 @@ def test_upkeep_moves_pages_once_the_log_is_idle_or_the_wal_long(tmp_path: Path)
     wal = opened(tmp_path, wal_bytes_max=64 * KIB)
 
     def moved() -> bool:
-        assert wal._shards[0]._writer is not None
-        frames, done = wal._shards[0]._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-        return frames == done
+        written, done = frames(wal.shards[0])
+        return written == done
 
     put(wal, 1, 1)
     assert not moved()
@@ -474,70 +479,67 @@ def test_upkeep_moves_pages_once_the_log_is_idle_or_the_wal_long(tmp_path: Path)
 
 def test_the_length_of_the_wal_is_known_without_asking(tmp_path: Path) -> None:
     wal = opened(tmp_path)
-    shard = wal._shards[0]
+    shard = wal.shards[0]
     for key in range(1, 40):
         put(wal, key % 3, key, size=key * 500)
-        assert shard._writer is not None
-        frames, _ = shard._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-        assert shard._wal_pages == frames
+        written, _ = frames(shard)
+        assert shard.statistics().wal_bytes == written * sqlite_shard.FRAME_SIZE
         if key % 13 == 0:
             shard.checkpoint(wait=True)
-            assert shard._wal_pages == 0
+            assert shard.statistics().wal_bytes == 0
     wal.close()
 
 
 def test_upkeep_leaves_a_short_wal_alone_while_the_log_is_busy(tmp_path: Path) -> None:
     wal = opened(tmp_path, checkpoint_bytes=64 * KIB)
-    shard = wal._shards[0]
+    shard = wal.shards[0]
     put(wal, 1, 1)
     wal.maintain()
-    assert shard._wal_pages, "busy, and not long: nothing was moved"
+    assert shard.statistics().wal_bytes, "busy, and not long: nothing was moved"
     wal.maintain()
-    assert not shard._wal_pages, "idle: everything was moved and the file starts over"
+    assert not shard.statistics().wal_bytes, "idle: everything was moved and the file starts over"
     put(wal, 1, 2, size=100 * KIB)
     wal.maintain()
-    assert not shard._wal_pages, "busy, but long"
+    assert not shard.statistics().wal_bytes, "busy, but long"
     wal.close()
 
 
 def test_upkeep_does_not_wait_for_a_reader_nor_forget_the_bound(tmp_path: Path) -> None:
     bound = 128 * KIB
     wal = opened(tmp_path, wal_bytes_max=bound)
-    shard = wal._shards[0]
+    shard = wal.shards[0]
     put(wal, 1, 1)
-    reader = apsw.Connection(str(tmp_path / "shard-0-of-1.db"), vfs=sqlite_shard._checksum_vfs())
+    reader = apsw.Connection(str(tmp_path / "shard-0-of-1.db"), vfs=sqlite_shard.checksum_vfs())
     reader.execute("BEGIN")
     assert reader.execute("SELECT count(*) FROM entry WHERE partition = 1").get == 1
     put(wal, 1, 2)
     wal.maintain()
-    assert shard._wal_pages, "the reader is in the way of starting over"
-    assert not shard._stuck_pages, "which a commit past the bound has to find out for itself"
+    assert shard.statistics().wal_bytes, "the reader is in the way of starting over"
+    assert not shard.statistics().wal_bytes_blocked, (
+        "which a commit past the bound has to find out for itself"
+    )
     reader.close()
     wal.maintain()
-    assert not shard._wal_pages
+    assert not shard.statistics().wal_bytes
     wal.close()
 
 
 def test_a_long_reader_lets_the_wal_grow_and_it_shrinks_after_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    attempts = []
-    alone = Shard._checkpoint_alone
-    monkeypatch.setattr(
-        Shard, "_checkpoint_alone", lambda shard, ms: (attempts.append(1), alone(shard, ms))
-    )
     bound = 256 * KIB
     wal = opened(tmp_path, wal_bytes_max=bound)
     log = tmp_path / "shard-0-of-1.db-wal"
     put(wal, 1, 1)
-    reader = apsw.Connection(str(tmp_path / "shard-0-of-1.db"), vfs=sqlite_shard._checksum_vfs())
+    reader = apsw.Connection(str(tmp_path / "shard-0-of-1.db"), vfs=sqlite_shard.checksum_vfs())
     reader.execute("BEGIN")
     assert reader.execute("SELECT count(*) FROM entry WHERE partition = 1").get == 1
     for key in range(2, 100):
         put(wal, 1, key, size=10 * KIB)
         checkpoint(wal)
     assert log.stat().st_size > 3 * bound  # nothing failed for that
-    assert len(attempts) <= log.stat().st_size // bound  # and few writes had to wait for it
+    attempts = wal.shards[0].statistics().checkpoints_alone
+    assert attempts <= log.stat().st_size // bound  # and few writes had to wait for it
     assert reader.execute("SELECT count(*) FROM entry WHERE partition = 1").get == 1
     reader.close()
     for key in range(100, 200):
@@ -823,7 +825,7 @@ def test_an_unknown_format_is_refused(name: str, value: int, tmp_path: Path) -> 
     put(wal, 1, 1)
     wal.close()
     path = tmp_path / "shard-0-of-1.db"
-    connection = apsw.Connection(str(path), vfs=sqlite_shard._checksum_vfs())
+    connection = apsw.Connection(str(path), vfs=sqlite_shard.checksum_vfs())
     connection.pragma(name, value)
     connection.close()
     with pytest.raises(UnknownFormat, match=str(path)):
@@ -839,7 +841,7 @@ def test_somebody_else_in_the_file_is_told_as_such(
     wal.close()
     monkeypatch.setattr(sqlite_shard, "BUSY_MS", 1)
     path = tmp_path / "killed" / "shard-0-of-1.db"
-    reader = apsw.Connection(str(path), vfs=sqlite_shard._checksum_vfs())
+    reader = apsw.Connection(str(path), vfs=sqlite_shard.checksum_vfs())
     reader.execute("BEGIN IMMEDIATE")
     with pytest.raises(AlreadyOwned, match=str(path)):
         SqliteWal(tmp_path / "killed").open()
@@ -922,7 +924,7 @@ def test_every_file_is_closed_whatever_one_shard_raises(tmp_path: Path) -> None:
     wal.open()
     wal.write({0: [Operation((Entry(1, b"a"),))], 1: [Operation((Entry(1, b"b"),))]}, sync=True)
     with (
-        patch.object(wal._shards[0], "checkpoint", side_effect=MemoryError("no more")),
+        patch.object(wal.shards[0], "checkpoint", side_effect=MemoryError("no more")),
         pytest.raises(MemoryError),
     ):
         wal.close()

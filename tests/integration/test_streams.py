@@ -13,7 +13,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from fairway.server.streams.protocol import topic_name
+from fairway.streams.paths import topic_name
 from tests.support.server import Wire, serving, until
 from tests.support.server import run as run_served
 from tests.support.streams import ServerProcess, server_process
@@ -282,7 +282,7 @@ def test_a_live_reader_is_a_connection_and_no_request_under_way(tmp_path: Path, 
         async with serving(tmp_path / "data", keys_file=keys) as served:
             api = served.api.using("k-secret")
             assert (await api.put("/v1/stream/a", raw=b"x", headers=TEXT)).status == 201
-            host = served.server._host
+            host = served.server.host
             assert host is not None
 
             def used() -> tuple[int, int]:

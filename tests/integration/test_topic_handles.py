@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 
 from fairway.app import Fairway
-from fairway.cli.worker import ServerTopics
-from fairway.client import AsyncClient
+from fairway.client import AsyncClient, ServerTopics
 from fairway.errors import BadRecord, Forbidden, InvalidRequest, NotFound
 from fairway.topics.handle import Lost, Read, Record, TopicHandle, TopicWatch
 from fairway.wire.topics import TopicPatch
@@ -87,7 +86,7 @@ def test_what_json_has_no_number_for_is_refused_and_nothing_is_appended(
         for values, meta in [((1, wrong), None), ((1,), {"m": wrong})]:
             with pytest.raises(InvalidRequest, match="JSON has no number"):
                 await numbers.append(*values, meta=meta)
-        with pytest.raises(InvalidRequest, match="JSON has no number"):
+        with pytest.raises(InvalidRequest, match=r"JSON has no number|a tag is a text"):
             await numbers.append(1, tag=wrong)
         await topic("nulls").append(7, meta={"none": None, "n": 1.5})
         assert (await topic("nulls").read()).records[-1].meta == {"none": None, "n": 1.5}

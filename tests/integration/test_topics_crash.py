@@ -23,6 +23,7 @@ import msgspec
 import pytest
 
 from fairway.errors import NotFound
+from fairway.kernel.kernel import Kernel
 from fairway.storage.log import Log
 from fairway.topics.engine import Topics
 from tests.support.postgres import Unavailable, postgres_url
@@ -123,7 +124,11 @@ class Ledger:
                 }
 
     async def check(self, place: str) -> None:
-        async with Log(store_at(place)) as log, Topics(log, config=CONFIG) as topics:
+        async with (
+            Log(store_at(place)) as log,
+            Kernel(log) as kernel,
+            Topics(kernel, config=CONFIG) as topics,
+        ):
             for name in NAMES:
                 with suppress(NotFound):
                     await self._check_topic(topics, name)

@@ -255,7 +255,7 @@ def test_what_ends_the_process_of_a_node_is_a_dead_letter_with_its_reason() -> N
     graph = Graph("g", when=Source("way", str), inputs="sequential", on_error="dead_letter")
     graph.add(ends_or_not, name="node", isolation="process")
     app = Fairway("memory:", jobs="memory:")
-    app._declare_graph(graph)
+    app.add_graph(graph)
 
     async def scene() -> None:
         async with asyncio.timeout(120), app:
@@ -286,7 +286,7 @@ def test_whatever_a_node_raises_is_a_dead_letter_also_after_a_restart(
         for life in range(2):
             graph = declared(node)
             app = Fairway(f"sqlite:{tmp_path}", jobs="memory:")
-            app._declare_graph(graph)
+            app.add_graph(graph)
             async with asyncio.timeout(120), app:
                 if life == 0:
                     for name in NAMES:
@@ -308,7 +308,7 @@ def test_what_a_node_raised_is_not_raised_again_at_the_next_start(tmp_path: Path
     async def scene(name: str) -> None:
         graph = declared("plain")
         app = Fairway(f"sqlite:{tmp_path}", jobs="memory:")
-        app._declare_graph(graph)
+        app.add_graph(graph)
         async with app:
             if name == "pause":
                 await graph.pause()
@@ -495,7 +495,7 @@ def test_whatever_a_feed_raises_it_alone_is_restarted(method: str) -> None:
     for number, name in enumerate(NAMES):
         graph = Graph(f"g{number}", when=Source("name", str, feed=Failing(method, name)))
         graph.add(raises, name="node")
-        app._declare_graph(graph)
+        app.add_graph(graph)
         graphs.append(graph)
 
     async def play(kit: GraphsUnderTest) -> None:
@@ -533,7 +533,7 @@ def test_whatever_a_poll_raises_its_source_is_disconnected_until_it_answers(kind
         feed = poll(asking(name), every_s=5, blocking=kind == "blocking")
         graphs.append(Graph(f"g{number}", when=Source("name", str, feed=feed)))
         graphs[-1].add(raises, name="node")
-        app._declare_graph(graphs[-1])
+        app.add_graph(graphs[-1])
 
     async def play(kit: GraphsUnderTest) -> None:
         await kit.advance(1)

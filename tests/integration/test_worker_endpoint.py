@@ -24,7 +24,7 @@ from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.worker import WorkerConfig
 from fairway.runtime.telemetry import Telemetry
-from fairway.server.metrics import CONTENT_TYPE, render
+from fairway.server.http.metrics import CONTENT_TYPE, render
 from fairway.server.worker_endpoint import WorkerEndpoint
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from fairway import Fairway, FeederConfig, WorkerConfig
+from fairway.client import AsyncClient, ServerTopics
 from tests.support.server import server_process
 
 if TYPE_CHECKING:
@@ -69,3 +72,26 @@ def test_topic_handles_in_a_worker_go_through_the_server(
             worker.communicate()
         read = httpx.post(f"{url}/v0/topics/orders/diff", json={}).json()
         assert [record["data"]["id"] for record in read["records"]] == [7, 8, 9]
+
+
+def test_a_worker_inside_another_program_reaches_the_topics_of_the_server(tmp_path: Path) -> None:
+    app = Fairway(tmp_path / "data", worker=None)
+    orders = app.topic("orders")
+
+    @app.job(max_attempts=1)
+    async def place(ids: list[int]) -> list[int]:
+        appended = await orders.append(*({"id": id} for id in ids))
+        read = await orders.read(0)
+        return [appended.first_seq, *(record.data["id"] for record in read.records)]
+
+    worker = WorkerConfig(queues={"default": FeederConfig()})
+
+    async def work(url: str) -> None:
+        async with AsyncClient(url) as client:
+            async with app.working(worker, topics=ServerTopics(client)):
+                placed = await place.enqueue(ids=[7, 8])
+                assert await placed.result(timeout_s=30) == [1, 7, 8]
+            assert (await client.topic("orders").state()).head_seq == 2
+
+    with server_process(tmp_path / "data") as server:
+        asyncio.run(work(f"http://127.0.0.1:{server.port}"))

@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 from fairway.cli.main import main
 from fairway.client import Client
-from fairway.client import workflow_calls as calls
 from fairway.errors import JobFailed
 from tests.support.workflows_served import workflows_process
 
@@ -104,7 +103,7 @@ def test_a_context_that_does_not_fit_is_refused_at_the_start(url: str) -> None:
 @pytest.mark.parametrize("action", ["pause", "resume", "cancel"])
 def test_a_run_that_has_ended_is_not_steered_any_more(url: str, action: str) -> None:
     with Client(url) as client:
-        id = client.call(calls.start("etl", {"day": action}, None, 0)).id
+        id = client.workflows.start("etl", {"day": action}).id
         client.jobs.wait(id, 30)
     reply = httpx.post(f"{url}/v0/runs/{id}", json={"action": action})
     assert (reply.status_code, reply.json()["error"]["code"]) == (409, "job_ended")
@@ -122,10 +121,10 @@ def test_a_failed_run_is_retried_over_http_by_a_client_and_from_the_command_line
     url: str, place: Path
 ) -> None:
     with Client(url) as client:
-        id = client.call(calls.start("fragile", {}, None, 0)).id
+        id = client.workflows.start("fragile").id
         with pytest.raises(JobFailed, match="nobody is at home"):
             client.jobs.wait(id, 30)
-        client.call(calls.steer(id, "retry"))
+        client.workflows.retry(id)
         with pytest.raises(JobFailed, match="nobody is at home"):
             client.jobs.wait(id, 30)
         assert "is tried again" in cli(url, "retry", str(id))
@@ -138,7 +137,7 @@ def test_a_failed_run_is_retried_over_http_by_a_client_and_from_the_command_line
         reply = httpx.post(f"{url}/v0/runs/{id}", json={"action": "retry"})
         assert (reply.status_code, reply.json()) == (200, {"id": id, "action": "retry"})
         assert client.jobs.wait(id, 30) == {"prepared": True, "reported": True}
-        run = client.call(calls.run(id))
+        run = client.workflows.run(id)
         assert (run.retries, [task.state for task in run.tasks]) == (3, ["done"] * 3)
         deliveries = sorted(job.id for job in client.jobs.list(kind="fragile.deliver"))
         assert (len(deliveries), run.tasks[1].job) == (4, deliveries[-1])
@@ -152,7 +151,7 @@ def test_a_run_is_retried_before_its_tasks_however_they_are_listed(url: str, pla
     """`jobs ls` tells of the task first: retried first, it would keep its run from it."""
     (place / "mended").unlink(missing_ok=True)
     with Client(url) as client:
-        id = client.call(calls.start("fragile", {}, None, 0)).id
+        id = client.workflows.start("fragile").id
         with pytest.raises(JobFailed, match="nobody is at home"):
             client.jobs.wait(id, 30)
         (task,) = client.jobs.list(parent=id, status="failed")

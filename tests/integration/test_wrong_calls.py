@@ -6,17 +6,33 @@ import asyncio
 import math
 from datetime import UTC, datetime
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
-from fairway import Context, Fairway, Outcome
+from fairway import (
+    Batch,
+    Context,
+    Fairway,
+    Graph,
+    Outcome,
+    Source,
+    Window,
+    any_,
+    debounce,
+    every,
+    quorum,
+    retry,
+)
 from fairway.errors import FairwayError, Invalid, InvalidConfig, InvalidRequest
+from fairway.graphs.feeds.poll import poll
 from fairway.jobs import rules
 from fairway.jobs.job import Filter, Limits
 from fairway.jobs.schedule import Catchup, CatchupConfig
 from fairway.runtime.clock import SYSTEM_CLOCK
+from fairway.wire.jobs import PROGRESS_BYTES_MAX
 from tests.support.postgres import postgres_url
 from tests.support.server import run
 
@@ -25,6 +41,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HALF = "\ud800"
+HUGE = 10**5_000  # more digits than Python shows of a number
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("it cannot be shown")
+
+
 DEEP: Any = []
 for _ in range(100_000):
     DEEP = [DEEP]
@@ -83,6 +107,14 @@ USING = [
     {"delay_s": "5"},
     {"window_s": math.nan, "key": "k"},
     {"window_s": 1e12, "key": "k"},
+    {"window_s": HUGE, "key": "k"},
+    {"delay_s": HUGE},
+    {"delay_s": -HUGE},
+    {"priority": HUGE},
+    {"priority": Unshowable()},
+    {"queue": Unshowable()},
+    {"tenant": Unshowable()},
+    {"delay_s": Unshowable()},
     {"window_s": -1, "key": "k"},
     {"at": datetime(2030, 1, 1)},
     {"at": "2030-01-01"},
@@ -101,6 +133,22 @@ CALLS: list[Callable[[Fairway, Any, Any, Any], Any]] = [
     lambda app, job, machine, flow: job.enqueue_many([{"n": 1}, {"n": 1, "text": HALF}]),
     lambda app, job, machine, flow: job.enqueue_many([{"n": 1}, {"n": 1, "ratio": math.nan}]),
     lambda app, job, machine, flow: job.enqueue_many([{"n": 1}, {1: 2}]),
+    lambda app, job, machine, flow: job.enqueue_many([{"n": 1}, {HALF: 2}]),
+    lambda app, job, machine, flow: job.enqueue_many(Unshowable()),
+    lambda app, job, machine, flow: job.enqueue_many([Unshowable()]),
+    lambda app, job, machine, flow: job.enqueue(**{"n": 1, HALF: 2}),
+    lambda app, job, machine, flow: flow.start({}, delay_s=HUGE),
+    lambda app, job, machine, flow: flow.start({}, key="k", window_s=HUGE),
+    lambda app, job, machine, flow: flow.start(Unshowable()),
+    lambda app, job, machine, flow: app.jobs.prune(None),
+    lambda app, job, machine, flow: app.jobs.prune(HUGE),
+    lambda app, job, machine, flow: app.jobs.result([]),
+    lambda app, job, machine, flow: app.jobs.result(1, HUGE),
+    lambda app, job, machine, flow: app.jobs.find(HUGE),
+    lambda app, job, machine, flow: app.jobs.find(Unshowable()),
+    lambda app, job, machine, flow: app.jobs.signal(1, None),
+    lambda app, job, machine, flow: app.jobs.signal(1, Unshowable()),
+    lambda app, job, machine, flow: app.enqueue(Unshowable()),
     lambda app, job, machine, flow: machine.start(State(1, math.nan)),
     lambda app, job, machine, flow: flow.start({"a": HALF}),
     lambda app, job, machine, flow: flow.start({"a": object()}),
@@ -165,6 +213,11 @@ CALLS: list[Callable[[Fairway, Any, Any, Any], Any]] = [
     lambda app, job, machine, flow: app.topic("t").append(1, tag=HALF),
     lambda app, job, machine, flow: app.topic("t").append(1, node=HALF),
     lambda app, job, machine, flow: app.topic("t").append(1, key=HALF),
+    lambda app, job, machine, flow: app.topic("t").append(1, tag=b"a"),
+    lambda app, job, machine, flow: app.topic("t").append(1, tag="t" * 257),
+    lambda app, job, machine, flow: app.topic("t").append(1, node=5),
+    lambda app, job, machine, flow: app.topic("t").append(1, key=5),
+    lambda app, job, machine, flow: app.topic("t").read(wait_s="1"),
     lambda app, job, machine, flow: app.topic("t").read(2**70),
     lambda app, job, machine, flow: app.topic("t").read(-1),
     lambda app, job, machine, flow: app.topic("t").read(wait_s=math.nan),
@@ -248,6 +301,14 @@ def test_wrong_calls_are_refused_with_an_error_of_our_own(store: str, tmp_path: 
         {"version": -1},
         {"version": "x"},
         {"name": "\0"},
+        {"name": 5},
+        {"name": 0},
+        {"name": []},
+        {"strict": "yes"},
+        {"strict": None},
+        {"timeout": HUGE},
+        {"isolation": Unshowable()},
+        {"priority": HUGE},
     ],
 )
 def test_options_that_cannot_be_kept_are_refused_when_they_are_declared(
@@ -292,6 +353,8 @@ WRONG_DECLARATIONS: list[Callable[[Fairway, Any, Any], Any]] = [
     lambda app, job, flow: app.schedule("s", job, cron=5),
     lambda app, job, flow: app.schedule("s", job, cron="@daily", zone=None),
     lambda app, job, flow: app.schedule("s", job, cron="@daily", zone=5),
+    lambda app, job, flow: app.schedule("s", job, every_s=1, zone=5),
+    lambda app, job, flow: app.schedule("s", job, every_s=1, values={HALF: 5}),
     lambda app, job, flow: app.schedule("s", job, every_s=1, values=5),
     lambda app, job, flow: app.schedule("s", job, every_s=1, catchup="never"),
     lambda app, job, flow: app.schedule("s", flow, every_s=1, catchup=[]),
@@ -396,9 +459,91 @@ def test_progress_that_is_not_json_is_refused(wrong: Any) -> None:
     assert told == []
 
 
+def test_progress_that_is_too_long_is_refused() -> None:
+    told: list[bytes] = []
+    claim: Any = SimpleNamespace(id=1)
+    context: Any = Context(claim, None, lambda id, value: told.append(value), SYSTEM_CLOCK)
+    longest = "x" * (PROGRESS_BYTES_MAX - 2)
+    context.progress(longest)
+    with pytest.raises(InvalidRequest, match="65,537 bytes of JSON: at most 65,536"):
+        context.progress(longest + "x")
+    assert told == [f'"{longest}"'.encode()]
+
+
 def test_a_router_and_a_topic_that_are_misconfigured_are_refused() -> None:
     app = Fairway("memory:")
     with pytest.raises(InvalidConfig):
         app.route("a", "b", filtre="x")
     with pytest.raises(InvalidConfig):
         app.topic("a", cap_record=1)
+
+
+N = Source("n", int)
+WRONG_GRAPHS: list[Callable[[], Any]] = [
+    lambda: Source(5, int),  # type: ignore[arg-type]
+    lambda: Source("n", int, capacity=math.nan),  # type: ignore[arg-type]
+    lambda: Source("n", int, capacity=0),
+    lambda: Source("n", int, stale_after_s=math.nan),
+    lambda: Source("n", int, stale_after_s=HUGE),
+    lambda: Source("n", int, keep=1.5),  # type: ignore[arg-type]
+    lambda: Source("n", int, keep=-2),
+    lambda: Source("n", int, version="x"),  # type: ignore[arg-type]
+    lambda: Batch(every_s=math.nan),
+    lambda: Batch(size=1.5),  # type: ignore[arg-type]
+    lambda: Batch(size=2, most=1),
+    lambda: Window(seconds=math.inf),
+    lambda: Window(seconds=1e-12),
+    lambda: Window(count=1.5),  # type: ignore[arg-type]
+    lambda: Window(seconds=1, step_s=math.nan),
+    lambda: Window(seconds=1, at=lambda n: 1.0, lateness_s=-1),
+    lambda: retry(1, base_s=math.nan),
+    lambda: retry(1.5),  # type: ignore[arg-type]
+    lambda: every(math.nan, any_(N)),
+    lambda: every(0, any_(N)),
+    lambda: debounce(any_(N), quiet_s=math.nan),
+    lambda: debounce(any_(N), quiet_s=2, most_s=1),
+    lambda: quorum(1.5, N),  # type: ignore[arg-type]
+    lambda: quorum(2, N),
+    lambda: poll(lambda: 1, every_s=math.inf),
+    lambda: Graph("g", when=N, warm_timeout_s=math.nan),
+    lambda: Graph("g", when=N, record=1.5, checkpoint=True),  # type: ignore[arg-type]
+    lambda: Graph("g", when=N, tenant=5),  # type: ignore[arg-type]
+    lambda: Graph("g", when=N, tenant=0),  # type: ignore[arg-type]
+    lambda: Graph(5, when=N),  # type: ignore[call-overload]
+    lambda: Graph("g", when=N).listen(None),  # type: ignore[arg-type]
+    lambda: Fairway("memory:").topic(5),  # type: ignore[call-overload]
+]
+
+
+def test_graphs_that_cannot_be_kept_are_refused_when_they_are_declared() -> None:
+    wrong = []
+    for declare in WRONG_GRAPHS:
+        line = declare.__code__.co_firstlineno
+        try:
+            declare()
+        except Invalid:
+            continue
+        except Exception as error:
+            wrong.append(f"line {line}: {error!r:.200}")
+        else:
+            wrong.append(f"line {line}: accepted")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_pushes_and_graphs_of_no_such_type_are_refused() -> None:
+    async def play() -> None:
+        app = Fairway("memory:", worker=None)
+        graph = app.graph("g", when=N)
+
+        @graph.node
+        def see(n: int) -> None: ...
+
+        async with app:
+            for wrong in (None, 5, Unshowable()):
+                for call in (graph.push, graph.ask):
+                    with pytest.raises(InvalidRequest, match="a source is given"):
+                        await call(wrong, 1)  # type: ignore[arg-type]
+                with pytest.raises(InvalidRequest, match="a Graph is loaded"):
+                    await app.graphs.load(wrong)  # type: ignore[arg-type]
+
+    run(play())

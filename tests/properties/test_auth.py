@@ -12,17 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairway.errors import Forbidden, InvalidConfig, Throttled, Unauthorized
-from fairway.server.auth import (
+from fairway.server.access.auth import (
     ANYONE,
-    Cors,
     Identity,
     Keyring,
     OpenAccess,
-    is_loopback_authority,
     scrubbed,
 )
-from fairway.server.quotas import Allowance, TokenBucket
-from fairway.server.tickets import TicketConfig, Tickets
+from fairway.server.access.cors import Cors, is_loopback_authority
+from fairway.server.access.quotas import Allowance, TokenBucket
+from fairway.server.access.tickets import TicketConfig, Tickets
 from fairway.settings import (
     SCOPES,
     SECOND_NS,

@@ -18,10 +18,11 @@ import pytest
 from fairway.core.pressure import Ladder
 from fairway.core.priority import WEIGHTS, Band
 from fairway.errors import WriteFailed
+from fairway.runtime.turn import TURN, TurnBudget
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
 from fairway.topics.catching_up import CatchUp
-from fairway.topics.delivery import AT_ONCE, AT_ONCE_BYTES, Delivery, DeliveryConfig
+from fairway.topics.delivery import Delivery
 from fairway.topics.engine import TopicsConfig
 from fairway.topics.watching import View
 from fairway.wire.topics import RouterConfig, TopicPatch
@@ -122,13 +123,11 @@ def race(seed: int, count: int, tally: Counter[str]) -> None:
     chance = random.Random(f"race/{seed}")
     cold = chance.random() < 0.5
     tally["cold"] += count if cold else 0
-    config = TopicsConfig(
-        hot_bytes=1 if cold else 1 << 20,
-        delivery=DeliveryConfig(budget_ns=chance.choice((1, 2 * MS))),
-    )
+    config = TopicsConfig(hot_bytes=1 if cold else 1 << 20)
+    turn = TurnBudget(delivery_ns=chance.choice((1, 2 * MS)))
 
     async def main() -> None:
-        async with topics_on(config=config) as topics:
+        async with topics_on(config=config, turn=turn) as topics:
             for number in range(count):
                 await one_race(topics, chance, number, tally)
 
@@ -213,8 +212,7 @@ def test_a_watcher_that_caught_up_by_itself_gets_no_frame_twice() -> None:
     """It stalls in the middle of a drain, catches up and is live again before the drain ends."""
 
     async def main() -> None:
-        config = TopicsConfig(delivery=DeliveryConfig(budget_ns=1))
-        async with topics_on(config=config) as topics:
+        async with topics_on(turn=TurnBudget(delivery_ns=1)) as topics:
             await topics.append("t", new(0))
             notes = Hiccup()
             watcher = topics.watch(topics.get("t"), PLAIN, notes, 1)
@@ -316,8 +314,7 @@ class Saturated:
 def saturate(counts: dict[Band, int], *, limit: int = 3000, cost_ns: int = 5000) -> Saturated:
     async def main() -> Saturated:
         # One turn of the loop after each frame, so that whoever was served is dirty at once again.
-        config = TopicsConfig(delivery=DeliveryConfig(budget_ns=1))
-        async with topics_on(config=config) as topics:
+        async with topics_on(turn=TurnBudget(delivery_ns=1)) as topics:
             world = Saturated(topics, limit, cost_ns)
             for band, count in counts.items():
                 await world.add(band, count)
@@ -620,7 +617,7 @@ def test_a_page_that_cannot_be_read_is_read_later() -> None:
             for number in range(5):
                 await topics.append("t", new(number))
             await topics.append("other", new(0))
-            real = topics._log.read
+            real = topics.kernel.partitions.read
             failing = True
 
             async def read(*args: Any, **options: Any) -> Any:
@@ -712,12 +709,12 @@ def test_nothing_is_numbered_behind_a_failure() -> None:
         wal = MemoryWal()
         async with topics_on(wal) as topics:
             topic, _ = await topics.create("t")
-            wal._before_write = _full
+            wal.before_write = _full
             failed = topics.writing.enqueue(topic, new(1, 2))
             answers: list[asyncio.Future[Any]] = []
 
             def next_one(_: object) -> None:
-                wal._before_write = None
+                wal.before_write = None
                 answers.append(topics.writing.enqueue(topic, new("next")))
 
             failed.add_done_callback(next_one)
@@ -753,15 +750,16 @@ def test_an_urgent_topic_is_served_within_the_turn_of_the_write_if_that_delays_n
                 return len(notes.frames) > before
 
             urgent = await watched("urgent", 900)
-            others = [await watched(f"other-{number}", 900) for number in range(AT_ONCE)]
+            most = TURN.inline_deliveries_per_turn
+            others = [await watched(f"other-{number}", 900) for number in range(most)]
             lower = await watched("lower", 600)
-            crowded = await watched("crowded", 900, AT_ONCE + 1)
+            crowded = await watched("crowded", 900, TURN.inline_delivery_items + 1)
             await asyncio.sleep(0)
             assert at_once(*urgent)
-            topics.writing.enqueue(urgent[0], new("x" * AT_ONCE_BYTES))
+            topics.writing.enqueue(urgent[0], new("x" * TURN.inline_delivery_bytes))
             assert len(urgent[1].seqs) == 1, "that is large"
             await asyncio.sleep(0.01)
-            assert not at_once(*urgent, records=AT_ONCE + 1), "that is much"
+            assert not at_once(*urgent, records=TURN.inline_delivery_items + 1), "that is much"
             assert not at_once(*urgent), "nothing overtakes it"
             await asyncio.sleep(0.01)
             assert not at_once(*crowded), "those are many"
@@ -770,7 +768,7 @@ def test_an_urgent_topic_is_served_within_the_turn_of_the_write_if_that_delays_n
             assert not at_once(*urgent), "it would take the turn of another"
             await asyncio.sleep(0.01)
             served = [at_once(*one) for one in (urgent, *others)]
-            assert served == [True] * AT_ONCE + [False], "a few in each turn of the loop"
+            assert served == [True] * most + [False], "a few in each turn of the loop"
             await asyncio.sleep(0.01)
             topics.delivery.obey(PACKING)  # the lower bands wait for the end of a window
             assert not at_once(*lower)
@@ -791,11 +789,11 @@ def test_a_write_to_an_urgent_topic_does_not_linger() -> None:
             took = {}
             for name, priority in (("urgent", 750), ("other", 749)):
                 topic, _ = await topics.create(name, TopicPatch(priority=priority))
-                topics._log.linger_ns = 1_000_000_000  # as if the pressure were high
+                topics.kernel.partitions.linger_ns = 1_000_000_000  # as if the pressure were high
                 begin = loop.time()
                 await topics.writing.append(topic, new(1))
                 took[name] = loop.time() - begin
-                topics._log.linger_ns = 0
+                topics.kernel.partitions.linger_ns = 0
             assert took["urgent"] < 0.1 < 1 <= took["other"]
 
     run(main, seed=1, quiet=True)

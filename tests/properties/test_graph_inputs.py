@@ -102,7 +102,7 @@ class Pair:
         self.asked = 0
         gate = setup.gate(self.worth_it)
         self.names = [*setup.names, OTHER]
-        slots = [Slot(name, fires=name != OTHER) for name in self.names]
+        slots = [Slot(name, fires=name != OTHER, size_of=lambda _: 1) for name in self.names]
         self.inputs = Inputs(slots, gate, setup.strategy, START_NS)
         wanted = self.worth_it if setup.where else lambda values: True
         next_ns = START_NS + gate.period_ns

@@ -7,13 +7,8 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairway.server.read_turns import (
-    IDLE_PER_TURN,
-    NEW_PER_TURN,
-    PROBES_PER_TURN,
-    READS_PER_TURN,
-    REFUSED_PER_TURN,
-    STRANGERS_PER_TURN,
+from fairway.runtime.turn import TURN
+from fairway.server.http.read_turns import (
     ReadTurns,
     Standing,
 )
@@ -53,15 +48,19 @@ def test_a_turn_keeps_its_bounds_whatever_waits(
             assert last_read.get(place, -1) < item, "the connections of one holder are in order"
             last_read[place] = item
         served = count[Standing.RETURNING] + count[Standing.KNOWN]
-        assert count[Standing.PROBE] <= PROBES_PER_TURN
-        assert served <= READS_PER_TURN
-        assert served <= room + REFUSED_PER_TURN, "refusing has a share of its own"
-        assert count[Standing.KNOWN] <= max(0, room - kept) + REFUSED_PER_TURN
-        assert count[Standing.NEW] <= (NEW_PER_TURN if working else IDLE_PER_TURN)
-        assert count[Standing.STRANGER] <= (STRANGERS_PER_TURN if working else IDLE_PER_TURN)
+        assert count[Standing.PROBE] <= TURN.probe_reads_per_turn
+        assert served <= TURN.reads_per_turn
+        assert served <= room + TURN.refusals_per_turn, "refusing has a share of its own"
+        assert count[Standing.KNOWN] <= max(0, room - kept) + TURN.refusals_per_turn
+        assert count[Standing.NEW] <= (
+            TURN.new_reads_per_turn if working else TURN.idle_reads_per_turn
+        )
+        assert count[Standing.STRANGER] <= (
+            TURN.stranger_reads_per_turn if working else TURN.idle_reads_per_turn
+        )
         if any(kind is Standing.RETURNING for kind in standing.values()):
             assert count[Standing.KNOWN] == 0 or count[Standing.RETURNING] >= min(
-                room, READS_PER_TURN
+                room, TURN.reads_per_turn
             ), "whoever returns has the room first"
 
 
@@ -82,9 +81,9 @@ def test_nobody_starves_however_many_others_come(
     me = object()
     turns.wait(me, kind, whose)
     reads = {
-        Standing.KNOWN: REFUSED_PER_TURN,
-        Standing.NEW: NEW_PER_TURN,
-        Standing.STRANGER: STRANGERS_PER_TURN,
+        Standing.KNOWN: TURN.refusals_per_turn,
+        Standing.NEW: TURN.new_reads_per_turn,
+        Standing.STRANGER: TURN.stranger_reads_per_turn,
     }[kind]
     for _ in range(ceil((ahead[whose] + 1) * len(ahead) / reads)):
         taken = turns.take(room=0, kept=0, working=True)

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fairway.topics.batch import VERSION, Batch, size_of
 from fairway.topics.match import SeqMatch, TagMatch
-from fairway.topics.topic import Topic, decode_snapshot, encode_snapshot
+from fairway.topics.operations import Hole, Removal, decode_snapshot, encode_snapshot
+from fairway.topics.topic import Topic
 from fairway.wire.records import decode_records, parse_records
 from fairway.wire.topics import TopicConfig
 
@@ -26,6 +27,8 @@ class Twin:
 
     states: dict[int, State] = field(default_factory=dict)
     facts: dict[int, tuple[int, int, str | None]] = field(default_factory=dict)
+    clocks: dict[int, int] = field(default_factory=dict)
+    """What the clock showed when the first seq of each append was accepted."""
 
     @property
     def live(self) -> list[int]:
@@ -35,16 +38,28 @@ class Twin:
     def bytes(self) -> int:
         return sum(self.facts[seq][1] for seq in self.live)
 
-    def evict(self, config: TopicConfig, now_ms: int, batches: list[Batch], floor: int) -> None:
+    def in_doubt(self, seq: int, ttl_ms: int, now_ms: int) -> bool:
+        """Whether the clock was ahead when it was accepted, or is behind now: nobody knows, and it
+        may go with what was accepted after it by a clock that was set back."""
+        return now_ms < self.facts[seq][0] and any(
+            first > seq and clock_ms + ttl_ms <= now_ms for first, clock_ms in self.clocks.items()
+        )
+
+    def evict(
+        self, config: TopicConfig, now_ms: int, batches: list[Batch], floor: int, topic: Topic
+    ) -> None:
         """Lose the oldest until nothing is too old and the caps hold: of live records, and of the
-        bytes that are stored, live or not."""
+        bytes that are stored, live or not. Where that is in doubt the topic has its way."""
         for batch in batches:
             seqs = range(max(batch.first_seq, floor), batch.last_seq + 1)
             if not any(self.states[seq] == "live" for seq in seqs):
                 floor = max(floor, batch.last_seq + 1)
                 continue
             for seq in seqs:
-                old = bool(config.ttl_ms) and self.facts[seq][0] + config.ttl_ms <= now_ms
+                old = bool(config.ttl_ms) and (
+                    self.facts[seq][0] + config.ttl_ms <= now_ms
+                    or (seq < topic.floor and self.in_doubt(seq, config.ttl_ms, now_ms))
+                )
                 many = bool(config.cap_records) and len(self.live) > config.cap_records
                 stored = sum(
                     self.facts[one][1]
@@ -76,11 +91,12 @@ class TopicMachine(RuleBasedStateMachine):
     @rule(tags=st.lists(TAGS, min_size=1, max_size=6), pad=st.integers(0, 60), node=st.booleans())
     def append(self, tags: list[str | None], pad: int, node: bool) -> None:
         first, ts = self.topic.place(len(tags), self.now_ms)
+        self.twin.clocks[first] = self.now_ms
         records = [{"data": "x" * pad} | ({"tag": tag} if tag else {}) for tag in tags]
         parsed = parse_records(msgspec.json.encode(records))
         name = "host" if node else None
         batch = Batch(VERSION, first, len(tags), ts, parsed.size(name), parsed.raw, name)
-        self.topic.publish(batch)
+        self.topic.apply(batch)
         self.batches.append(batch)
         for seq, record in enumerate(decode_records(parsed.raw), first):
             self.twin.states[seq] = "live"
@@ -103,7 +119,7 @@ class TopicMachine(RuleBasedStateMachine):
                 assert topic.earliest == self.first_live_behind(None), "at once, and not later"
             if batch.last_seq >= topic.floor:
                 break
-        self.twin.evict(topic.config, self.now_ms, self.batches, floor)
+        self.twin.evict(topic.config, self.now_ms, self.batches, floor, topic)
         self.settle()
 
     def first_live_behind(self, front: Batch | None) -> int:
@@ -130,7 +146,7 @@ class TopicMachine(RuleBasedStateMachine):
         gone = [seq for seq in self.twin.live if seq <= upto]
         size = sum(self.twin.facts[seq][1] for seq in gone)
         hidden = sum(self.topic.held_in(batch, upto)[2] for batch in self.batches)
-        self.topic.delete_before(upto + 1, len(gone), size, hidden)
+        self.topic.apply(Removal(upto + 1, upto + 1, len(gone), size, hidden=-hidden))
         for seq in gone:
             self.twin.states[seq] = "deleted"
         self.settle()
@@ -142,7 +158,7 @@ class TopicMachine(RuleBasedStateMachine):
         if not gone:
             return
         size = sum(self.twin.facts[seq][1] for seq in gone)
-        self.topic.delete_matching(match, gone[-1], len(gone), size)
+        self.topic.apply(Removal(1, 1, len(gone), size, match, gone[-1], size))
         for seq in gone:
             self.twin.states[seq] = "deleted"
         self.settle()
@@ -152,7 +168,8 @@ class TopicMachine(RuleBasedStateMachine):
         if not self.twin.live:
             return
         seq = data.draw(st.sampled_from(self.twin.live))
-        self.topic.delete_matching(SeqMatch(seq), seq, 1, self.twin.facts[seq][1])
+        size = self.twin.facts[seq][1]
+        self.topic.apply(Removal(1, 1, 1, size, SeqMatch(seq), seq, size))
         self.twin.states[seq] = "deleted"
         self.settle()
 
@@ -169,7 +186,7 @@ class TopicMachine(RuleBasedStateMachine):
     def crash(self, count: int) -> None:
         """Seqs that were reserved are skipped, and told to be lost."""
         head = self.topic.head
-        self.topic.note_crash(head, head + count)
+        self.topic.apply(Hole(head + 1, head + count, "crash"))
         for seq in range(head + 1, head + count + 1):
             self.twin.states[seq] = "lost"
             self.twin.facts[seq] = (0, 0, None)
@@ -177,7 +194,8 @@ class TopicMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 5))
     def gap(self, count: int) -> None:
         first, _ = self.topic.place(count, self.now_ms)
-        self.topic.publish_gap(first, first + count - 1, "source_trim")
+        self.twin.clocks[first] = self.now_ms
+        self.topic.apply(Hole(first, first + count - 1, "source_trim"))
         for seq in range(first, first + count):
             self.twin.states[seq] = "lost"
             self.twin.facts[seq] = (0, 0, None)
@@ -203,7 +221,7 @@ class TopicMachine(RuleBasedStateMachine):
         """A snapshot says it all, but the rules, which are kept apart."""
         stored = encode_snapshot(self.topic.snapshot())
         again = Topic("t", 1, self.topic.config)
-        again.restore(decode_snapshot(stored))
+        again.apply(decode_snapshot(stored))
         again.rules = self.topic.rules
         assert bool(again.rules) <= decode_snapshot(stored).rules
         assert encode_snapshot(again.snapshot()) == stored
@@ -216,7 +234,7 @@ class TopicMachine(RuleBasedStateMachine):
         if states == {"live"} and not self.topic.rules and self.topic.evict_floor == 1:
             again = Topic("t", 1, self.topic.config)
             for batch in self.batches:
-                again.replay(batch)
+                again.apply(batch)
             assert again.count == self.topic.count
             assert again.bytes == self.topic.bytes
             assert again.head == self.topic.head
@@ -279,3 +297,18 @@ def test_what_was_lost_behind_the_records_that_a_cap_takes_is_passed_over() -> N
     assert machine.topic.earliest == 4
     machine.restart()
     machine.agrees()
+
+
+def test_what_was_accepted_before_the_clock_was_set_back_goes_with_what_came_after() -> None:
+    """By how long it was there it is as old as that, although the clock has not come so far."""
+    machine = TopicMachine()
+    machine.start(cap_records=0, cap_bytes=0, ttl_ms=20)
+    machine.append(tags=[None], pad=0, node=False)
+    machine.time_passes(jump=-21)
+    machine.gap(count=1)
+    machine.time_passes(jump=19)
+    machine.agrees()
+    assert machine.twin.live == [1]
+    machine.time_passes(jump=1)
+    machine.agrees()
+    assert machine.twin.live == []

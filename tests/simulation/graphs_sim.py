@@ -387,9 +387,9 @@ async def fill_disk(world: World, kit: GraphsUnderTest) -> None:
         raise OSError("no space")
 
     wal = kit._wal
-    wal._before_write = full
+    wal.before_write = full
     await asyncio.sleep(world.random.choice((0.01, 0.2, 1)))
-    wal._before_write = None
+    wal.before_write = None
 
 
 async def pause(world: World, kit: GraphsUnderTest) -> None:
@@ -427,7 +427,7 @@ async def heal(world: World, kit: GraphsUnderTest) -> None:
     """No more faults: everything that was accepted is fired, sent and done."""
     world.healthy = True
     world.feed.restore()
-    kit._wal._before_write = None
+    kit._wal.before_write = None
     for child in kit._crashes._children.values():
         child.steps_left = None
     async with asyncio.timeout(600):

@@ -241,7 +241,7 @@ async def _history(world: World) -> None:
         async with log, asyncio.TaskGroup() as clients:
             core_writer = log._writer
             assert core_writer is not None
-            log.told_per_turn = chance.choice([None, 1, 4])
+            log.acks_per_turn = chance.choice([None, 1, 4])
             for number in range(chance.choice([1, 5, 30])):
                 clients.create_task(
                     _client(world, log, random.Random(f"{world.seed}/{number}"), partitions)
@@ -254,8 +254,7 @@ async def _history(world: World) -> None:
                 if manner == "cancel":
                     world.tally["stopped at once"] += 1
                     world.calm = False
-                    for service in log._services:
-                        service.cancel()
+                    end_services()
                 else:
                     world.tally["stop racing append"] += 1
                     backlog = core_writer.statistics().depth
@@ -269,12 +268,20 @@ async def _history(world: World) -> None:
         _check(world, wal)
 
 
+def end_services() -> None:
+    """Cancel every service of the log, as nobody would who wants it to go on."""
+    services = [task for task in asyncio.all_tasks() if task.get_name().startswith("log-")]
+    assert services, "the services of a log have other names now"
+    for service in sorted(services, key=lambda task: task.get_name()):
+        service.cancel()
+
+
 async def _heal(world: World, log: Log, wal: WatchedWal, partitions: int) -> None:
     """After the faults, liveness: every partition whose shard is not latched takes an append."""
     await asyncio.sleep(0.5)  # virtual: the clients are long done
     wal.healthy = True
     for partition in range(partitions):
-        if wal._shards[partition % wal.parallelism].failure is not None:
+        if wal.latched(partition):
             continue
         waiter = _attempt(world, log, partition, Durability.FSYNC, size=1)[1]
         try:

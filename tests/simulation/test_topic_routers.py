@@ -21,6 +21,7 @@ from fairway.errors import (
     Throttled,
     WriteFailed,
 )
+from fairway.kernel.kernel import Kernel
 from fairway.storage.log import Log
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
@@ -634,7 +635,11 @@ async def forward(seed: int, tally: Counter[str]) -> None:
         wal.rate = 0.0 if last else chance.choice((0, 0.05, 0.2))
         heirs: list[MemoryWal] = []
         try:
-            async with Log(wal) as log, Topics(log, config=config, sampler=Forced()) as topics:
+            async with (
+                Log(wal) as log,
+                Kernel(log, governor=Forced()) as kernel,
+                Topics(kernel, config=config) as topics,
+            ):
                 for name, durability in zip("abc", classes, strict=True):
                     with suppress(FairwayError):
                         await topics.put(name, TopicPatch(durability=durability))
@@ -671,8 +676,8 @@ async def forward(seed: int, tally: Counter[str]) -> None:
         except (FairwayError, BaseExceptionGroup):
             if not heirs:
                 raise
-        heir = Failing(shards=len(wal._shards))
-        heir._shards = heirs[0]._shards
+        heir = Failing(shards=wal.parallelism)
+        heir.inherit(heirs[0])
         wal = heir
 
 

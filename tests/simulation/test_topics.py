@@ -17,12 +17,13 @@ import msgspec
 import pytest
 
 from fairway.topics import reading
+from fairway.topics.batch import Batch
 from fairway.topics.catching_up import CatchUp
 from fairway.topics.idempotency import KeyMemory
-from fairway.topics.live import LivePart
 from fairway.topics.reserving import Reserving
 from fairway.topics.retention import Retention
 from fairway.topics.topic import Topic
+from fairway.topics.writes import Writes
 from fairway.topics.writing import Writing
 from tests.simulation.topics_sim import EVERYTHING, Scene, simulate
 from tests.support.planted import expect_seen
@@ -151,10 +152,10 @@ def a_doubtful_key_is_not_asked_for() -> Iterator[None]:
 def unwritten_records_are_passed_over() -> Iterator[None]:
     """The store is read before what was published from memory has been written to it."""
 
-    async def at_once(self: LivePart) -> None:
+    async def at_once(self: Writes) -> None:
         return None
 
-    with patch.object(LivePart, "wait_written", at_once), patch.object(reading, "Corrupt", _Never):
+    with patch.object(Writes, "wait_written", at_once), patch.object(reading, "Corrupt", _Never):
         yield
 
 
@@ -191,13 +192,16 @@ def a_full_topic_forgets_to_tell() -> Iterator[None]:
 @contextmanager
 def a_jump_is_not_a_loss() -> Iterator[None]:
     """Recovery takes seqs that are missing in the log for seqs that never were."""
-    real = Topic.replay
+    real = Topic.apply
 
-    def replay(self: Topic, batch: Any) -> None:
-        with patch.object(Topic, "note_crash", lambda *args: None):
-            real(self, batch)
+    def apply(self: Topic, change: Any) -> None:
+        if not isinstance(change, Batch):
+            real(self, change)
+            return
+        with patch.object(Topic, "_leave_out", lambda *args: None):
+            real(self, change)
 
-    with patch.object(Topic, "replay", replay):
+    with patch.object(Topic, "apply", apply):
         yield
 
 
@@ -208,8 +212,8 @@ def the_doubt_is_not_settled() -> Iterator[None]:
 
     async def look_away(self: Retention, topic: Topic) -> None:
         live = self._live(topic)
-        topic.assigned = max(topic.head, self._log.last_key(topic.epoch))
-        live.doubt = False
+        topic.unassign(self._log.last_key(topic.epoch))
+        live.doubts.settle_end()
 
     assert real is not look_away
     with patch.object(Retention, "_look_again", look_away):

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from fairway.errors import FairwayError
+from fairway.kernel.kernel import Kernel
 from fairway.storage.log import Log
 from fairway.storage.wals.sqlite import SqliteWal
 from fairway.testing import run
@@ -87,7 +88,7 @@ class Store:
 
     def _bury(self) -> None:
         assert self.wal is not None
-        shards = list(self.wal._shards)
+        shards = list(self.wal.shards)
         with suppress(apsw.Error):  # its connections died with the power
             self.wal.close()
         for shard in shards:
@@ -98,7 +99,11 @@ class Store:
 
 async def live(store: Store, book: Book, chance: random.Random, steps: int, tally: Any) -> None:
     wal = store.start()
-    async with Log(wal) as log, Topics(log, config=CONFIG, sampler=Forced()) as topics:
+    async with (
+        Log(wal) as log,
+        Kernel(log, governor=Forced()) as kernel,
+        Topics(kernel, config=CONFIG) as topics,
+    ):
         for name, durability in CLASSES.items():
             await topics.put(name, TopicPatch(durability=durability))  # type: ignore[arg-type]
         if "r" not in topics.routers():
@@ -213,7 +218,8 @@ def test_a_reservation_is_lost_only_if_more_than_the_process_died(how: str, tmp_
         """Append, look, and die without a word."""
         async with (
             Log(store.start()) as log,
-            Topics(log, config=CONFIG, sampler=Forced()) as topics,
+            Kernel(log, governor=Forced()) as kernel,
+            Topics(kernel, config=CONFIG) as topics,
         ):
             found = {}
             for name, durability in CLASSES.items():
@@ -256,7 +262,11 @@ def test_a_full_disk_refuses_and_loses_nothing(tmp_path: Path) -> None:
 
     async def main() -> None:
         wal = store.start()
-        async with Log(wal) as log, Topics(log, config=CONFIG, sampler=Forced()) as topics:
+        async with (
+            Log(wal) as log,
+            Kernel(log, governor=Forced()) as kernel,
+            Topics(kernel, config=CONFIG) as topics,
+        ):
             for name, durability in CLASSES.items():
                 await topics.put(name, TopicPatch(durability=durability))  # type: ignore[arg-type]
             chance = random.Random(1)

@@ -26,11 +26,12 @@ from fairway.errors import (
     TopicFull,
     WriteFailed,
 )
+from fairway.kernel.kernel import Kernel
+from fairway.runtime.turn import TURN, TurnBudget
 from fairway.storage.log import Log
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import Deadlock, Livelock, run
 from fairway.topics.batch import size_of
-from fairway.topics.delivery import DeliveryConfig
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import Selection
@@ -137,6 +138,7 @@ class World:
     repeats: list[tuple[str, int, Attempt, dict[str, Any]]] = field(default_factory=list)
     dead: bool = False
     healthy: bool = False
+    turn: TurnBudget = TURN
 
     def book(self, topic: Topic) -> Book:
         epoch = abs(topic.epoch)
@@ -304,8 +306,8 @@ class FaultyWal(MemoryWal):
 
 
 def heir_of(wal: FaultyWal, made: MemoryWal, fault_rate: float) -> FaultyWal:
-    heir = FaultyWal(shards=len(made._shards))
-    heir._shards = made._shards
+    heir = FaultyWal(shards=made.parallelism)
+    heir.inherit(made)
     heir.world = wal.world
     heir.fault_rate = fault_rate
     return heir
@@ -342,11 +344,14 @@ async def history(world: World) -> None:
     wal.world = world
     tiny = chance.random() < 0.5
     world.tally["tiny memory"] += tiny
+    hot, keys, tags = (
+        chance.choice((1, size)) if tiny else 1 << 20 for size in (2_000, 1_000, 1_000)
+    )
+    world.turn = TurnBudget(delivery_ns=chance.choice((1, 2_000_000)))
     config = TopicsConfig(
-        hot_bytes=chance.choice((1, 2_000)) if tiny else 1 << 20,
-        key_bytes=chance.choice((1, 1_000)) if tiny else 1 << 20,
-        tag_bytes=chance.choice((1, 1_000)) if tiny else 1 << 20,
-        delivery=DeliveryConfig(budget_ns=chance.choice((1, 2_000_000))),
+        hot_bytes=hot,
+        key_bytes=keys,
+        tag_bytes=tags,
         retention=RetentionConfig(
             chunk=chance.choice((2, 500)),
             page_bytes=chance.choice((1, 10_000)),
@@ -370,7 +375,11 @@ async def one_life(
     clean = last or chance.random() < world.scene.clean
     made: list[MemoryWal] = []
     try:
-        async with Log(wal) as log, Topics(log, config=config, sampler=sampler) as topics:
+        async with (
+            Log(wal, turn=world.turn) as log,
+            Kernel(log, governor=sampler) as kernel,
+            Topics(kernel, config=config) as topics,
+        ):
             check_recovered(world, topics)
             for consumer in world.consumers:
                 join(world, topics, consumer)
@@ -409,8 +418,10 @@ async def recovered_twice(world: World, wal: FaultyWal, config: TopicsConfig) ->
     """Open it, look, and die at once; what is found the second time is the same."""
     states = []
     for _ in range(2):
-        async with Log(wal) as log:
-            topics = Topics(log, config=config, sampler=Forced())
+        async with Log(wal, turn=world.turn) as log:
+            kernel = Kernel(log, governor=Forced())
+            await kernel.__aenter__()
+            topics = Topics(kernel, config=config)
             await topics.__aenter__()
             states.append({t.name: state_of(t) for t in topics})
             for topic in topics:
@@ -418,6 +429,7 @@ async def recovered_twice(world: World, wal: FaultyWal, config: TopicsConfig) ->
             heir = heir_of(wal, wal.kill(), 0)
             with suppress(FairwayError):
                 await topics.__aexit__(RuntimeError, None, None)
+            await kernel.__aexit__(RuntimeError, None, None)
         wal = heir
     for name, first in states[0].items():
         second = states[1][name]
@@ -731,7 +743,7 @@ async def disturb(world: World, topics: Topics, sampler: Forced) -> None:
         world.tally["pressure changed"] += 1
     else:
         clock: Any = asyncio.get_running_loop().clock  # type: ignore[attr-defined]
-        clock._wall_start_ns += world.random.choice((-3_000, 500, 5_000)) * 1_000_000
+        clock.shift_wall(world.random.choice((-3_000, 500, 5_000)) * 1_000_000)
         world.tally["clock set"] += 1
 
 

@@ -53,6 +53,19 @@ class Classless(Exception):
         raise KeyboardInterrupt("in __class__")
 
 
+class _Nameless(type):
+    """A class that fails, in the worst way, when anybody asks what it is called or made of."""
+
+    def __getattribute__(cls, name: str) -> Any:
+        if name in ("__name__", "__qualname__", "__module__", "__mro__", "__getattribute__"):
+            raise KeyboardInterrupt(f"in {name}")
+        return super().__getattribute__(name)
+
+
+class Nameless(Exception, metaclass=_Nameless):
+    """Its class cannot be told."""
+
+
 def _raises(make: Callable[[], BaseException]) -> Callable[[], NoReturn]:
     def culprit() -> NoReturn:
         raise make()
@@ -110,6 +123,7 @@ CULPRITS: Final[dict[str, Callable[[], None]]] = {
     "Unpicklable": _raises(lambda: Unpicklable(SAID)),
     "Unspeakable": _raises(Unspeakable),
     "Classless": _raises(lambda: Classless(SAID)),
+    "Nameless": _raises(lambda: Nameless(SAID)),
     "LongMessage": _raises(lambda: ValueError("x" * LONG)),
     "Unencodable": _raises(lambda: ValueError("\x00 \udc80")),
     "recurses": _recurses,

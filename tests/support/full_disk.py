@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +20,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fairway import Fairway
+from fairway.errors import ReadOnly
+from fairway.graphs.feeds.poll import poll
 from fairway.storage.reserve import RESERVE_BYTES, free_bytes
 from fairway.storage.wals.sqlite import SqliteWal
 from tests.support.log_vfs import fail_full, hooked_vfs
 from tests.support.server import ROOT, Answer, Api, run, serving, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 MIB = 1024 * 1024
 DISK_BYTES = 60 * MIB
@@ -116,6 +120,64 @@ async def deleted_by_tag(directory: Path) -> None:
         await wait_ready(api, status=200)
         more = (await api.append("kept", "more"))["first_seq"]
         assert await api.read_all("kept") == [1, 2, 3, more]
+
+
+async def work_waits(directory: Path) -> None:
+    """Jobs, pushes and feeds of checkpointed graphs leave what is left of the disk to deletes."""
+    app = Fairway(directory, worker=None)
+    pushed = app.source("pushed", str)
+    polled = app.source("polled", str, feed=poll(lambda: "polled", every_s=0.01))
+    graph = app.graph("pushes", when=pushed, inputs="sequential", checkpoint=True)
+    polls = app.graph("polls", when=polled, inputs="sequential", checkpoint=True)
+    seen: Counter[str] = Counter()
+
+    @graph.node
+    def see_pushed(pushed: str) -> None:
+        seen[pushed] += 1
+
+    @polls.node
+    def see_polled(polled: str) -> None:
+        seen[polled] += 1
+
+    @app.job
+    def work(text: str) -> None: ...
+
+    large = "x" * 100_000
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: graph.push(pushed, large),
+        lambda: graph.ask(pushed, large),
+        lambda: work.enqueue(text=large),
+        lambda: app.jobs.signal(1, "s", large),
+    ]
+    async with serving(directory, app=app) as served:
+        api = served.api
+        await graph.push(pushed, "first")
+        await work.enqueue(text="first")
+        await until(lambda: seen["polled"] > 2)
+        assert await fill(api, "t") >= 10
+        await check_full(api)
+        await polls.settled()
+        before = seen["polled"]
+        for _ in range(50):
+            for call in calls:
+                with pytest.raises(ReadOnly):
+                    await call()
+        assert seen == {"first": 1, "polled": before}
+    async with serving(directory, app=app) as served:
+        api = served.api
+        await fill(api, "t")  # a stop leaves a little room: no -wal file
+        await check_full(api)
+        await patiently(lambda: api.delete("/v0/topics/t"))
+        await wait_ready(api, status=200)
+        await graph.push(pushed, "second")
+        await work.enqueue(text="second")
+        await until(lambda: seen["polled"] > before)
+        await until(lambda: seen["second"])
+        assert seen.keys() == {"first", "second", "polled"}
+        assert [job.state for job in await app.jobs.browse()] == [
+            b'{"text":"second"}',
+            b'{"text":"first"}',
+        ]
 
 
 async def filled_by_another(directory: Path) -> None:
@@ -251,7 +313,14 @@ def pretended(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 SCENARIOS: dict[str, Callable[[Path], Coroutine[None, None, None]]] = {
     made.__name__: made
-    for made in (many_times, deleted_by_tag, filled_by_another, room_again, several_files)
+    for made in (
+        many_times,
+        deleted_by_tag,
+        work_waits,
+        filled_by_another,
+        room_again,
+        several_files,
+    )
 }
 IN_A_PROCESS = {**SCENARIOS, rocksdb.__name__: rocksdb}
 """Those that need a real file system: nobody pretends to RocksDB that a disk is full."""

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from fairway.server.door import Door, Room
-from fairway.server.http_limits import SECOND_NS, HttpLimits
-from fairway.server.http_protocol import HttpProtocol
-from fairway.server.read_turns import READS_PER_TURN
+from fairway.runtime.turn import TURN
+from fairway.server.http.door import Door, Room
+from fairway.server.http.limits import SECOND_NS, HttpLimits
+from fairway.server.http.protocol import HttpProtocol
 from fairway.testing import run
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine
 
-    from fairway.server.connection import Answer
-    from fairway.server.http_protocol import Site
+    from fairway.server.http.connection import Answer
+    from fairway.server.http.protocol import Site
 
 KIB = 1024
 LIMITS = HttpLimits(
@@ -127,7 +127,7 @@ class Busy:
     ownership = None
 
     def __init__(self) -> None:
-        self.room = READS_PER_TURN
+        self.room = TURN.reads_per_turn
         self.door: Door | None = Door(lambda: Room(self.room, 0, True))
 
     def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:

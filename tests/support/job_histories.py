@@ -21,7 +21,6 @@ from msgspec import json, structs
 from fairway.core.priority import Band
 from fairway.jobs.job import (
     ENDED,
-    MOVES,
     RUN,
     Ending,
     Fate,
@@ -32,6 +31,7 @@ from fairway.jobs.job import (
     Settlement,
     Status,
 )
+from fairway.jobs.moves import MOVES
 from fairway.jobs.store import Cursor, Want
 
 if TYPE_CHECKING:
@@ -672,8 +672,12 @@ EFFECTS: Final[Mapping[str, tuple[set[tuple[Status, Status]], ...]]] = MappingPr
         "signal": ({(Status.WAITING, Status.READY)},),
         "cancel": (_CANCELLED | _TO_READY,),
         "retry": (
-            {(one, Status.READY) for one in ENDED if one is not Status.DONE}
-            | {(Status.CANCELLED, Status.WAITING)},
+            {
+                (one, to)
+                for one in ENDED
+                if one is not Status.DONE
+                for to in (Status.READY, Status.WAITING)
+            },
         ),
     }
 )

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fairway.core.priority import Band
-from fairway.jobs.job import Fate, Filter, Lane, Limits, NewJob, Settlement, Status
-from fairway.jobs.store import Cursor, Want
+from fairway.jobs.job import Fate, Filter, Lane, Limits, NewJob, Reaped, Settlement, Status
+from fairway.jobs.store import Cursor, Promoted, Want
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.stores.postgres import PostgresStore
 from fairway.testing.loop import WALL_START_NS
@@ -86,6 +86,9 @@ class Act(NamedTuple):
     instead; what they tell is added up."""
     passing: tuple[Ask, ...] = ()
     """What may be asked instead of the last call if another act claims, too."""
+    idle: tuple[Ask, ...] = ()
+    """What may be asked instead if the same act is played twice: the other has all of it in hand,
+    and this one passes it by."""
 
 
 def enqueue(*jobs: NewJob) -> Act:
@@ -273,8 +276,24 @@ def set_limit(queue: str, concurrency: int | None) -> Act:
     return _told_nothing(lambda store, cast: store.set_limits(queue, limits))
 
 
-REAP = Act(lambda store, cast: store.reap(1000), lambda out, names: (out.returned, out.dead))
-PROMOTE = Act(lambda store, cast: store.promote(1000), lambda out, names: out.moved)
+async def _reaps_nothing(store: JobStore, cast: Cast) -> Reaped:
+    return Reaped(0, 0, 0)
+
+
+async def _promotes_nothing(store: JobStore, cast: Cast) -> Promoted:
+    return Promoted(0, frozenset(), None)
+
+
+REAP = Act(
+    lambda store, cast: store.reap(1000),
+    lambda out, names: (out.returned, out.dead),
+    idle=(_reaps_nothing,),
+)
+PROMOTE = Act(
+    lambda store, cast: store.promote(1000),
+    lambda out, names: out.moved,
+    idle=(_promotes_nothing,),
+)
 # How many it moved is open: one that is set aside or taken meanwhile is left for the next time.
 AGE = Act(lambda store, cast: store.age(1000), lambda out, names: None)
 PRUNE = Act(lambda store, cast: store.prune(HOUR_NS), lambda out, names: out)

@@ -6,12 +6,9 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import apsw
-
 from fairway.errors import Corrupt, FairwayError
 from fairway.storage.wal import DELETE, Entry, HardState, Operation, Tail
 from fairway.storage.wals.sqlite import SqliteWal
-from fairway.storage.wals.sqlite_shard import FRAME_SIZE
 from tests.support.history import NOTHING, Contents, contents
 
 if TYPE_CHECKING:
@@ -81,14 +78,12 @@ class Furnisher:
 
     def move_pages(self) -> None:
         """A checkpoint, complete, after which the -wal starts over."""
-        for shard in self.wal._shards:
+        for shard in self.wal.shards:
             shard.checkpoint(wait=True)
 
     def frames_bytes(self) -> int:
-        (shard,) = self.wal._shards
-        assert shard._writer is not None
-        frames, _ = shard._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-        return 32 + frames * FRAME_SIZE
+        (shard,) = self.wal.shards
+        return 32 + shard.statistics().wal_bytes
 
     def snapshot(self) -> Snapshot:
         return snapshot(self.wal)
@@ -171,7 +166,7 @@ def photograph(made: Furnisher, vfs: HookedVFS, place: Path, rng: random.Random)
             made.copy(place)
 
     vfs.hook = shoot
-    for shard in made.wal._shards:
+    for shard in made.wal.shards:
         shard.checkpoint()
     assert place.exists(), f"{moved} pages were moved, not more than {chosen}"
     vfs.hook = lambda step, path: None

@@ -29,7 +29,7 @@ class HookedVFS(apsw.VFS):
 
     def __init__(self) -> None:
         self.name = f"hooked-{next(_NUMBERS)}"
-        self.base = sqlite_shard._checksum_vfs()
+        self.base = sqlite_shard.checksum_vfs()
         self.hook: Callable[[Step, str], None] = lambda step, path: None
         self.room: Callable[[str, int], None] = lambda path, end: None
         """Called before each write with where it ends."""
@@ -70,7 +70,7 @@ def hooked_vfs(monkeypatch: pytest.MonkeyPatch) -> Iterator[HookedVFS]:
     """Every SQLite log opened meanwhile goes through the hooks."""
     vfs = HookedVFS()
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite_shard, "_checksum_vfs", lambda: vfs.name)
+        patch.setattr(sqlite_shard, "checksum_vfs", lambda: vfs.name)
         yield vfs
     vfs.unregister()
 

@@ -9,7 +9,14 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairway.storage.wals.rocksdb import RocksdbWal
-from fairway.storage.wals.rocksdb_rows import FORMAT_KEY, seal
+from fairway.storage.wals.rocksdb_rows import (
+    FORMAT_KEY,
+    PARTITION,
+    Part,
+    part_body,
+    seal,
+    system_key,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,6 +120,11 @@ def raw(directory: Path) -> Iterator[Any]:
         yield rows
     finally:
         rows.close()
+
+
+def space_of(rows: Any, partition: int) -> int:
+    """Where the rows of a partition live, by what is stored of it."""
+    return Part(*part_body.unpack(rows[system_key.pack(PARTITION, partition)][4:])).space
 
 
 def spoil_format(directory: Path) -> None:

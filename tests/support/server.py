@@ -22,13 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 from fairway.app import Fairway
 from fairway.runtime.service import StopSwitch
+from fairway.server.fronts import FRONTS
 from fairway.server.serving import Server
 from fairway.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
-    from fairway.server.http_limits import HttpLimits
+    from fairway.server.front import Fronts
+    from fairway.server.http.limits import HttpLimits
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0
@@ -417,11 +419,16 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    place: Any, *, limits: HttpLimits | None = None, app: Fairway | None = None, **settings: Any
+    place: Any,
+    *,
+    limits: HttpLimits | None = None,
+    app: Fairway | None = None,
+    fronts: Fronts = FRONTS,
+    **settings: Any,
 ) -> AsyncIterator[Served]:
     """A server on a free port of loopback, until the block is left."""
     made = app if app is not None else Fairway(place)
-    server = Server(made, ServerSettings(port=0, **settings), limits=limits)
+    server = Server(made, ServerSettings(port=0, **settings), limits=limits, fronts=fronts)
     stop = StopSwitch()
     async with asyncio.TaskGroup() as group:
         running = group.create_task(server.run(stop))
@@ -469,12 +476,12 @@ def shared_site(place: Any, **options: Any) -> Iterator[Site]:
 class ServerProcess:
     """A real `fairway serve`. Whoever starts it ends it: `with server_process(...)` does so."""
 
-    def __init__(self, data: Path, *options: str, port: int = 0) -> None:
+    def __init__(self, data: Path, *options: str, port: int = 0, module: str = "fairway") -> None:
         self.started_s = time.monotonic()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         self._child = subprocess.Popen(
             [
-                *(sys.executable, "-m", "fairway", "serve"),
+                *(sys.executable, "-m", module, "serve"),
                 *("--data", str(data), "--port", str(port), *options),
             ],
             cwd=ROOT,

@@ -16,25 +16,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fairway.app import Fairway
+from fairway.errors import FairwayError
 from fairway.runtime.service import StopSwitch
+from fairway.server.front import Fronts
+from fairway.server.fronts import FRONTS
+from fairway.server.fronts.streams.app import StreamsApp
+from fairway.server.fronts.streams.front import StreamsFront
+from fairway.server.fronts.streams.live import StreamsFrontConfig
+from fairway.server.fronts.streams.protocol import PREFIX
 from fairway.server.serving import Server
-from fairway.server.streams.app import StreamsApp
-from fairway.server.streams.live import StreamsConfig
-from fairway.server.streams.protocol import PREFIX
 from fairway.settings import ServerSettings
+from fairway.storage.wals.memory import MemoryWal
+from fairway.streams.engine import Streams
+from fairway.topics.engine import TopicsConfig
+from fairway.topics.port import TopicsPort
+from fairway.topics.retention import RetentionConfig
+from fairway.wire.topics import TopicPatch
 from tests.support.topics import topics_on
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
-    from fairway.server.auth import Identity
+    from fairway.server.access.auth import Identity
+    from fairway.server.fronts.streams.app import Meter
     from fairway.storage.wal import Wal
-    from fairway.topics.engine import Topics, TopicsConfig
+    from fairway.topics.engine import Topics
 
 ROOT = Path(__file__).parents[2]
 TEXT = {"content-type": "text/plain"}
 JSON = {"content-type": "application/json"}
 LONG_POLL_NS = 2_000_000_000
+SECOND_NS = 1_000_000_000
+HOUR_NS = 3600 * SECOND_NS
+RETENTION_S = 2
+"""Of virtual time: by then what a cap or a deletion leaves behind is trimmed, and let go."""
+LOOK_AGAIN_S = 0.001
+RETRY_S = 0.1
+CLOSE = {"stream_closed": "true"}
 
 
 @dataclass
@@ -76,8 +94,9 @@ class Answer:
 class Client:
     """Asks an ASGI app, without sockets: on virtual time if need be."""
 
-    def __init__(self, app: StreamsApp, topics: Topics) -> None:
+    def __init__(self, app: StreamsApp, streams: Streams, topics: Topics) -> None:
         self.app = app
+        self.streams = streams
         self.topics = topics
         self.identity: Identity | None = None
 
@@ -156,12 +175,104 @@ class Client:
 async def streams_on(
     wal: Wal | None = None,
     *,
-    config: StreamsConfig | None = None,
+    config: StreamsFrontConfig | None = None,
     topics_config: TopicsConfig | None = None,
+    meter: Meter | None = None,
 ) -> AsyncIterator[Client]:
     """A client of streams on a store in memory."""
-    async with topics_on(wal, topics_config) as topics:
-        yield Client(StreamsApp(topics, config=config), topics)
+    async with (
+        topics_on(wal, topics_config) as topics,
+        Streams(TopicsPort(topics)) as streams,
+    ):
+        yield Client(StreamsApp(streams, config=config, meter=meter), streams, topics)
+
+
+# Scenes
+
+
+def producer(epoch: int, seq: int, name: str = "p") -> dict[str, str]:
+    return {"producer_id": name, "producer_epoch": str(epoch), "producer_seq": str(seq)}
+
+
+def small_chunks() -> TopicsConfig:
+    return TopicsConfig(retention=RetentionConfig(chunk=1), hot_bytes=1)
+
+
+async def capped(client: Client, path: str, appends: int, keep: int) -> list[str]:
+    """A stream of single letters, of which the last few are kept; the offset after each."""
+    await client.put(path)
+    await client.topics.put(f"ds:{path}", TopicPatch(cap_records=keep))
+    return [(await client.post(path, chr(97 + n))).offset for n in range(appends)]
+
+
+async def settle_retention() -> None:
+    await asyncio.sleep(RETENTION_S)
+
+
+async def told(client: Client, path: str, offset: str = "-1") -> list[Any]:
+    """What a reader from `offset` on gets, bodies and losses, up to the end."""
+    found: list[Any] = []
+    while True:
+        answer = await client.get(f"{path}?offset={offset}")
+        if "stream-gap-from" in answer.headers:
+            lost = answer.headers["stream-gap-from"], answer.headers["stream-gap-to"]
+            found.append(tuple(map(int, lost)))
+        if answer.status == 410:
+            found.append(json.loads(answer.body)["error"]["detail"]["reason"])
+        else:
+            assert answer.status == 200, answer
+            if answer.body:
+                found.append(answer.body)
+        if "stream-up-to-date" in answer.headers:
+            return found
+        assert answer.offset > offset
+        offset = answer.offset
+
+
+class Live:
+    """An event stream that is being read."""
+
+    def __init__(self, client: Client, path: str) -> None:
+        self.client, self.path = client, path
+        self.answer = Answer()
+        self.leave = asyncio.Event()
+
+    async def run(self) -> None:
+        await self.client.follow(self.answer, self.leave, "GET", self.path)
+
+    async def until(self, condition: Callable[[Answer], object]) -> None:
+        async with asyncio.timeout(30):
+            while not condition(self.answer):  # noqa: ASYNC110
+                await asyncio.sleep(LOOK_AGAIN_S)
+
+
+class Ill:
+    """A store whose next writes fail."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.fails_in = 0
+        """The write that fails, counted from the next as 1; 0 if none does."""
+        self.wal = MemoryWal(before_write=self._check)
+
+    def _check(self) -> None:
+        self.fails_in = max(0, self.fails_in - 1)
+        if self.full or self.fails_in == 1:
+            raise OSError(28, "no space left on device")
+
+    def fail_once(self, after: int = 0) -> None:
+        self.fails_in = after + 2
+
+
+async def recovered(client: Client) -> None:
+    """Wait until the engine takes writes again."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                client.topics.check_admits()
+                return
+            except FairwayError:
+                await asyncio.sleep(RETRY_S)
 
 
 # A process
@@ -170,8 +281,9 @@ async def streams_on(
 async def serve(directory: str) -> None:
     """The whole server, as `fairway serve` runs it."""
     settings = ServerSettings(port=0, data=Path(directory))
-    config = StreamsConfig(long_poll_ns=LONG_POLL_NS)
-    server = Server(Fairway(settings.data), settings, streams=config)
+    config = StreamsFrontConfig(long_poll_ns=LONG_POLL_NS)
+    fronts = [StreamsFront(config) if front.mount else front for front in FRONTS]
+    server = Server(Fairway(settings.data), settings, fronts=Fronts(fronts))
     async with asyncio.TaskGroup() as group:
         group.create_task(server.run(StopSwitch()))
         await server.ready.wait()

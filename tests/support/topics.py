@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from fairway.core.pressure import Ladder
+from fairway.kernel.kernel import Kernel
 from fairway.runtime.pressure import PressureSampler
+from fairway.runtime.turn import TURN
 from fairway.storage.log import Log
 from fairway.storage.wals.memory import MemoryWal
 from fairway.topics.engine import Topics, TopicsConfig
@@ -21,6 +23,7 @@ from fairway.wire.records import Records, decode_records, parse_records
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from fairway.runtime.turn import TurnBudget
     from fairway.storage.wal import Wal
     from fairway.topics.batch import Record
     from fairway.topics.topic import Gap, Topic
@@ -129,11 +132,13 @@ async def topics_on(
     config: TopicsConfig | None = None,
     *,
     sampler: PressureSampler | None = None,
+    turn: TurnBudget = TURN,
 ) -> AsyncIterator[Topics]:
     """An engine on a store in memory, with a governor that stands still."""
     async with (
-        Log(wal if wal is not None else MemoryWal()) as log,
-        Topics(log, config=config, sampler=sampler or Forced()) as topics,
+        Log(wal if wal is not None else MemoryWal(), turn=turn) as log,
+        Kernel(log, governor=sampler or Forced()) as kernel,
+        Topics(kernel, config=config) as topics,
     ):
         yield topics
 
@@ -173,8 +178,8 @@ async def read_all(topics: Topics, name: str, cursor: int = 0, **options: Any) -
 
 async def until_idle(topics: Topics, topic: Topic) -> None:
     """Return when nothing of a topic is under way."""
-    while topics.live(topic).under_way:
-        await asyncio.wait([topics.live(topic).under_way[-1].decided()])
+    while writes := topics.live(topic).writes:
+        await writes.wait_decided()
 
 
 def values(reading: Reading) -> list[Any]:

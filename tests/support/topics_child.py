@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway.errors import FairwayError
+from fairway.kernel.kernel import Kernel
 from fairway.storage.log import Log
 from fairway.storage.wals import wal_at
 from fairway.storage.wals.postgres import PostgresWal
@@ -91,7 +92,11 @@ async def main(place: str, seed: str, plant: str = "") -> None:
 
         Writing.enqueue = early  # type: ignore[method-assign]
     chance = random.Random(seed)
-    async with Log(store_at(place)) as log, Topics(log, config=CONFIG) as topics:
+    async with (
+        Log(store_at(place)) as log,
+        Kernel(log) as kernel,
+        Topics(kernel, config=CONFIG) as topics,
+    ):
         for name in NAMES:
             durability: Any = name.split("-", maxsplit=1)[0]
             await topics.put(name, TopicPatch(durability=durability))

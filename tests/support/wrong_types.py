@@ -136,10 +136,16 @@ def client() -> None:
     number: int = Client().jobs.wait(1, type=int)
     text: str = Client().jobs.wait(1, type=int)  # wrong
     print(Client().topic("any").diff().records[0].data.anything, number, text)
+    number = Client().workflows.wait(Client().workflows.start("etl").id, type=int)
+    text = Client().workflows.wait(1, type=int)  # wrong
+    Client().workflows.start("etl", contxt={})  # wrong
+    print(Client().graphs.fire("pricing").output)  # wrong
 
 
 async def async_client() -> None:
     remote = AsyncClient().topic("orders", Order)
     await remote.append("one")  # wrong
+    await AsyncClient().jobs.enqueu("mail")  # wrong
+    print((await AsyncClient().workflows.run(7)).stat)  # wrong
     async for record in remote.watch():
         print(record.data.name)  # wrong

@@ -27,7 +27,7 @@ from fairway.wire.graphs import DEAD_MAX, EVENTS_MAX, FIRINGS_MAX, GraphState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from fairway.client.sync import Client
+    from fairway.client import Client
 
 F = TypeVar("F", bound="Callable[..., Any]")
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
-    from fairway.client.sync import Client
+    from fairway.client import RemoteJobs, RemoteWorkflows
     from fairway.wire.jobs import JobSummary, JobView, QueueLimits, QueueView, StatusName
 
 COLUMNS = ("ID", "KIND", "STATUS", "QUEUE", "TENANT", "ATTEMPTS", "ENQUEUED", "ERROR")
@@ -217,7 +217,7 @@ def enqueue(
             output.done(f"job {made.id}{again}", made)
             return
         notice(f"job {made.id}{again}")
-        output.message(result_of(client, made.id, wait, look="jobs"))
+        output.message(result_of(client.jobs, made.id, wait, look="jobs"))
 
 
 # Steering
@@ -449,10 +449,10 @@ def _attempts(job: JobSummary) -> str:
     return f"{job.attempt + job.crashes + under_way}/{job.max_attempts}"
 
 
-def result_of(client: Client, id: int, wait_ms: int, *, look: str) -> Any:
+def result_of(waiter: RemoteJobs | RemoteWorkflows, id: int, wait_ms: int, *, look: str) -> Any:
     """What a job, or a run, comes to; if nothing good, where to look."""
     try:
-        result: Any = client.jobs.wait(id, wait_ms / 1000)
+        result: Any = waiter.wait(id, wait_ms / 1000)
         return result
     except TimeoutError as error:
         raise click.ClickException(f"{error}; look: fairway {look} show {id}") from None

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import os
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,7 +19,10 @@ from fairway.masking import log_masked, masked
 from fairway.runtime.service import StopSwitch, stop_on_signals
 from fairway.runtime.usercode import run_process
 from fairway.server.serving import Server
-from fairway.settings import ServerSettings, read_settings
+from fairway.settings import PART_SETTINGS, ServerSettings, read_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FILE: Final = click.Path(path_type=Path)
 LINE: Final = "%(levelname)s %(name)s: %(message)s"
@@ -30,6 +34,24 @@ class BadData(click.ClickException):
     """`--data` names what can hold none: told in a line, with the code of a wrong command line."""
 
     exit_code = click.UsageError.exit_code
+
+
+def options_of_parts(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the settings that parts have."""
+    for one in reversed(PART_SETTINGS):
+        parse = partial(_parsed, one.parse)
+        command = click.option(
+            one.option, type=str, metavar=one.metavar, help=one.help, callback=parse
+        )(command)
+    return command
+
+
+def _parsed(parse: Callable[[str], Any], _: click.Context, option: Any, text: str | None) -> Any:
+    """A setting, read as the variable of the environment is."""
+    try:
+        return None if text is None else parse(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param=option) from None
 
 
 @click.command()
@@ -47,9 +69,6 @@ class BadData(click.ClickException):
 @click.option("--tls-cert", type=FILE, metavar="FILE", help="Certificate chain (PEM), for HTTPS.")
 @click.option("--tls-key", type=FILE, metavar="FILE", help="Its private key (PEM).")
 @click.option(
-    "--graphs", type=FILE, metavar="DIR", help="Run the graphs that its files declare, live."
-)
-@click.option(
     "--allow-insecure", is_flag=True, default=None, help="Listen beyond loopback without keys."
 )
 @click.option(
@@ -58,6 +77,7 @@ class BadData(click.ClickException):
     default=None,
     help="If another process has the data, wait to take over from it.",
 )
+@options_of_parts
 def serve(app: str | None, data: str | None, **options: Any) -> None:
     """Run the server until Ctrl-C; a second Ctrl-C ends it at once.
 

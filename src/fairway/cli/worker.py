@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import AsyncExitStack, aclosing
-from functools import partial
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final
 
 import click
-import msgspec
 
 from fairway.cli.remote import DURATION
 from fairway.cli.serve import INTERRUPTED, BadData, load_app, log_plainly
-from fairway.client import AsyncClient, AsyncWatch, Position
-from fairway.errors import BadPlace, BadRecord, FairwayError, Forbidden, InvalidConfig, NotFound
+from fairway.client import AsyncClient, ServerTopics
+from fairway.errors import BadPlace, FairwayError, InvalidConfig
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
 from fairway.masking import masked
@@ -22,13 +20,9 @@ from fairway.runtime.service import StopSwitch, running, stop_on_signals
 from fairway.runtime.usercode import run_process
 from fairway.server.worker_endpoint import WorkerEndpoint
 from fairway.settings import ClientSettings, read_client_settings, server_of
-from fairway.topics.handle import Lost, Read, Record
-from fairway.topics.outcome import Appended
-from fairway.wire.events import TombstoneEvent
-from fairway.wire.topics import DeleteRequest, DiffRequest, TopicPatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import Sequence
 
     from fairway.app import Fairway
 
@@ -186,104 +180,3 @@ class _EndAtOnce:
     async def run(self) -> None:
         await self._stop.wait_insisted()
         os._exit(INTERRUPTED)
-
-
-class ServerTopics:
-    """The topics of a running server, as topic handles of an app use them.
-
-    A topic that is not there is made by its first use, as in the server's own process. Configuring
-    one takes a key with more rights than using it does, so what was declared is sent only then.
-    Whoever may not make it is told that it is not there.
-    """
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-
-    async def append(
-        self, name: str, values: Sequence[Any], *, config: TopicPatch, **options: Any
-    ) -> Appended:
-        if options["key"] is None:
-            del options["key"]  # then the client makes one, so that it can repeat itself
-        append = partial(self._client.topic(name).append, *values, **options)
-        try:
-            # With nothing declared the defaults will do, and to write is enough to make it so.
-            reply = await append(create=None if config == TopicPatch() else False)
-        except NotFound as missing:
-            try:
-                reply = await append(config=config)
-            except Forbidden as refusal:
-                raise missing from refusal
-        return Appended(reply.first_seq, reply.last_seq, reply.deduped)
-
-    async def read(
-        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
-    ) -> Read[Any]:
-        diff = partial(
-            self._client.topic(name, type).diff,
-            _start(asked),
-            limit=asked.limit,
-            node=asked.node,
-            match=asked.match,
-            wait_ms=asked.wait_ms,
-        )
-        try:
-            page = await diff()
-        except NotFound as missing:
-            await self._make(name, config, missing)
-            page = await diff()
-        lost = _lost(page.tombstone) if page.tombstone is not None else None
-        found = [_record(one) for one in page.records]
-        return Read(found, lost, page.next_from_seq, page.caught_up, page.epoch, page.bad)
-
-    async def watch(
-        self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch, touch: bool = True
-    ) -> AsyncGenerator[Record[Any] | Lost | BadRecord, None]:
-        watch = self._watch(name, type, asked, touch)
-        try:
-            await watch.open()
-        except NotFound as missing:
-            await self._make(name, config, missing)
-        while True:
-            try:
-                async with aclosing(watch.items()) as items:
-                    async for item in items:
-                        yield _lost(item) if isinstance(item, TombstoneEvent) else _record(item)
-                return
-            except BadRecord as bad:
-                told = bad
-            yield told  # and on behind it
-
-    def _watch(self, name: str, type: Any, asked: DiffRequest, touch: bool) -> AsyncWatch[Any]:
-        start, match = _start(asked), asked.match
-        assert not isinstance(asked.node, list), "a handle takes one name"
-        if isinstance(match, tuple) and match[1] == "Eq" and match[2].endswith("*"):
-            # The URL of a topic's watch cannot ask for such a tag, only the body of a session can.
-            return self._client.watch(
-                {name: start}, type=type, node=asked.node, match=match, touch=touch
-            )
-        return self._client.topic(name, type).watch(
-            start, node=asked.node, match=match, touch=touch
-        )
-
-    async def delete(self, name: str, asked: DeleteRequest) -> int:
-        delete = self._client.topic(name).delete_records
-        reply = await delete(before_seq=asked.before_seq, match=asked.match, seq=asked.seq)
-        return reply.deleted
-
-    async def _make(self, name: str, config: TopicPatch, missing: NotFound) -> None:
-        try:
-            await self._client.topic(name).put(**msgspec.to_builtins(config))
-        except Forbidden as refusal:
-            raise missing from refusal
-
-
-def _start(asked: DiffRequest) -> int | Position:
-    return asked.from_seq if asked.epoch is None else Position(asked.epoch, asked.from_seq)
-
-
-def _lost(gone: TombstoneEvent) -> Lost:
-    return Lost(gone.gap_from, gone.gap_to, gone.reason)
-
-
-def _record(one: Any) -> Record[Any]:
-    return Record(one.seq, one.ts, one.data, one.tag, one.node, one.meta, one.epoch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -17,10 +17,14 @@ from fairway.cli.remote import (
     pass_remote,
     remote_options,
 )
-from fairway.client import workflow_calls as calls
+from fairway.errors import NotFound
 
 if TYPE_CHECKING:
-    from fairway.client.sync import Client
+    from collections.abc import Callable
+
+    from fairway.client import RemoteWorkflows
+    from fairway.wire.jobs import StatusName
+    from fairway.wire.workflows import RunActionReply
 
 ID = click.IntRange(1)
 RUNS = ("ID", "WORKFLOW", "STATUS", "STARTED", "ENDED", "ERROR")
@@ -50,12 +54,17 @@ def workflow(context: click.Context, url: str | None, api_key: str | None) -> No
 @click.option("--limit", type=click.IntRange(1, RUNS_MAX), default=20, show_default=True)
 @json_option
 @pass_remote
-def ls(remote: Remote, /, name: str | None, status: str | None, limit: int, as_json: bool) -> None:
+def ls(
+    remote: Remote, /, name: str | None, status: StatusName | None, limit: int, as_json: bool
+) -> None:
     """List the runs of a workflow, newest first; of all of them without NAME."""
     output = Output(json=as_json)
     with remote.client() as client:
-        names = [name] if name is not None else _names(client)
-        found = [run for each in names for run in client.call(calls.runs(each, status, limit)).runs]
+        known = [] if name is not None else client.workflows.list()
+        names = [name] if name is not None else [one.name for one in known]
+        found = [
+            run for each in names for run in client.workflows.runs(each, status=status, limit=limit)
+        ]
     found.sort(key=lambda run: -run.id)
     if as_json:
         for run in found[:limit]:
@@ -91,12 +100,13 @@ def show(remote: Remote, /, target: str, as_json: bool) -> None:
     output = Output(json=as_json)
     with remote.client() as client:
         if not target.isdigit():
-            found = {one.name: one for one in client.call(calls.workflows()).workflows}
-            if target not in found:
-                raise click.ClickException(f"the server declares no workflow {target!r}")
-            output.done(found[target].tree, found[target])
+            try:
+                found = client.workflows.get(target)
+            except NotFound:
+                raise click.ClickException(f"the server declares no workflow {target!r}") from None
+            output.done(found.tree, found)
             return
-        run = client.call(calls.run(int(target)))
+        run = client.workflows.run(int(target))
     lines = [f"run {run.id} of {run.workflow}: {run.status}{' (paused)' if run.paused else ''}"]
     if run.retries:
         lines[0] += f", retried {run.retries}x"
@@ -139,38 +149,64 @@ def run_(
         raise click.BadParameter(f"CONTEXT is a JSON object: {error}") from None
     output = Output(json=as_json)
     with remote.client() as client:
-        made = client.call(calls.start(name, given, key, window / 1000))
+        made = client.workflows.start(name, given, key=key, window_s=window / 1000)
         again = "" if made.fresh else " (it was there already)"
         if wait is None:
             output.done(f"run {made.id}{again}", made)
             return
         notice(f"run {made.id}{again}")
-        output.message(result_of(client, made.id, wait, look="workflow"))
+        output.message(result_of(client.workflows, made.id, wait, look="workflow"))
 
 
-def _steering(action: Any, said: str, help: str) -> None:
-    @workflow.command(action, help=help)
-    @click.argument("ids", type=ID, nargs=-1, required=True)
-    @click.option(
-        "--reason", default="cancelled", hidden=action != "cancel", help="Told to what runs."
-    )
-    @json_option
-    @pass_remote
-    def steer(remote: Remote, /, ids: tuple[int, ...], reason: str, as_json: bool) -> None:
-        output = Output(json=as_json)
-        with remote.client() as client:
-            for id in ids:
-                output.done(f"run {id} {said}", client.call(calls.steer(id, action, reason)))
+@workflow.command("pause")
+@click.argument("ids", type=ID, nargs=-1, required=True)
+@json_option
+@pass_remote
+def pause(remote: Remote, /, ids: tuple[int, ...], as_json: bool) -> None:
+    """Start no more tasks of runs; what runs goes on."""
+    _steer(remote, ids, lambda runs, id: runs.pause(id), "starts no more tasks", as_json)
 
 
-_steering("pause", "starts no more tasks", "Start no more tasks of runs; what runs goes on.")
-_steering("resume", "goes on", "Let paused runs go on.")
-_steering("cancel", "is cancelled", "End runs and their tasks.")
-_steering(
-    "retry",
-    "is tried again",
-    "Go on with runs that failed or were cancelled: what failed runs again, and what comes after.",
-)
+@workflow.command("resume")
+@click.argument("ids", type=ID, nargs=-1, required=True)
+@json_option
+@pass_remote
+def resume(remote: Remote, /, ids: tuple[int, ...], as_json: bool) -> None:
+    """Let paused runs go on."""
+    _steer(remote, ids, lambda runs, id: runs.resume(id), "goes on", as_json)
+
+
+@workflow.command("cancel")
+@click.argument("ids", type=ID, nargs=-1, required=True)
+@click.option("--reason", default="cancelled", help="Told to what runs.")
+@json_option
+@pass_remote
+def cancel(remote: Remote, /, ids: tuple[int, ...], reason: str, as_json: bool) -> None:
+    """End runs and their tasks."""
+    _steer(remote, ids, lambda runs, id: runs.cancel(id, reason=reason), "is cancelled", as_json)
+
+
+@workflow.command("retry")
+@click.argument("ids", type=ID, nargs=-1, required=True)
+@json_option
+@pass_remote
+def retry(remote: Remote, /, ids: tuple[int, ...], as_json: bool) -> None:
+    """Go on with runs that failed or were cancelled: what failed runs again, and what comes
+    after."""
+    _steer(remote, ids, lambda runs, id: runs.retry(id), "is tried again", as_json)
+
+
+def _steer(
+    remote: Remote,
+    ids: tuple[int, ...],
+    act: Callable[[RemoteWorkflows, int], RunActionReply],
+    said: str,
+    as_json: bool,
+) -> None:
+    output = Output(json=as_json)
+    with remote.client() as client:
+        for id in ids:
+            output.done(f"run {id} {said}", act(client.workflows, id))
 
 
 @workflow.command("schedules")
@@ -182,10 +218,11 @@ def schedules(remote: Remote, /, paused: str | None, resumed: str | None, as_jso
     """List schedules and what came of their latest times; pause and resume them."""
     output = Output(json=as_json)
     with remote.client() as client:
-        for name, pause in ((paused, True), (resumed, False)):
-            if name is not None:
-                client.call(calls.pause_schedule(name, pause))
-        found = client.call(calls.schedules()).schedules
+        if paused is not None:
+            client.workflows.pause_schedule(paused)
+        if resumed is not None:
+            client.workflows.resume_schedule(resumed)
+        found = client.workflows.schedules()
     if as_json:
         for one in found:
             output.message(one)
@@ -203,7 +240,3 @@ def schedules(remote: Remote, /, paused: str | None, resumed: str | None, as_jso
             for one in found
         ),
     )
-
-
-def _names(client: Client) -> list[str]:
-    return [one.name for one in client.call(calls.workflows()).workflows]

@@ -1,11 +1,11 @@
-"""Every request about graphs, as a value. Pure; `RemoteGraphs` carries them out.
+"""Every request about graphs, as a value. Pure; `client.graphs` carries them out.
 
 A push or a fire whose answer was lost may have happened: it is repeated only after a refusal.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
 
 import msgspec
@@ -13,6 +13,7 @@ import msgspec
 from fairway.client.following import Stream
 from fairway.client.problems import event_error
 from fairway.client.protocol import MS_NS, Call, Query, reading
+from fairway.errors import InvalidRequest, Throttled
 from fairway.wire import graphs as wire
 from fairway.wire.encoding import encode_given
 
@@ -25,6 +26,16 @@ GRAPHS: Final = "/v0/graphs"
 FIRE_WAIT_NS: Final = 60_000 * MS_NS
 """A firing takes as long as its nodes do."""
 DRAIN_WAIT_NS: Final = 15_000 * MS_NS
+EVERY_MS: Final = 250
+SILENCE_S: Final = 45.0
+"""A watch that says nothing for so long is dead: its server says something every 15 s."""
+
+Summaries: TypeAlias = list[wire.GraphSummary]
+Firings: TypeAlias = list[wire.FiringView]
+DeadLetters: TypeAlias = list[wire.DeadLetterView]
+Recoveries: TypeAlias = list[wire.RecoveryView]
+Audited: TypeAlias = list[wire.AuditEntry]
+GraphNews: TypeAlias = wire.GraphState | wire.FiringsEvent
 
 _encode = msgspec.json.Encoder().encode
 _summary = reading(wire.GraphSummary)
@@ -108,6 +119,8 @@ def svg(name: str, tenant: str | None) -> Call[str]:
 def push(
     name: str, source: str, events: Sequence[Any], tenant: str | None, wait_s: float | None
 ) -> Call[wire.PushReply]:
+    if not events:
+        raise InvalidRequest("there is nothing to push")
     more = () if wait_s is None else (("wait_ms", str(round(wait_s * 1000))),)
     message = {"data": events[0]} if len(events) == 1 else {"events": events}
     return Call(
@@ -120,6 +133,17 @@ def push(
         repeatable=False,
         wait_ns=wire.PUSH_WAIT_MS * MS_NS if wait_s is None else round(wait_s * 1e9),
     )
+
+
+def all_accepted(reply: wire.PushReply, events: tuple[Any, ...]) -> int:
+    """How many were accepted. Raises why the next one was not."""
+    refused = reply.refused
+    if refused is None:
+        return reply.accepted
+    told = f"{reply.accepted} of {len(events)} were accepted, and then: {refused.message}"
+    if refused.retry_after_ms is None:
+        raise InvalidRequest(told, code=refused.code)
+    raise Throttled(told, retry_after_ns=refused.retry_after_ms * MS_NS)
 
 
 def fire(name: str, cache: Mapping[str, Any] | None, tenant: str | None) -> Call[wire.FiringView]:
@@ -189,7 +213,7 @@ def watch(name: str, tenant: str | None, every_ms: int, *, cache: bool) -> Strea
     return Stream(_path(name, "watch"), _of(tenant, *more))
 
 
-def news_of(event: Event) -> wire.GraphState | wire.FiringsEvent | None:
+def news_of(event: Event) -> GraphNews | None:
     """What an event of a watch says; None if the graph was unloaded. Raises what the server says
     is wrong."""
     if event.kind == "state":

@@ -1,4 +1,4 @@
-"""Every request about jobs and queues, as a value. Pure; `RemoteJobs` carries them out.
+"""Every request about jobs and queues, as a value. Pure; `client.jobs` carries them out.
 
 Enqueueing again is safe only under a key that stands longer than the client repeats itself: without
 one a lost answer is `OutcomeUnknown` at once. So it is with a signal without `dedup`, and a retry.
@@ -7,7 +7,7 @@ one a lost answer is `OutcomeUnknown` at once. So it is with a signal without `d
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypedDict, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -19,12 +19,17 @@ from fairway.wire.encoding import encode_given
 from fairway.wire.topics import WAIT_MS_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime
+
+    Arguments: TypeAlias = Mapping[str, Any] | msgspec.Struct | None
 
 JOBS: Final = "/v0/jobs"
 REPEAT_MS: Final = 60_000
 """A key that stands so long is there when a call is repeated: 30 s are the default deadline."""
+
+EnqueuedList: TypeAlias = list[wire.Enqueued]
+QueueViews: TypeAlias = list[wire.QueueView]
 
 _encode = msgspec.json.Encoder().encode
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -37,6 +42,14 @@ _retried = reading(wire.RetryReply)
 _queue = reading(wire.QueueView)
 _queues = reading(wire.QueueList)
 _pruned = reading(wire.PruneReply)
+
+
+class _HasStatus(Protocol):
+    @property
+    def status(self) -> str: ...
+
+
+View = TypeVar("View", bound=_HasStatus)
 
 
 class JobOptions(TypedDict, total=False):
@@ -66,9 +79,7 @@ class JobFilter(TypedDict, total=False):
     parent: int | None
 
 
-def order(
-    kind: str, args: Mapping[str, Any] | msgspec.Struct | None, options: JobOptions
-) -> wire.JobOrder:
+def order(kind: str, args: Arguments, options: JobOptions) -> wire.JobOrder:
     """A job to enqueue. Times are given as people have them, and checked as the server would."""
     given: dict[str, Any] = dict(options)
     at: datetime | None = given.pop("at", None)
@@ -201,8 +212,11 @@ def _queue_path(name: str) -> str:
     return f"/v0/queues/{quote(name, safe='')}"
 
 
-class Waiting:
-    """Asks for a job until it has ended, a long poll at a time."""
+class Waiting(Generic[View]):
+    """Asks for a job or a run until it has ended, a long poll at a time."""
+
+    noun: str
+    ask: Callable[[int, int], Call[View]]
 
     def __init__(self, id: int, timeout_s: float | None, now_ns: int) -> None:
         if timeout_s is not None and not (
@@ -212,19 +226,24 @@ class Waiting:
         self._id = id
         self._ends_ns = None if timeout_s is None else now_ns + round(timeout_s * 1e9)
 
-    def next_call(self, now_ns: int) -> Call[wire.JobView]:
+    def next_call(self, now_ns: int) -> Call[View]:
         left_ms = WAIT_MS_MAX
         if self._ends_ns is not None:
             left_ms = min(left_ms, max(0, -(-(self._ends_ns - now_ns) // MS_NS)))
-        return get(self._id, left_ms)
+        return self.ask(self._id, left_ms)
 
-    def over(self, job: wire.JobView, now_ns: int) -> bool:
+    def over(self, seen: View, now_ns: int) -> bool:
         """Whether it has ended. Raises `TimeoutError` if not, and the time is up."""
-        if job.status in wire.ENDED:
+        if seen.status in wire.ENDED:
             return True
         if self._ends_ns is not None and now_ns >= self._ends_ns:
-            raise TimeoutError(f"job {self._id} is still {job.status}")
+            raise TimeoutError(f"{self.noun} {self._id} is still {seen.status}")
         return False
+
+
+class WaitingForJob(Waiting[wire.JobView]):
+    noun = "job"
+    ask = staticmethod(get)
 
 
 def result_of(job: wire.JobView, type: Any = Any) -> Any:

@@ -47,6 +47,10 @@ _SIMPLE: Final[dict[str, type[errors.FairwayError]]] = {
     "write_failed": errors.WriteFailed,
     "fenced": errors.Fenced,
     "corrupt": errors.Stop,
+    "unknown_format": errors.UnknownFormat,
+    "already_owned": errors.Stop,
+    "gave_up": errors.GaveUp,
+    "stopped": errors.Stop,
 }
 _decode = msgspec.json.Decoder(ErrorReply).decode
 

@@ -9,9 +9,10 @@ of the deadline ends it; if any attempt may have been carried out, the error is 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 from fairway.client.problems import NoReply, Reply, no_reply_error, refusal_of
+from fairway.core.backoff import BackoffConfig
 from fairway.errors import (
     Closing,
     FairwayError,
@@ -25,18 +26,11 @@ from fairway.errors import (
 
 if TYPE_CHECKING:
     from fairway.client.protocol import Call
+    from fairway.core.backoff import RandomSource
 
 T = TypeVar("T")
 AGAIN = (TryLater, WriteFailed, Fenced, OutcomeUnknown)
 """What may pass by itself."""
-
-
-class RandomSource(Protocol):
-    """Where jitter comes from; `random.Random` fits."""
-
-    def random(self) -> float:
-        """The next number in [0, 1)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +49,9 @@ class RetryConfig:
     """Whether a server that has never answered is waited for, rather than reported at once."""
 
     def __post_init__(self) -> None:
-        if self.deadline_ns < 0 or not 0 < self.base_ns <= self.cap_ns:
-            raise ValueError("0 <= deadline_ns and 0 < base_ns <= cap_ns")
-        if not 0 <= self.jitter <= 1:
-            raise ValueError("jitter is a share: 0 <= jitter <= 1")
+        if self.deadline_ns < 0:
+            raise ValueError("deadline_ns is not negative")
+        self._backoff(self.cap_ns)  # which checks the others
 
     def wait_ns(
         self,
@@ -73,13 +66,14 @@ class RetryConfig:
         Never less than the server asked for, and then some: clients that were refused together
         are told the same, and must not come back together.
         """
-        assert failures > 0
-        most_ns = max(cap_ns if cap_ns is not None else self.cap_ns, self.base_ns)
-        ceiling_ns = min(most_ns, self.base_ns << min(failures - 1, 40))
-        chance = source.random()
-        if asked_ns is not None:
-            return asked_ns + int(ceiling_ns * self.jitter * chance)
-        return ceiling_ns - int(ceiling_ns * self.jitter * chance)
+        backoff = self._backoff(max(cap_ns if cap_ns is not None else self.cap_ns, self.base_ns))
+        delay_ns = backoff.delay_ns(failures, source)
+        if asked_ns is None:
+            return delay_ns
+        return asked_ns + backoff.ceiling_ns(failures) - delay_ns
+
+    def _backoff(self, cap_ns: int) -> BackoffConfig:
+        return BackoffConfig(base_ns=self.base_ns, cap_ns=cap_ns, jitter=self.jitter)
 
 
 class Answer(NamedTuple, Generic[T]):

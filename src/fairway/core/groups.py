@@ -3,7 +3,8 @@
 The writer and the reader of the log are this machine with a thin shell round it. It promises, for
 any order of calls: items of a key leave in the order they came (FIFO); a key is in at most one
 group at a time (one owner); a key with items is waiting or in a group (nothing is stranded); every
-accepted item leaves exactly once; while a key waits, no other key has two turns (nobody starves).
+accepted item leaves exactly once; while a key waits, no other key of its band has two turns (nobody
+starves). Bands, if there are several, share the turns by weight, as `ready` states.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from fairway.core.lanes import NO_RESERVE, Drained, LaneLimits, Lanes, Refusal
 from fairway.core.ready import Ready
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Mapping
 
 K = TypeVar("K", bound="Hashable")
 T = TypeVar("T")
@@ -31,9 +32,11 @@ class Groups(Generic[K, T]):
         *,
         total: LaneLimits | None = None,
         reserve: tuple[int, int] = NO_RESERVE,
+        bands: Mapping[str, int] = ONE_BAND,
     ) -> None:
+        """`bands` are the weights of the bands that keys wait in; a key is always of the same."""
         self._lanes: Lanes[K, T] = Lanes(limits, total=total, reserve=reserve)
-        self._ready: Ready[K, str] = Ready(ONE_BAND)
+        self._ready: Ready[K, str] = Ready(bands)
         self._taken = self._taken_size = 0
 
     @property
@@ -57,44 +60,58 @@ class Groups(Generic[K, T]):
         return len(self._ready)
 
     def offer(
-        self, key: K, item: T, size: int, now_ns: int, finishing: bool = False
+        self, key: K, item: T, size: int, now_ns: int, finishing: bool = False, band: str = ""
     ) -> Refusal | None:
         """Accept an item, or say why not (then nothing changed)."""
         refusal = self._lanes.offer(key, item, size, now_ns, finishing)
         if refusal is None:
-            self._ready.mark(key, "", now_ns)
+            self._ready.mark(key, band, now_ns)
         return refusal
 
     def take(
-        self, *, keys: int, items: int, size: int, total_size: int | None = None
+        self,
+        *,
+        keys: int,
+        items: int,
+        size: int,
+        total_items: int | None = None,
+        total_size: int | None = None,
     ) -> list[Drained[K, T]]:
         """The next group: up to `keys` keys, up to `items` items or `size` bytes of each.
 
-        Once `total_size` bytes are gathered no further key joins; a key that joins brings at least
-        one item, whatever its size. Each key is in the caller's hands alone until `settle`.
+        Once `total_items` items or `total_size` bytes are gathered no further key joins; a key that
+        joins brings at least one item, whatever its size. Each key is in the caller's hands alone
+        until `settle`.
         """
         group: list[Drained[K, T]] = []
-        left = total_size
-        while len(group) < keys and (left is None or left > 0):
+        left, left_items = total_size, total_items
+        while (
+            len(group) < keys
+            and (left is None or left > 0)
+            and (left_items is None or left_items > 0)
+        ):
             key = self._ready.take()
             if key is None:
                 break
             room = size if left is None else min(size, left)
-            drained = self._lanes.drain(key, items=items, size=room)
+            most = items if left_items is None else min(items, left_items)
+            drained = self._lanes.drain(key, items=most, size=room)
             if left is not None:
                 left -= drained.size
+            if left_items is not None:
+                left_items -= len(drained.items)
             self._taken += len(drained.items)
             self._taken_size += drained.size
             group.append(drained)
         return group
 
-    def settle(self, drained: Drained[K, T], now_ns: int) -> None:
+    def settle(self, drained: Drained[K, T], now_ns: int, band: str = "") -> None:
         """A key's part of a group is done: free its room, and let it wait again if it has more."""
         more = self._lanes.settle(drained.key, len(drained.items), drained.size, now_ns)
         self._taken -= len(drained.items)
         self._taken_size -= drained.size
         if more:
-            self._ready.mark(drained.key, "", now_ns)
+            self._ready.mark(drained.key, band, now_ns)
         self._ready.release(drained.key, now_ns)
 
     def withdraw(self, key: K) -> list[T]:

@@ -22,7 +22,7 @@ from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Several, Ticket
 from fairway.graphs.windows import Batching, collector_of
 from fairway.runtime.usercode import reraise_interrupt
-from fairway.runtime.words import described, named, said
+from fairway.runtime.words import brief, described, named, said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 VALUE_BYTES_MAX: Final = RECORD_BYTES_MAX - 64 * 1024
 """What is pushed to a checkpointed graph: the record of it fits the journal."""
+OFFSET_MAX: Final = 2**63 - 1
 UNCLOG_NS: Final = 20_000_000
 """When to try again while too much is not durable yet: some syncs later."""
 
@@ -254,24 +255,33 @@ class Accumulator:
         return None if value is None else self._fitting(self.source.item_schema, value)
 
     def _make_room(self) -> None:
-        if self.source.on_full == "drop_oldest":
-            dropped = self._reactor.inputs.drop_oldest(self._name)
-            self.dropped += 1
-            self._repeats.forget(dropped.keys)
-            if PUSH in dropped.marks:  # it is kept: after a crash it must not come back
-                self._reactor.dropped(self._name, dropped.marks[PUSH])
-            for token in dropped.tokens:
-                token.failed(self._refusal("it was dropped for newer ones"))
-            return
-        self.refused += 1
-        raise self._refusal("")
+        if self.source.on_full != "drop_oldest":
+            self.refused += 1
+            raise self._refusal(self._bound())
+        while self._reactor.inputs.room(self._name) <= 0:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        dropped = self._reactor.inputs.drop_oldest(self._name)
+        self.dropped += 1
+        self._repeats.forget(dropped.keys)
+        if PUSH in dropped.marks:  # it is kept: after a crash it must not come back
+            self._reactor.dropped(self._name, dropped.marks[PUSH])
+        for token in dropped.tokens:
+            token.failed(self._refusal("it was dropped for newer ones"))
+
+    def _bound(self) -> str:
+        """Which of the bounds is reached."""
+        if self._reactor.inputs.depth(self._name) >= self.source.capacity:
+            return f"{self.source.capacity} boundaries"
+        return f"{self.source.capacity_bytes:,} bytes of boundaries"
 
     def _refusal(self, why: str) -> Backpressure:
         depth = self._reactor.inputs.depth(self._name)
         return Backpressure(
             f"source {self._name}",
             depth=depth,
-            limit=why or f"{self.source.capacity} boundaries",
+            limit=why,
             retry_after_ns=self._reactor.retry_after_ns(depth),
         )
 
@@ -421,6 +431,12 @@ class Accumulator:
         self.events += 1
         self._heard()
         data, stream, offset = event
+        if type(offset) is not int or offset > OFFSET_MAX or not _is_written(stream):
+            self.buried += 1
+            reason = "its stream is a text, and its offset a number of 63 bits, not"
+            reason = f"{reason} {brief(stream)} and {brief(offset)}"
+            self._reactor.buried(self._name, reason, _bytes_of(data), {})
+            return
         marks = {stream: offset} if offset else {}
         if offset:
             if offset <= self.marks.get(stream, 0):
@@ -448,6 +464,18 @@ class Accumulator:
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+
+
+def _is_written(stream: object) -> bool:
+    """Whether it can stand in a journal, and be read again."""
+    if type(stream) is not str:
+        return False
+    if not stream.isascii():
+        try:
+            stream.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
 
 
 def _bytes_of(data: Any) -> bytes:

@@ -7,6 +7,7 @@ type may change while its old values are still kept.
 
 from __future__ import annotations
 
+from sys import getsizeof
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -118,6 +119,15 @@ class Schema:
     def store(self, value: Any) -> Stored:
         return Stored(self.version, _encode(value))
 
+    def size_of(self, value: Any) -> int:
+        """The bytes that a value takes: encoded; or, if it cannot be, what it says of itself."""
+        for size_of in (_encoded_size, getsizeof):
+            try:
+                return size_of(value)
+            except BaseException as error:
+                reraise_interrupt(error)
+        return 0
+
     def load(self, stored: Stored) -> Any:
         """A kept value, brought up to this version. Raises `InvalidRequest` if there is no way."""
         version, data = stored
@@ -148,6 +158,10 @@ class Schema:
                     f"the upgrade from version {step} failed: {named(error)}"
                 ) from error
         return plain
+
+
+def _encoded_size(value: Any) -> int:
+    return len(_encode(value))
 
 
 _encode = msgspec.msgpack.Encoder().encode

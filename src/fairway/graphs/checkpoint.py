@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 
 from fairway.errors import UnknownFormat
+from fairway.graphs import old_effects
 from fairway.graphs.boundary import PUSH, WHOLE, Marks, Stored
 from fairway.graphs.firing import DeadLetter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 DEAD_MAX: Final = 1000
 """Dead letters that are kept; older ones go."""
 RECOVERIES_MAX: Final = 200
@@ -44,11 +45,11 @@ class Write(msgspec.Struct, array_like=True, frozen=True):
 
 
 class EffectRecord(msgspec.Struct, array_like=True, frozen=True):
-    """What is to go out: to which topic (empty: a job), and the bytes."""
+    """What is to go out: to which kind of destination, to what there, and the bytes."""
 
-    topic: str
+    kind: str
+    target: str
     data: bytes
-    tag: str | None = None
 
 
 class Fired(msgspec.Struct, array_like=True, frozen=True, tag=0):
@@ -172,7 +173,12 @@ def encode_records(records: Sequence[bytes]) -> bytes:
 
 
 def decode_records(entry: bytes) -> list[Record]:
-    return _RECORDS.decode(entry)
+    try:
+        return _RECORDS.decode(entry)
+    except msgspec.ValidationError:
+        # Written by a release whose effects named no kind. Nothing that we write fails so: there
+        # the second field of an effect is bytes, here it is text.
+        return msgspec.convert(old_effects.records_of(entry), list[Record])
 
 
 encode_record = _encode
@@ -397,6 +403,8 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
 def decode_checkpoint(data: bytes) -> Checkpoint:
     """Raises `UnknownFormat` if another release wrote it."""
     found: int = msgspec.msgpack.decode(data)["format"]
+    if found == old_effects.FORMAT:
+        return msgspec.convert(old_effects.checkpoint_of(data, FORMAT), Checkpoint)
     if found != FORMAT:
         raise UnknownFormat(f"the checkpoint is of format {found}, this release reads {FORMAT}")
     return _STATE.decode(data)

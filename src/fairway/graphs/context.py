@@ -6,9 +6,10 @@ graph that is checkpointed, recorded. A firing that fails has none.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairway.errors import InvalidRequest
+from fairway.wire.records import check_tag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,24 +18,17 @@ if TYPE_CHECKING:
     from fairway.graphs.source import Source
 
 
-class TopicAppend(NamedTuple):
-    """Append a value to a topic."""
+class Effect(NamedTuple):
+    """Something that a firing asks of another part."""
 
-    topic: Any
-    """The handle, or the name."""
-    value: Any
-    tag: str | None = None
-    node: str | None = None
-
-
-class JobEnqueue(NamedTuple):
-    """Enqueue a job, or start a workflow."""
-
-    order: Any
-    """What `job.order(...)` or `flow.order(...)` made."""
+    kind: str
+    """Which destination takes it: `topic`, `job`, or what another part has offered."""
+    asked: tuple[Any, ...]
+    """What it is asked for, as that destination understands it."""
 
 
-Effect: TypeAlias = TopicAppend | JobEnqueue
+TOPIC = "topic"
+JOB = "job"
 
 _NONE: Mapping[str, Schema] = {}
 
@@ -86,12 +80,24 @@ class FiringContext:
         self.writes: list[tuple[str, Any]] = []
 
     def append(self, topic: Any, value: Any, *, tag: str | None = None) -> None:
-        """Append to a topic, once, however often this firing is replayed."""
-        self.effects.append(TopicAppend(topic, value, tag))
+        """Append to a topic, once, however often this firing is replayed.
+
+        Raises `InvalidRequest` for a tag that no record can have.
+        """
+        check_tag(tag)
+        self.effects.append(Effect(TOPIC, (topic, value, tag)))
 
     def enqueue(self, order: Any) -> None:
         """Enqueue `job.order(...)`, or start a workflow with `flow.order({...})`, once."""
-        self.effects.append(JobEnqueue(order))
+        self.effects.append(Effect(JOB, (order,)))
+
+    def emit(self, kind: str, *asked: Any) -> None:
+        """Ask the part that takes effects of this kind for something, once.
+
+        What may be asked is for that part to say. `append` and `enqueue` are the two that every app
+        has: `emit("topic", topic, value, tag)` and `emit("job", order)`.
+        """
+        self.effects.append(Effect(kind, asked))
 
     def put(self, state: Source[Any] | str, value: Any) -> None:
         """Write to a state of this graph; it is news when the firing is over.

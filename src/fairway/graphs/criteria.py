@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from fairway.errors import InvalidConfig
+from fairway.graphs.amounts import count, length_ns
 
 Predicate: TypeAlias = Callable[[Mapping[str, Any]], bool]
-
-SECOND_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +57,7 @@ def all_(*sources: Any) -> Gate:
 
 def quorum(need: int, *sources: Any) -> Gate:
     """Fires when at least `need` of the sources have news since the last firing."""
-    if not 1 <= need <= len(sources):
+    if count("the need of a quorum", need, least=0) not in range(1, len(sources) + 1):
         raise InvalidConfig(f"a quorum of {need} among {len(sources)} sources cannot be met")
     return _gate(sources, need)
 
@@ -70,22 +69,22 @@ def debounce(criterion: Any, *, quiet_s: float, most_s: float | None = None) -> 
     anyway.
     """
     gate = _as_gate(criterion)
-    if quiet_s <= 0 or (most_s is not None and most_s < quiet_s):
+    quiet_ns = length_ns("quiet_s of debounce", quiet_s)
+    most_ns = 0 if most_s is None else length_ns("most_s of debounce", most_s)
+    if most_s is not None and most_ns < quiet_ns:
         raise InvalidConfig("debounce takes 0 < quiet_s <= most_s")
     if gate.quiet_ns:
         raise InvalidConfig("a criterion is debounced once")
-    most_ns = round(most_s * SECOND_NS) if most_s is not None else 0
-    return replace(gate, quiet_ns=round(quiet_s * SECOND_NS), most_ns=most_ns)
+    return replace(gate, quiet_ns=quiet_ns, most_ns=most_ns)
 
 
 def every(period_s: float, criterion: Any, *, always: bool = False) -> Gate:
     """Looks at the criterion once in `period_s`; with `always` it fires then in any case."""
     gate = _as_gate(criterion)
-    if period_s <= 0:
-        raise InvalidConfig("every takes a period above 0")
+    period_ns = length_ns("the period of every", period_s)
     if gate.period_ns:
         raise InvalidConfig("a criterion has one period")
-    return replace(gate, period_ns=round(period_s * SECOND_NS), always=always)
+    return replace(gate, period_ns=period_ns, always=always)
 
 
 def where(criterion: Any, predicate: Predicate) -> Gate:

@@ -13,6 +13,7 @@ import os
 import random
 import socket
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from fairway.errors import (
@@ -24,39 +25,39 @@ from fairway.errors import (
     GraphFailed,
     Invalid,
     InvalidConfig,
+    InvalidRequest,
     NotFound,
     SourceFailed,
     Stop,
     TryLater,
 )
 from fairway.graphs.checkpoint import RECOVERIES_MAX, Recovered
+from fairway.graphs.graph import Graph
 from fairway.graphs.hands import Hands
 from fairway.graphs.health import ReactorState
 from fairway.graphs.journal import BACKOFF, history, page
 from fairway.graphs.live import SUPERVISION, Around, LiveGraph, restored
 from fairway.graphs.metrics import series_of
 from fairway.graphs.traversal import node_in
+from fairway.kernel.part import OK, Part, PartHealth
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.supervision import Happening, Supervised
+from fairway.runtime.turn import TURN
 from fairway.runtime.watchdog import Watchdog
-from fairway.runtime.words import is_a, said, told
+from fairway.runtime.words import brief, is_a, said, told
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-    from types import TracebackType
-    from typing import Self
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from fairway.core.backoff import BackoffConfig
     from fairway.graphs.checkpoint import Checkpoint, Record
     from fairway.graphs.feed import Arrivals
-    from fairway.graphs.graph import Graph
     from fairway.graphs.journal import Loaded
-    from fairway.graphs.outbox import Destinations
+    from fairway.kernel.kernel import Kernel
     from fairway.runtime.supervision import SupervisionEvent
-    from fairway.runtime.telemetry import Series, Telemetry
+    from fairway.runtime.telemetry import Series
     from fairway.runtime.watchdog import Stall
-    from fairway.storage.catalog import Catalog, Named
-    from fairway.storage.log import Log
+    from fairway.storage.partitions import Partitions
 
 logger = logging.getLogger("fairway.graphs")
 
@@ -108,29 +109,30 @@ class Managed:
             watcher()
 
 
-class Graphs:
+class Graphs(Part):
     """The graphs of one app. Enter it to run them; leave it to drain and stop them."""
+
+    name = "graphs"
 
     def __init__(
         self,
+        kernel: Kernel | None = None,
         *,
-        log: Log | None = None,
-        catalog: Catalog | None = None,
-        known: Mapping[str, Named] | None = None,
-        destinations: Destinations | None = None,
         arrivals: Arrivals | None = None,
-        telemetry: Telemetry | None = None,
+        declared: Sequence[Graph] = (),
         supervision: BackoffConfig = SUPERVISION,
         seed: int | None = None,
     ) -> None:
+        """Without a kernel no graph can be checkpointed. Those that are `declared` run once it is
+        open."""
+        self._declared = declared
         self.stalls: deque[str] = deque(maxlen=STALLS_MAX)
         """What blocked the event loop, newest last."""
         self._watchdog = Watchdog(self._stalled)
-        self._telemetry = telemetry
-        self._log = log
-        self._catalog = catalog
-        self._partitions = {name: named.partition for name, named in (known or {}).items()}
-        self._destinations = destinations
+        self._kernel = kernel
+        self._log = kernel.partitions if kernel is not None else None
+        known = kernel.catalog.take(KIND) if kernel is not None else {}
+        self._partitions = {name: named.partition for name, named in known.items()}
         self._arrivals = arrivals
         self._supervision = supervision
         self._random = random.Random(seed)
@@ -138,47 +140,44 @@ class Graphs:
         self._loading = asyncio.Lock()
         self._closing = True
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         self._hands = Hands()
+        kernel = self._kernel
         self._around = Around(
             clock=clock_of(),
             hands=self._hands,
             random=self._random,
             holder=f"{socket.gethostname()}:{os.getpid()}",
             log=self._log,
-            destinations=self._destinations,
+            destinations=kernel.destinations if kernel is not None else None,
             arrivals=self._arrivals,
             supervision=self._supervision,
+            check_writable=kernel.writability.check if kernel is not None else None,
+            turn=kernel.turn if kernel is not None else TURN,
         )
-        self._group = asyncio.TaskGroup()
-        await self._group.__aenter__()
         self._closing = False
         self._watchdog.start()
-        if self._log is not None:
-            self._log.when_lost.append(self._replaced)
-        if self._telemetry is not None:
-            self._telemetry.collectors.append(self._series)
-        return self
+        if kernel is not None:
+            kernel.partitions.when_lost.append(self._replaced)
+            kernel.telemetry.collectors.append(self._series)
+        for graph in self._declared:
+            with suppress(GraphFailed):  # it is told and shown so; the others run
+                await self.load(graph)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def stop_admitting(self) -> None:
         self._closing = True
+
+    async def drain(self) -> None:
         self._watchdog.stop()
-        if self._log is not None:
-            self._log.when_lost.remove(self._replaced)
-        if self._telemetry is not None:
-            self._telemetry.collectors.remove(self._series)
-        try:
-            async with asyncio.TaskGroup() as group:
-                for managed in list(self._managed.values()):
-                    group.create_task(self._end(managed))
-            await self._group.__aexit__(None, None, None)
-        finally:
-            await self._hands.__aexit__(None, None, None)
+        if self._kernel is not None:
+            self._kernel.partitions.when_lost.remove(self._replaced)
+            self._kernel.telemetry.collectors.remove(self._series)
+        async with asyncio.TaskGroup() as group:
+            for managed in list(self._managed.values()):
+                group.create_task(self._end(managed))
+
+    async def aclose(self) -> None:
+        await self._hands.__aexit__(None, None, None)
 
     def _replaced(self, error: Fenced) -> None:
         """Another process has the log, and runs the graphs: these fire no more."""
@@ -211,6 +210,16 @@ class Graphs:
     def __len__(self) -> int:
         return len(self._managed)
 
+    def health(self) -> PartHealth:
+        """Degraded while a graph has failed: all others run, so requests are welcome."""
+        failed = [managed for managed in self if managed.failed is not None]
+        if not failed:
+            return OK
+        tenant, name = failed[0].key
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        named = f"{tenant}/{name}" if tenant else name
+        return PartHealth("degraded", f"graph {named!r} failed: {failed[0].failed}{more}")
+
     def get(self, name: str, tenant: str | None = None) -> Managed:
         """The graph of that name. Without a tenant the name must not be that of several."""
         if tenant is not None:
@@ -240,7 +249,7 @@ class Graphs:
         then each record."""
         return history(*self._journal_of(self.get(name, tenant)))
 
-    def _journal_of(self, managed: Managed) -> tuple[Log, int]:
+    def _journal_of(self, managed: Managed) -> tuple[Partitions, int]:
         if managed.partition is None or self._log is None:
             raise Conflict(
                 f"graph {managed.graph.name!r} keeps no journal: it is not checkpointed",
@@ -256,6 +265,8 @@ class Graphs:
         With `wait` off it returns at once, and starts by itself.
         """
         self._check_open()
+        if not isinstance(graph, Graph):
+            raise InvalidRequest(f"a Graph is loaded, not {brief(graph)}")
         graph.build()
         async with self._loading:
             if (graph.tenant, graph.name) in self._managed:
@@ -278,10 +289,10 @@ class Graphs:
             await self._end(managed)
             del self._managed[managed.key]
             if forget and managed.partition is not None:
-                assert self._catalog is not None
+                assert self._kernel is not None
                 assert self._log is not None
                 key = _catalog_name(managed.graph)
-                await self._catalog.remove((KIND, key))
+                await self._kernel.catalog.remove((KIND, key))
                 self._partitions.pop(key, None)
                 await self._log.delete(managed.partition)
 
@@ -303,20 +314,18 @@ class Graphs:
             raise Closing("the app is closing")
 
     async def _partition(self, graph: Graph) -> int:
-        if self._catalog is None or self._log is None:
+        if self._kernel is None:
             raise InvalidConfig(f"graph {graph.name!r} is checkpointed, and there is no log")
         key = _catalog_name(graph)
         found = self._partitions.get(key)
         if found is None:
-            found = self._partitions[key] = await self._catalog.create(KIND, key, b"")
+            found = self._partitions[key] = await self._kernel.catalog.create(KIND, key, b"")
         return found
 
     # Life of one
 
     def _start(self, managed: Managed) -> None:
-        managed.task = self._group.create_task(
-            self._run(managed), name=f"graph-{managed.graph.name}"
-        )
+        managed.task = self.spawn(self._run(managed), f"graph-{managed.graph.name}")
 
     async def wait_started(self, managed: Managed) -> None:
         """Wait until it runs. Raises `GraphFailed` if it is given up, or stopped before."""

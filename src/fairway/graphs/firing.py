@@ -9,6 +9,7 @@ import msgspec
 
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import InvalidConfig
+from fairway.graphs.amounts import count, length_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,9 +89,9 @@ class OnError:
 
 def retry(times: int, *, then: Then = "dead_letter", base_s: float = 0.1) -> OnError:
     """Try again so often, then keep the inputs aside (or halt)."""
-    backoff = BackoffConfig(
-        base_ns=round(base_s * 1e9), cap_ns=max(10_000_000_000, round(base_s * 1e9)), jitter=0.0
-    )
+    count("how often a firing is tried again", times, least=0)
+    base_ns = length_ns("base_s of retry", base_s)
+    backoff = BackoffConfig(base_ns=base_ns, cap_ns=max(10_000_000_000, base_ns), jitter=0.0)
     return OnError(retries=times, then=then, backoff=backoff)
 
 

@@ -23,9 +23,10 @@ import logging
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
-from fairway.errors import Closing, InvalidConfig
+from fairway.errors import Closing, InvalidConfig, InvalidRequest
+from fairway.graphs.amounts import count, length_ns
 from fairway.graphs.context import FiringContext
 from fairway.graphs.criteria import Gate, any_
 from fairway.graphs.drawing import to_mermaid, to_svg
@@ -36,7 +37,7 @@ from fairway.graphs.source import Source
 from fairway.graphs.traversal import Traversal
 from fairway.graphs.wiring import Wiring, wire
 from fairway.runtime.usercode import reraise_interrupt, without_task
-from fairway.runtime.words import traced
+from fairway.runtime.words import brief, traced, writable
 from fairway.wire.topics import check_name
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 logger = logging.getLogger("fairway.graphs")
-
-SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class Graph:
         without those that are not.
         """
         check_name(name, what="graph")
-        if tenant:
+        if tenant != "":
             check_name(tenant, what="tenant")
         if inputs not in ("latest", "sequential"):
             raise InvalidConfig(
@@ -115,16 +114,17 @@ class Graph:
                 f"graph {name!r}: record keeps more of its journal, which it has with"
                 " checkpoint=True only"
             )
-        if record < 0 or (warm_timeout_s is not None and warm_timeout_s < 0):
-            raise InvalidConfig(f"graph {name!r}: record and warm_timeout_s are not negative")
+        count(f"graph {name!r}: record", record, least=0)
+        warm_timeout_ns = None
+        if warm_timeout_s is not None:
+            what = f"graph {name!r}: warm_timeout_s"
+            warm_timeout_ns = length_ns(what, warm_timeout_s, zero=True)
         self.name = name
         self.tenant = tenant
         self.gate = when if isinstance(when, Gate) else any_(when)
         self.inputs: Strategy = inputs
         self.on_error = on_error_of(on_error)
-        self.warm_timeout_ns = (
-            round(warm_timeout_s * SECOND_NS) if warm_timeout_s is not None else None
-        )
+        self.warm_timeout_ns = warm_timeout_ns
         self.checkpoint = checkpoint
         self.record = record
         self.sources: dict[str, Source[Any]] = {}
@@ -282,7 +282,7 @@ class Graph:
         live = self.live
         if live is None:
             raise self._not_running()
-        live.push_nowait(source if isinstance(source, str) else source.name, value)
+        live.push_nowait(_source_name(source), value)
 
     async def push(self, source: Source[Any] | str, value: Any) -> None:
         """Give a source a value, and return when it is accepted: durably, if checkpointed.
@@ -290,7 +290,7 @@ class Graph:
         Waits for room if the source says `on_full="block"`. Raises `InvalidRequest` for what does
         not fit, `nan` and `inf` included.
         """
-        await self.running.push(source if isinstance(source, str) else source.name, value)
+        await self.running.push(_source_name(source), value)
 
     async def ask(self, source: Source[Any] | str, value: Any) -> Firing | None:
         """Give a source a value, and return the firing that consumed it.
@@ -299,7 +299,7 @@ class Graph:
         passed over it (`sequential`). Raises `FiringFailed` if that firing went to the dead
         letters.
         """
-        return await self.running.ask(source if isinstance(source, str) else source.name, value)
+        return await self.running.ask(_source_name(source), value)
 
     async def settled(self) -> None:
         """Wait until everything that was accepted and can fire has fired, and is recorded."""
@@ -315,6 +315,8 @@ class Graph:
 
         It is called on the event loop and must not wait. It outlives restarts of the graph.
         """
+        if not callable(told):
+            raise InvalidRequest(f"a function is told of firings, not {brief(told)}")
         self._listeners.append(told)
         return lambda: self._listeners.remove(told)
 
@@ -351,11 +353,11 @@ class Graph:
 
     async def pause(self, who: str = "") -> None:
         """Stop firing by itself, also after a restart if checkpointed. Sources go on."""
-        await self.running.reactor.pause(who)
+        await self.running.reactor.pause(_named(who))
 
     async def resume(self, who: str = "") -> None:
         """Fire again, at once if something is due; it also ends a halt."""
-        await self.running.reactor.resume(who)
+        await self.running.reactor.resume(_named(who))
 
     # How
 
@@ -381,3 +383,18 @@ class Graph:
 
     def _kinds(self) -> dict[str, str]:
         return {name: source.kind for name, source in self.sources.items()}
+
+
+def _named(who: object) -> str:
+    """Who gives a command, as the journal keeps it."""
+    if not isinstance(who, str):
+        raise InvalidRequest(f"who gives a command is a text, not {brief(who)}")
+    return writable(who)
+
+
+def _source_name(source: Source[Any] | str) -> str:
+    if isinstance(source, str):
+        return source
+    if not isinstance(source, Source):
+        raise InvalidRequest(f"a source is given by its name or as a Source, not {brief(source)}")
+    return source.name

@@ -31,7 +31,7 @@ from fairway.runtime.usercode import reraise_interrupt
 from fairway.runtime.words import named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fairway.graphs.boundary import Boundary, Marks
     from fairway.graphs.criteria import Gate
@@ -40,6 +40,13 @@ Strategy: TypeAlias = Literal["latest", "sequential"]
 
 CAPACITY: Final = 256
 """Boundaries of one source that wait, unless it says otherwise."""
+CAPACITY_BYTES: Final = 64 * 1024 * 1024
+"""And their bytes. What is next is not counted, so that whoever fires at once counts nothing; and
+what passes the bound is taken."""
+
+
+def _weightless(value: Any) -> int:
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,9 @@ class Slot:
     capacity: int = CAPACITY
     fires: bool = True
     """Whether the gate names it."""
+    capacity_bytes: int = CAPACITY_BYTES
+    size_of: Callable[[Any], int] = _weightless
+    """The bytes of a value, as they count."""
 
 
 class News(NamedTuple):
@@ -106,6 +116,24 @@ class _Waiting(NamedTuple):
     """In order of arrival over all sources; 0 if it was given back."""
     at_ns: int
     news: News
+    size: int
+    """Its bytes; 0 if it was next when it came, or was given back."""
+
+
+class _Queue(deque[_Waiting]):
+    """The boundaries of one source that wait (`sequential`)."""
+
+    __slots__ = ("bytes", "slot")
+    slot: Slot
+    bytes: int
+    """Of those behind the next one."""
+
+    @classmethod
+    def of(cls, slot: Slot) -> _Queue:
+        queue = cls()  # a deque that is copied is made without arguments
+        queue.slot = slot
+        queue.bytes = 0
+        return queue
 
 
 class Inputs:
@@ -138,8 +166,8 @@ class Inputs:
         self._released = False  # time has let them pass, and they were not taken yet
         self._refused = False  # a predicate said no, and nothing came since
         # `sequential`
-        self._queues: dict[str, deque[_Waiting]] = {
-            slot.name: deque() for slot in slots if slot.fires and self._sequential
+        self._queues: dict[str, _Queue] = {
+            slot.name: _Queue.of(slot) for slot in slots if slot.fires and self._sequential
         }
         self._heads = 0  # queues that have something
         self._count = 0
@@ -150,16 +178,25 @@ class Inputs:
     # What comes in
 
     def room(self, source: str) -> int:
-        """How many more boundaries of a source fit. `latest` always has room: it overtakes."""
-        if source not in self._queues:
+        """How many more boundaries of a source fit, if they are small. `latest` always has room:
+        it overtakes."""
+        queue = self._queues.get(source)
+        if queue is None:
             return 1
-        return self.slots[source].capacity - len(self._queues[source])
+        if queue.bytes >= queue.slot.capacity_bytes:
+            return 0
+        return queue.slot.capacity - len(queue)
 
     def depth(self, source: str) -> int:
         """How many boundaries of a source wait."""
         if source in self._queues:
             return len(self._queues[source])
         return int(source in self._dirty or source in self._aside)
+
+    def size(self, source: str) -> int:
+        """The size of those that wait behind the next one."""
+        queue = self._queues.get(source)
+        return queue.bytes if queue is not None else 0
 
     def arrive(self, source: str, boundary: Boundary, now_ns: int, token: Any = None) -> None:
         """Take in a boundary. The caller has seen to it that there is room."""
@@ -170,11 +207,15 @@ class Inputs:
             self._hear(now_ns, fires)
         if self._sequential and fires:
             queue = self._queues[source]
-            if not queue:
+            size = 0
+            if queue:
+                size = queue.slot.size_of(value)
+                queue.bytes += size
+            else:
                 self._heads += 1
             self._count += 1
             self._numbers += 1
-            queue.append(_waiting(_Waiting, (self._numbers, now_ns, news)))
+            queue.append(_waiting(_Waiting, (self._numbers, now_ns, news, size)))
             return
         self.cache[source] = value
         if not fires:
@@ -208,7 +249,8 @@ class Inputs:
         so what brings it again is no repeat.
         """
         queue = self._queues[source]
-        dropped = queue.popleft().news
+        _, _, dropped, size = queue.popleft()
+        queue.bytes -= size
         self._count -= 1
         self._heads -= not queue
         self._put_aside(dropped._replace(value=PASSED, keys=()))
@@ -306,7 +348,7 @@ class Inputs:
                 queue = self._queues[name]
                 self._heads += not queue
                 self._count += 1
-                queue.appendleft(_Waiting(0, since_ns, _together(parts)))
+                queue.appendleft(_Waiting(0, since_ns, _together(parts), 0))
                 self._put_back(name, taken.before)
             else:
                 self._first_ns = min(self._first_ns, since_ns) if self._dirty else since_ns
@@ -440,7 +482,8 @@ class Inputs:
         cache = self.cache
         for name in names:
             queue = self._queues[name]
-            _, at_ns, news = queue.popleft()
+            _, at_ns, news, size = queue.popleft()
+            queue.bytes -= size
             if not queue:
                 self._heads -= 1
             self._count -= 1
@@ -486,6 +529,7 @@ class Inputs:
             assert self._count == sum(map(len, self._queues.values()))
             assert self._heads == sum(map(bool, self._queues.values()))
             for name, queue in self._queues.items():
+                assert queue.bytes == sum(waiting.size for waiting in queue)
                 numbers = [waiting.number for waiting in queue]
                 assert numbers == sorted(numbers), f"{name} is out of order"
         else:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
     from fairway.graphs.checkpoint import Limits, Record
-    from fairway.storage.log import Log
+    from fairway.storage.partitions import Partitions
 
 logger = logging.getLogger("fairway.graphs")
 
@@ -80,7 +80,7 @@ class Loaded(NamedTuple):
     """The records that each snapshot adds up, rising."""
 
 
-async def load(log: Log, partition: int, limits: Limits) -> Loaded:
+async def load(log: Partitions, partition: int, limits: Limits) -> Loaded:
     """The state that the records in a partition add up to."""
     found = await log.meta_scan(partition, prefix=SNAPSHOT)
     checkpoint = decode_checkpoint(found[-1][1]) if found else Checkpoint()
@@ -90,7 +90,7 @@ async def load(log: Log, partition: int, limits: Limits) -> Loaded:
     return Loaded(checkpoint, [int(name.removeprefix(SNAPSHOT)) for name, _ in found])
 
 
-async def history(log: Log, partition: int) -> AsyncIterator[Checkpoint | Record]:
+async def history(log: Partitions, partition: int) -> AsyncIterator[Checkpoint | Record]:
     """What is still there of a journal: the state that it begins with, then each record."""
     found = await log.meta_scan(partition, prefix=SNAPSHOT, limit=1)
     first = decode_checkpoint(found[0][1]) if found else Checkpoint()
@@ -101,7 +101,7 @@ async def history(log: Log, partition: int) -> AsyncIterator[Checkpoint | Record
 
 
 async def page(
-    log: Log, partition: int, after: int, limit: int
+    log: Partitions, partition: int, after: int, limit: int
 ) -> tuple[bytes | None, list[bytes], int | None]:
     """A part of a journal as it is stored: the first snapshot (if `after` is negative), entries
     after a key, and the key to go on after."""
@@ -128,7 +128,7 @@ class Journal:
 
     def __init__(
         self,
-        log: Log,
+        log: Partitions,
         partition: int,
         loaded: Loaded,
         limits: Limits,

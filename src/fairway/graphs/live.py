@@ -24,6 +24,7 @@ from fairway.graphs.reading import FeedReader
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Ticket
 from fairway.runtime.supervision import Happening, Supervised
+from fairway.runtime.turn import TURN
 from fairway.runtime.words import is_a, said, told
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     from fairway.graphs.graph import Graph
     from fairway.graphs.hands import Hands
     from fairway.graphs.journal import Loaded
-    from fairway.graphs.outbox import Destinations
+    from fairway.kernel.effects import Destination
     from fairway.runtime.clock import Clock
     from fairway.runtime.supervision import SupervisionEvent
-    from fairway.storage.log import Log
+    from fairway.runtime.turn import TurnBudget
+    from fairway.storage.partitions import Partitions
 
 logger = logging.getLogger("fairway.graphs")
 
@@ -67,10 +69,13 @@ class Around(NamedTuple):
     random: Random
     holder: str
     """What this process is called, in what is kept."""
-    log: Log | None = None
-    destinations: Destinations | None = None
+    log: Partitions | None = None
+    destinations: Mapping[str, Destination] | None = None
     arrivals: Arrivals | None = None
     supervision: BackoffConfig = SUPERVISION
+    check_writable: Callable[[], None] | None = None
+    """Raises `ReadOnly` while the log takes nothing new."""
+    turn: TurnBudget = TURN
 
 
 class LiveGraph:
@@ -133,6 +138,7 @@ class LiveGraph:
             outbox=self.outbox,
             consumed=self._consumed,
             wrote=lambda name, value: self.accumulators[name].write(value),
+            turn=around.turn,
         )
         self.accumulators = {
             source.name: Accumulator(
@@ -146,7 +152,11 @@ class LiveGraph:
         }
         self.readers = {
             source.name: FeedReader(
-                source.feed, self.accumulators[source.name], clock, around.random
+                source.feed,
+                self.accumulators[source.name],
+                clock,
+                around.random,
+                check_writable=around.check_writable if partition is not None else None,
             )
             for source in sources
             if source.feed is not None
@@ -392,6 +402,8 @@ class LiveGraph:
             raise Closing(f"graph {self.graph.name!r} does not run: {self.reactor.stopped}")
         if self._draining:
             raise Closing(f"graph {self.graph.name!r} is being unloaded")
+        if self.journal is not None and self._around.check_writable is not None:
+            self._around.check_writable()
 
     def _consumed(self, source: str, marks: Marks) -> None:
         reader = self.readers.get(source)
@@ -445,7 +457,7 @@ def producer_of(graph: Graph) -> str:
     return f"graph/{graph.tenant}/{graph.name}"
 
 
-async def restored(log: Log, partition: int, graph: Graph) -> Loaded:
+async def restored(log: Partitions, partition: int, graph: Graph) -> Loaded:
     """What was kept of a graph."""
     return await load(log, partition, limits_of(graph))
 

@@ -24,10 +24,12 @@ HELP: dict[str, tuple[Kind, str]] = {
     "fairway_graph_dead_letters": ("counter", "Boundaries and firings that were kept aside"),
     "fairway_graph_journal_pending": ("gauge", "Records that are not durable yet"),
     "fairway_graph_outbox": ("gauge", "Effects that have not gone out yet"),
+    "fairway_graph_outbox_bytes": ("gauge", "Bytes of effects that have not gone out yet"),
     "fairway_graph_effects_dropped": ("counter", "Effects that their destination never takes"),
     "fairway_graph_source_healthy": ("gauge", "1 if the source is healthy"),
     "fairway_graph_source_events": ("counter", "Events that came, pushes included"),
     "fairway_graph_source_waiting": ("gauge", "Boundaries that wait for a firing"),
+    "fairway_graph_source_waiting_bytes": ("gauge", "Bytes of those behind the next one"),
     "fairway_graph_source_age_seconds": ("gauge", "Time since the last event"),
     "fairway_graph_source_lost": ("counter", "Events that came to nothing, by reason"),
     "fairway_graph_node_runs": ("counter", "Runs of a node"),
@@ -56,6 +58,7 @@ def _of_live(live: LiveGraph, labels: dict[str, str], now_ns: int) -> Iterator[S
     yield _series("fairway_graph_filtered", reactor.inputs.filtered, labels)
     yield _series("fairway_graph_dead_letters", live.checkpoint.dead_ids, labels)
     yield _series("fairway_graph_outbox", live.outbox.depth, labels)
+    yield _series("fairway_graph_outbox_bytes", live.outbox.bytes, labels)
     yield _series("fairway_graph_effects_dropped", live.outbox.dropped, labels)
     if live.journal is not None:
         yield _series("fairway_graph_journal_pending", live.journal.pending, labels)
@@ -70,6 +73,8 @@ def _of_live(live: LiveGraph, labels: dict[str, str], now_ns: int) -> Iterator[S
         yield _series("fairway_graph_source_events", found.events, labels, source=name)
         waiting = reactor.inputs.depth(name) + found.collected
         yield _series("fairway_graph_source_waiting", waiting, labels, source=name)
+        size = reactor.inputs.size(name)
+        yield _series("fairway_graph_source_waiting_bytes", size, labels, source=name)
         if health.event_ns is not None:
             age_s = (now_ns - health.event_ns) / 1e9
             yield _series("fairway_graph_source_age_seconds", age_s, labels, source=name)

@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.core.backoff import BackoffConfig
-from fairway.errors import FairwayError, Invalid, TopicFull
+from fairway.errors import FairwayError, Invalid, TopicFull, Unavailable
+from fairway.graphs.checkpoint import EffectRecord
+from fairway.kernel.effects import EffectPosition
 from fairway.runtime.clock import sleep_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from fairway.graphs.checkpoint import EffectRecord
     from fairway.graphs.context import Effect
+    from fairway.kernel.effects import Destination
 
 logger = logging.getLogger("fairway.graphs")
 
@@ -29,40 +31,11 @@ ORDINAL_BITS: Final = 20
 BATCH: Final = 1000
 BATCH_BYTES: Final = 8 * 1024 * 1024
 WAITING_MAX: Final = 10_000
-"""Effects that wait; the graph stops firing beyond."""
+"""Effects that wait; the graph stops firing beyond. Raising it lets a destination be away for
+longer before its graph waits for it, and costs memory."""
+WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Bytes of them, in the same way. The firing that passes a bound has its effects taken."""
 BACKOFF: Final = BackoffConfig(base_ns=20_000_000, cap_ns=5_000_000_000, jitter=0.0)
-
-
-class Position(NamedTuple):
-    """Whose effect it is, and which: it rises from one to the next."""
-
-    producer: str
-    epoch: int
-    number: int
-    first: int
-    """The number of the first effect that goes out under it."""
-
-
-class Destinations(Protocol):
-    """Where effects go: a port that the app fills."""
-
-    def encoded(self, effect: Effect) -> EffectRecord:
-        """What is recorded of an effect. Raises `Invalid` if it can go nowhere."""
-        ...
-
-    async def known(self, topic: str, producer: str) -> tuple[int, int] | None:
-        """The (epoch, number) that a topic (empty: the job store) has of a producer."""
-        ...
-
-    async def send(
-        self, topic: str, effects: Sequence[EffectRecord], position: Position | None
-    ) -> bool:
-        """All of them, durably; none, and False, unless the first is above the known position.
-
-        The position may have moved since it was asked for: an earlier holder of the graph, or an
-        earlier try of ours, may come to its end only now.
-        """
-        ...
 
 
 class _Waiting(NamedTuple):
@@ -80,7 +53,7 @@ class Outbox:
 
     def __init__(
         self,
-        destinations: Destinations | None,
+        destinations: Mapping[str, Destination] | None,
         producer: str,
         epoch: int,
         *,
@@ -98,12 +71,14 @@ class Outbox:
         """Whether so much waits to go out that no more should be made."""
         self.depth = 0
         """Effects that have not gone out yet."""
+        self.bytes = 0
+        """The size of their data."""
         self._destinations = destinations
         self._producer = producer
         self._positions = positions
         self._moved = moved
         self._room = room
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[tuple[str, str], _Lane] = {}
         self._left: dict[int, int] = {}  # effects of each firing that have not gone out, in order
         self._made: asyncio.Event = asyncio.Event()
         self._new: list[_Lane] = []
@@ -120,7 +95,11 @@ class Outbox:
     @property
     def failing(self) -> dict[str, int]:
         """Destinations that cannot be reached, and how many tries in a row have failed."""
-        return {topic: lane.failures for topic, lane in self._lanes.items() if lane.failures}
+        return {
+            target or kind: lane.failures
+            for (kind, target), lane in self._lanes.items()
+            if lane.failures
+        }
 
     def encoded(self, effects: Sequence[Effect]) -> tuple[EffectRecord, ...]:
         """What is recorded of the effects of a firing."""
@@ -128,7 +107,16 @@ class Outbox:
             raise Invalid("there is nowhere for effects to go: the graph runs without an app")
         if len(effects) >= 1 << ORDINAL_BITS:
             raise Invalid(f"{len(effects):,} effects are too many for one firing")
-        return tuple([self._destinations.encoded(effect) for effect in effects])
+        return tuple([self._encoded(effect) for effect in effects])
+
+    def _encoded(self, effect: Effect) -> EffectRecord:
+        assert self._destinations is not None
+        kind, asked = effect
+        destination = self._destinations.get(kind)
+        if destination is None:
+            known = ", ".join(sorted(self._destinations))
+            raise Invalid(f"nothing here takes effects of kind {kind!r}: there are {known}")
+        return EffectRecord(kind, *destination.encode(asked))
 
     def send(self, firing: int, effects: Sequence[EffectRecord], epoch: int | None = None) -> None:
         """Let the effects of a firing go; `epoch` is another one's if a restart sends them."""
@@ -137,15 +125,17 @@ class Outbox:
         self._left[firing] = len(effects)
         self.depth += len(effects)
         for ordinal, effect in enumerate(effects):
-            lane = self._lanes.get(effect.topic)
+            self.bytes += len(effect.data)
+            where = effect.kind, effect.target
+            lane = self._lanes.get(where)
             if lane is None:
-                lane = self._lanes[effect.topic] = _Lane()
+                lane = self._lanes[where] = _Lane()
                 self._new.append(lane)
                 self._made.set()
             number = firing << ORDINAL_BITS | ordinal
             lane.waiting.append(_Waiting(epoch, firing, number, effect))
             lane.some.set()
-        if self.depth >= WAITING_MAX:
+        if self.depth >= WAITING_MAX or self.bytes >= WAITING_BYTES_MAX:
             self.full = True
 
     async def run(self) -> None:
@@ -187,18 +177,21 @@ class Outbox:
     async def _send(self, lane: _Lane, batch: list[_Waiting]) -> bool:
         """Whether they are out. If not, somebody sent some of them meanwhile: look which."""
         assert self._destinations is not None
-        topic = batch[0].effect.topic
+        kind, target = batch[0].effect.kind, batch[0].effect.target
+        destination = self._destinations.get(kind)
+        if destination is None:  # a part that was there when it was recorded
+            raise Unavailable(f"nothing here takes effects of kind {kind!r}")
         position = None
         if self._positions:
             if not lane.met:
-                known = await self._destinations.known(topic, self._producer)
+                known = await destination.known(target, self._producer)
                 if known is not None:
                     batch = [each for each in batch if (each.epoch, each.number) > known]
                     if not batch:
                         return True
             first, last = batch[0], batch[-1]
-            position = Position(self._producer, last.epoch, last.number, first.number)
-        sent = await self._destinations.send(topic, [each.effect for each in batch], position)
+            position = EffectPosition(self._producer, last.epoch, last.number, first.number)
+        sent = await destination.send(target, [each.effect.data for each in batch], position)
         lane.met = sent
         return sent
 
@@ -206,6 +199,7 @@ class Outbox:
         for waiting in batch:
             lane.waiting.popleft()
             self._left[waiting.firing] -= 1
+            self.bytes -= len(waiting.effect.data)
         lane.alone = max(0, lane.alone - len(batch))
         self.depth -= len(batch)
         while self._left:
@@ -214,7 +208,7 @@ class Outbox:
                 break
             del self._left[first]
             self.sent = first
-        if self.full and self.depth < WAITING_MAX // 2:
+        if self.full and self.depth < WAITING_MAX // 2 and self.bytes < WAITING_BYTES_MAX // 2:
             self.full = False
             self._room()
         self._moved()

@@ -29,7 +29,7 @@ from fairway.errors import (
 )
 from fairway.graphs.boundary import PUSH
 from fairway.graphs.checkpoint import Consumed, Died, Dropped, Passed, Steered, Trying
-from fairway.graphs.context import FiringContext, JobEnqueue
+from fairway.graphs.context import FiringContext
 from fairway.graphs.crash_loop import CrashLoop
 from fairway.graphs.firing import INJECTED, LOG_MAX, Firing
 from fairway.graphs.health import FIRING, ReactorState
@@ -41,6 +41,7 @@ from fairway.graphs.steering import Steering, Verdict
 from fairway.graphs.traversal import NodeFailed
 from fairway.graphs.waiting import Bell, Promises, fail, resolve
 from fairway.runtime.eager import EagerTask
+from fairway.runtime.turn import TURN
 from fairway.runtime.usercode import (
     CancelledItself,
     is_interrupt,
@@ -62,13 +63,12 @@ if TYPE_CHECKING:
     from fairway.graphs.outbox import Outbox
     from fairway.graphs.tickets import Ticket
     from fairway.runtime.clock import Clock
+    from fairway.runtime.turn import TurnBudget
 
 logger = logging.getLogger("fairway.graphs")
 
 NEWS: Final = "news"
 """The cause of a firing that the gate let pass."""
-FIRINGS_PER_TURN: Final = 128
-"""Firings before others on the loop get their turn."""
 
 # A third faster than calling the class, twice per firing.
 _due = _fired = tuple.__new__
@@ -105,6 +105,7 @@ class Reactor:
         outbox: Outbox,
         consumed: Callable[[str, Marks], None],
         wrote: Callable[[str, Any], None],
+        turn: TurnBudget = TURN,
     ) -> None:
         """`consumed` is told how far a source is, for good; `wrote` what is new in a state."""
         self.health = health
@@ -132,9 +133,16 @@ class Reactor:
         self._outbox = outbox
         self._consumed = consumed
         self._wrote = wrote
+        self._firings_per_turn = turn.firings_per_turn
         self._states = graph.states
         slots = [
-            Slot(name, source.capacity, name in graph.firing_sources)
+            Slot(
+                name,
+                source.capacity,
+                name in graph.firing_sources,
+                source.capacity_bytes,
+                source.size_of,
+            )
             for name, source in graph.sources.items()
         ]
         self.inputs = Inputs(slots, graph.gate, graph.inputs, clock.now_ns())
@@ -396,7 +404,7 @@ class Reactor:
         task = current_task(self._loop)
         if task is not None:  # plain nodes see none: they could cancel it, and it is anybody's
             leave_task(self._loop, task)
-        left = FIRINGS_PER_TURN
+        left = self._firings_per_turn
         try:
             while (due := self._due()) is not None:
                 self._fire_inline(due)
@@ -587,7 +595,7 @@ class Reactor:
         try:
             for bridge in self._graph.bridges:
                 if bridge.where is None or bridge.where(outputs):
-                    ctx.effects.append(JobEnqueue(bridge.order(outputs)))
+                    ctx.enqueue(bridge.order(outputs))
             if ctx.effects:
                 effects = self._outbox.encoded(ctx.effects)
             if self._journal is not None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from fairway.core.backoff import Backoff, BackoffConfig
-from fairway.errors import FairwayError, FeedLost
+from fairway.errors import FairwayError, FeedLost, ReadOnly
 from fairway.graphs.health import SourceState
 from fairway.runtime.clock import sleep_ns
 from fairway.runtime.usercode import as_exception, without_task
@@ -35,11 +35,24 @@ RECONNECT: Final = BackoffConfig(
 COMMIT_NS: Final = 200_000_000
 """How long a feed waits, after something was consumed, to be told of it with what comes next."""
 
+READ_ONLY_NS: Final = 250_000_000
+"""How often a feed looks whether its graph may write again."""
+
 
 class FeedReader:
     """What reads one feed while its graph runs."""
 
-    def __init__(self, feed: Feed, accumulator: Accumulator, clock: Clock, random: Random) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        accumulator: Accumulator,
+        clock: Clock,
+        random: Random,
+        *,
+        check_writable: Callable[[], None] | None = None,
+    ) -> None:
+        """`check_writable` raises `ReadOnly` while nothing may be taken in."""
+        self._check_writable = check_writable
         self._feed = feed
         self._accumulator = accumulator
         self._health = accumulator.health
@@ -122,12 +135,22 @@ class FeedReader:
                         if not accumulator.room():
                             # A feed can wait: nothing is refused, it is read later.
                             await accumulator.wait_room()
+                        if self._check_writable is not None:
+                            await self._wait_writable(self._check_writable)
                         without_task(accumulator.event, event)
         except TimeoutError:
             if not self._hushed and self._lost is None:
                 raise  # the feed's own
         finally:
             self._reading = None
+
+    async def _wait_writable(self, check: Callable[[], None]) -> None:
+        while True:
+            try:
+                check()
+                return
+            except ReadOnly:  # a feed can wait
+                await sleep_ns(READ_ONLY_NS)
 
     async def _commit(self, connection: Connection) -> None:
         while True:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+KEY_BYTES_MAX: Final = 65_536
+"""Of a key that is kept in a journal, where the last 10,000 of a source stand in each snapshot."""
+
+
 class Repeats:
     """The keys that were met last. One that is met again counts as met now."""
 
@@ -41,8 +45,26 @@ class Repeats:
 
 
 def lasting(key: Any) -> Any:
-    """A key that is the same when it comes back from the journal."""
-    return key if type(key) in _LASTING else _encode(key)
+    """A key that is the same when it comes back from the journal.
+
+    Raises what the encoder does (`TypeError`, `OverflowError`, `UnicodeEncodeError`), or
+    `ValueError`, if the journal could not hold it.
+    """
+    kind = type(key)
+    if kind is int:
+        if -(2**63) <= key < 2**64:
+            return key
+        key = f"int {key:x}".encode()  # such as a UUID; the encoder has no number for it
+    elif kind is str:
+        if not key.isascii():
+            key.encode()  # or it could not be written
+    elif kind in _LASTING:
+        return key
+    else:
+        key = _encode(key)
+    if len(key) > KEY_BYTES_MAX:
+        raise ValueError(f"its key has {len(key):,} bytes, and {KEY_BYTES_MAX:,} are kept")
+    return key
 
 
 def hashable(key: Any) -> Any:
@@ -50,5 +72,5 @@ def hashable(key: Any) -> Any:
     return tuple(map(hashable, key)) if isinstance(key, list | tuple) else key
 
 
-_LASTING: Final = frozenset({str, int, bool, float, type(None)})
+_LASTING: Final = frozenset({bool, float, type(None)})
 _encode = msgspec.msgpack.Encoder(order="deterministic").encode

@@ -25,9 +25,11 @@ from typing import (
 )
 
 from fairway.errors import InvalidConfig
+from fairway.graphs.amounts import count, length_ns
 from fairway.graphs.boundary import WHOLE, Schema, Stored
-from fairway.graphs.inputs import CAPACITY
+from fairway.graphs.inputs import CAPACITY, CAPACITY_BYTES
 from fairway.graphs.node import fits, members, named, node_of
+from fairway.runtime.words import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,9 +42,9 @@ T = TypeVar("T")
 
 OnFull: TypeAlias = Literal["block", "drop_oldest", "refuse"]
 
-SECOND_NS: Final = 1_000_000_000
 KEYS_MAX: Final = 10_000
 """Keys of repeats that are remembered, of each source."""
+POINTER_BYTES: Final = 8
 ALL: Final = -1
 """`keep=ALL` keeps every value that is written."""
 
@@ -59,6 +61,7 @@ class SourceOptions(TypedDict, total=False):
     stale_after_s: float | None
     on_full: OnFull
     capacity: int
+    capacity_bytes: int
     version: int
     upgrades: Mapping[int, Callable[[Any], Any]] | None
 
@@ -86,6 +89,7 @@ class Source(Generic[T]):
         stale_after_s: float | None = None,
         on_full: OnFull = "block",
         capacity: int = CAPACITY,
+        capacity_bytes: int = CAPACITY_BYTES,
         version: int = 1,
         upgrades: Mapping[int, Callable[[Any], Any]] | None = None,
     ) -> None:
@@ -97,27 +101,30 @@ class Source(Generic[T]):
         last so many values (`ALL`: every one; 0: it is written, and nothing is given).
 
         A graph is not live while a `required` source is not healthy, or brought nothing for
-        `stale_after_s`. `on_full` says what becomes of a boundary when `capacity` of them wait.
+        `stale_after_s`. `on_full` says what becomes of a boundary when `capacity` of them wait, or
+        so many that those behind the next come to `capacity_bytes`.
         """
-        if not name.isidentifier() or iskeyword(name):
+        if not isinstance(name, str) or not name.isidentifier() or iskeyword(name):
             raise InvalidConfig(
-                f"source {name!r}: parameters are named after sources, so its name is one that a"
-                " parameter could have"
+                f"source {brief(name)}: parameters are named after sources, so its name is one that"
+                " a parameter could have"
             )
         if on_full not in ("block", "drop_oldest", "refuse"):
             raise InvalidConfig(
                 f"source {name!r}: on_full is block, drop_oldest or refuse, not {on_full!r}"
             )
-        if capacity < 1:
-            raise InvalidConfig(f"source {name!r}: capacity is at least 1")
-        if stale_after_s is not None and stale_after_s <= 0:
-            raise InvalidConfig(f"source {name!r}: stale_after_s is above 0")
+        count(f"source {name!r}: capacity", capacity)
+        count(f"source {name!r}: capacity_bytes", capacity_bytes)
+        count(f"source {name!r}: version", version)
+        stale_after_ns = None
+        if stale_after_s is not None:
+            stale_after_ns = length_ns(f"source {name!r}: stale_after_s", stale_after_s)
         if keep is not None and (feed is not None or batch is not None):
             raise InvalidConfig(
                 f"source {name!r}: what a graph keeps is written by the graph; it has no feed and"
                 " is not batched"
             )
-        if keep is not None and keep < ALL:
+        if keep is not None and count(f"source {name!r}: keep", keep, least=-(2**63)) < ALL:
             raise InvalidConfig(f"source {name!r}: keep is a number of values, or ALL")
         self.name = name
         self.type = type
@@ -127,9 +134,10 @@ class Source(Generic[T]):
         self.through = through
         self.dedupe = dedupe
         self.required = required
-        self.stale_after_ns = round(stale_after_s * SECOND_NS) if stale_after_s else None
+        self.stale_after_ns = stale_after_ns
         self.on_full: OnFull = on_full
         self.capacity = capacity
+        self.capacity_bytes = capacity_bytes
         self.item_schema = Schema(type, version=version, upgrades=upgrades)
         """One value: what a state is written with, and what a list is made of."""
         self.event_schema = self.item_schema if through is None else Schema(self._event_type())
@@ -141,6 +149,8 @@ class Source(Generic[T]):
             self.schema = Schema(self.given_type, version=version, upgrades=each)
         self.recorded = self.schema.store if keep != ALL else self._whole
         """How the record of a firing holds what this brought to it."""
+        self.size_of = self.schema.size_of if keep is None else self._size_of_state
+        """The bytes of a boundary that waits."""
 
     def __repr__(self) -> str:
         return f"Source({self.name!r})"
@@ -168,6 +178,10 @@ class Source(Generic[T]):
     def _whole(self, values: Any) -> Stored:
         """Of a state that keeps everything, no more than that: or each record would hold all."""
         return Stored(self.item_schema.version, WHOLE)
+
+    def _size_of_state(self, values: Any) -> int:
+        """What the newest adds: the others are held by the boundaries before it as well."""
+        return len(values) * POINTER_BYTES + self.item_schema.size_of(values[-1])
 
     def _event_type(self) -> Any:
         if self.through is None:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, get_origin
 
 from fairway.runtime.clock import SYSTEM_CLOCK
 from fairway.runtime.usercode import is_interrupt
-from fairway.runtime.words import named
+from fairway.runtime.words import kind_of, named
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -260,7 +260,7 @@ def _passes(error: BaseException) -> bool:
 def _undeclared(value: Any, declared: tuple[type, ...]) -> NoReturn:
     """A node whose value decides where it goes gave one that goes nowhere."""
     wanted = " | ".join(each.__name__ for each in declared)
-    raise TypeError(f"it returned a {type(value).__name__}, and declares {wanted}")
+    raise TypeError(f"it returned a {kind_of(value)}, and declares {wanted}")
 
 
 async def _within(timeout_s: float, call: Awaitable[Any]) -> Any:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fairway.errors import InvalidConfig, InvalidRequest
+from fairway.graphs.amounts import count, length_ns
 from fairway.runtime.usercode import reraise_interrupt
 from fairway.runtime.words import named
 
@@ -42,10 +43,12 @@ class Batch:
     def __post_init__(self) -> None:
         if self.size is None and self.every_s is None and not self.after_firing:
             raise InvalidConfig("a batch ends by size, every_s or after_firing: give one of them")
-        if (self.size is not None and self.size < 1) or self.most < (self.size or 1):
+        size = 1 if self.size is None else count("the size of a batch", self.size)
+        count("most", self.most)
+        if self.most < size:
             raise InvalidConfig("a batch takes 1 <= size <= most")
-        if self.every_s is not None and self.every_s <= 0:
-            raise InvalidConfig("every_s is above 0")
+        if self.every_s is not None:
+            length_ns("every_s", self.every_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,13 @@ class Window:
     def __post_init__(self) -> None:
         if (self.count is None) == (self.seconds is None):
             raise InvalidConfig("a window has a count or a length in seconds")
+        for what, number in (("count", self.count), ("step", self.step), ("most", self.most)):
+            if number is not None:
+                count(f"the {what} of a window", number)
+        for what, seconds in (("seconds", self.seconds), ("step_s", self.step_s)):
+            if seconds is not None:
+                length_ns(f"{what} of a window", seconds)
+        length_ns("lateness_s", self.lateness_s, zero=True)
         if self.count is not None and (
             self.step_s is not None or self.at is not None or self.lateness_s
         ):

@@ -17,6 +17,7 @@ from fairway.errors import FairwayError, InvalidConfig
 from fairway.jobs.cron import Cron
 from fairway.jobs.schedule import Catchup, CatchupConfig, Times, due
 from fairway.runtime.clock import clock_of, sleep_ns
+from fairway.runtime.words import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -202,8 +203,10 @@ def times_of(cron: str | None, every_s: float | None, zone: str) -> Times:
         raise InvalidConfig("a schedule has a cron expression or an interval, and not both")
     if cron is not None:
         return Cron.parse(cron, zone)
+    if not isinstance(zone, str):
+        raise InvalidConfig(f"a zone is a name, such as 'Europe/Berlin', not {brief(zone)}")
     if not isinstance(every_s, int | float) or not 0 < every_s <= EVERY_MAX_S:  # nan is neither
-        raise InvalidConfig(f"every_s is a positive number of seconds, not {every_s!r}")
+        raise InvalidConfig(f"every_s is a positive number of seconds, not {brief(every_s)}")
     return Every(round(every_s * SECOND_NS))
 
 

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
-from fairway.errors import Cancelled
+from fairway.errors import Cancelled, InvalidRequest
 from fairway.jobs import outcome
 from fairway.jobs.times import time_ns
 from fairway.wire.encoding import encode_given
+from fairway.wire.jobs import PROGRESS_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -143,8 +144,17 @@ class Context(Generic[T]):
             raise Cancelled(self._stop)
 
     def progress(self, value: Any) -> None:
-        """Say how far the job is: anything JSON can hold. Seen by `jobs show` within a second."""
+        """Say how far the job is: anything that is at most 64 KiB of JSON.
+
+        `jobs show` shows it within a second. What was said before is replaced. Raises
+        `InvalidRequest`.
+        """
         encoded = encode_given(value, "the progress of a job")
+        if len(encoded) > PROGRESS_BYTES_MAX:
+            raise InvalidRequest(
+                f"the progress of a job is {len(encoded):,} bytes of JSON: at most"
+                f" {PROGRESS_BYTES_MAX:,}"
+            )
         self._tell(self.id, encoded)
 
     # How a step may end. Return one of these.

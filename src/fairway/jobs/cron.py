@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from fairway.errors import InvalidConfig
+from fairway.runtime.words import brief
 
 SECOND_NS: Final = 1_000_000_000
 DAY: Final = 86_400
@@ -283,7 +284,7 @@ def _longest(month: int) -> int:
 
 def _expanded(text: str) -> str:
     if not isinstance(text, str):
-        raise InvalidConfig(f"a cron expression is text, such as '0 3 * * *', not {text!r:.80}")
+        raise InvalidConfig(f"a cron expression is text, such as '0 3 * * *', not {brief(text)}")
     word = text.strip().lower()
     if not word.startswith("@"):
         return text

@@ -8,16 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from fairway.errors import Conflict, InvalidConfig, InvalidRequest, JobFailed, NotFound
+from fairway.errors import (
+    Conflict,
+    FairwayError,
+    InvalidConfig,
+    InvalidRequest,
+    JobFailed,
+    NotFound,
+)
 from fairway.jobs.job import CANCELLED, WORKFLOW, Filter, Limits, Status, distinct, lane_of
 from fairway.jobs.kinds import wrong_queue, wrong_text
 from fairway.jobs.store import Ended
 from fairway.jobs.times import TIME_MAX_NS, length_ns
 from fairway.jobs.verdict import ERROR_CHARS_MAX, storable
+from fairway.kernel.part import OK, PartHealth
+from fairway.masking import masked
+from fairway.runtime.clock import clock_of
+from fairway.runtime.words import brief
 from fairway.wire.encoding import encode_given
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import TypeGuard
 
     from fairway.jobs.job import Enqueued, Job, NewJob, QueueState
@@ -27,6 +38,8 @@ if TYPE_CHECKING:
 
 SECOND_NS = 1_000_000_000
 BROWSED_MAX = 1_000_000
+SILENT_NS = 5 * SECOND_NS
+"""A store that has not answered a probe for so long is out of reach."""
 POLL_NS = 50_000_000
 POLL_MAX_NS = SECOND_NS
 """How often a result is asked for that another process will bring."""
@@ -57,15 +70,47 @@ class Kinds:
 class Jobs:
     """Enqueue jobs, look at them and steer them."""
 
+    name = "jobs"
+
     def __init__(self, store: JobStore, kinds: Kinds) -> None:
         self.store = store
         self.kinds = kinds
+        self.check_room: Callable[[], None] = _there_is_room
+        """Raises `ReadOnly` while what is left of the disk is not for new jobs."""
         self._worker: Worker | None = None
+        self._probed_ns: int | None = None
+        self._out_of_reach: str | None = None
         self._waiting: dict[int, list[asyncio.Future[Ended]]] = {}
 
     def attach(self, worker: Worker) -> None:
         """A worker in this process: it hears at once of what is enqueued here."""
         self._worker = worker
+
+    async def probe(self) -> None:
+        """Ask the store for anything at all. What came of it is what `health` tells."""
+        self._probed_ns = clock_of().now_ns()
+        try:
+            await self.store.find(1)
+        except FairwayError as error:
+            self._out_of_reach = masked(str(error))
+        except Exception as error:  # no store should, and none may end whoever only asks
+            self._out_of_reach = type(error).__name__
+        else:
+            self._out_of_reach = None
+        finally:
+            self._probed_ns = None
+
+    def health(self) -> PartHealth:
+        """Degraded while the store is out of reach. Requests are welcome all the same: the store
+        may be shared by all servers, and what needs no jobs is served."""
+        reason = self._out_of_reach
+        if self._probed_ns is not None:
+            silent_ns = clock_of().now_ns() - self._probed_ns
+            if silent_ns > SILENT_NS:
+                reason = f"no answer for {silent_ns // SECOND_NS} s"
+        if reason is None:
+            return OK
+        return PartHealth("degraded", f"the job store is out of reach: {reason}")
 
     async def enqueue(
         self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
@@ -74,6 +119,7 @@ class Jobs:
 
         `within` a transaction of the caller they are added when he commits.
         """
+        self.check_room()
         added = await self.store.enqueue(jobs, within=within, cursor=cursor)
         if within is None and self._worker is not None:
             several = distinct(jobs)
@@ -86,6 +132,7 @@ class Jobs:
         """What a job came to. Raises `JobFailed`, or `TimeoutError` if it takes longer."""
         if timeout_s is not None:
             length_ns("timeout_s", timeout_s)
+        _check_id(id)
         async with asyncio.timeout(timeout_s):
             ended = await self._wait_ended(id)
         if ended.status is not Status.DONE:
@@ -132,13 +179,15 @@ class Jobs:
 
         Raises `NotFound` if there is no such job, or it has ended.
         """
-        _check("name", name)
+        if wrong := wrong_text("name", name):
+            raise InvalidRequest(wrong)
         _check("dedup", dedup)
         if isinstance(target, str):
             _check("key", target)
         elif not _may_be(target):
-            raise NotFound("job", str(target))
+            raise NotFound("job", brief(target))
         encoded = encode_given(payload, "the payload of a signal")
+        self.check_room()
         said = await self.store.signal(target, name, encoded, dedup=dedup)
         if said.job is None:
             raise NotFound("job", str(target))
@@ -149,7 +198,7 @@ class Jobs:
     async def cancel(self, *ids: int, reason: str = CANCELLED) -> Cancelled:
         """End jobs and their children; what runs is told to stop, and why."""
         if not isinstance(reason, str):
-            raise InvalidRequest(f"a reason is a string, not {reason!r:.80}")
+            raise InvalidRequest(f"a reason is a string, not {brief(reason)}")
         reason = storable(reason[:ERROR_CHARS_MAX]) or CANCELLED
         cancelled = await self.store.cancel(tuple(filter(_may_be, ids)), reason=reason)
         if self._worker is not None:
@@ -191,7 +240,7 @@ class Jobs:
     async def find(self, id: int) -> Job:
         job = await self.store.find(id) if _may_be(id) else None
         if job is None:
-            raise NotFound("job", str(id))
+            raise NotFound("job", brief(id))
         return job
 
     async def find_by_key(self, unique_key: str) -> Job:
@@ -206,7 +255,7 @@ class Jobs:
         """Jobs, newest first. Raises `InvalidRequest` for a filter that makes no sense."""
         filter = Filter() if filter is None else filter
         if not isinstance(filter, Filter):
-            raise InvalidRequest(f"jobs are chosen by a Filter, not {filter!r:.80}")
+            raise InvalidRequest(f"jobs are chosen by a Filter, not {brief(filter)}")
         for what, text in (
             ("queue", filter.queue),
             ("kind", filter.kind),
@@ -214,12 +263,12 @@ class Jobs:
         ):
             _check(what, text)
         if filter.status is not None and not isinstance(filter.status, Status):
-            raise InvalidRequest(f"a status is a Status, not {filter.status!r:.80}")
+            raise InvalidRequest(f"a status is a Status, not {brief(filter.status)}")
         for number in (filter.parent, filter.before):
             if number is not None:
                 _check_id(number)
         if not _is_number(filter.limit) or not 0 < filter.limit <= BROWSED_MAX:
-            raise InvalidRequest(f"a limit is 1 to {BROWSED_MAX:,}, not {filter.limit!r:.80}")
+            raise InvalidRequest(f"a limit is 1 to {BROWSED_MAX:,}, not {brief(filter.limit)}")
         if filter.parent is not None and not _may_be(filter.parent):
             return []
         if filter.before is not None and filter.before <= 0:
@@ -247,19 +296,24 @@ class Jobs:
         if queue != "*":
             _check_queue(queue)
         if not isinstance(limits, Limits):
-            raise InvalidRequest(f"limits are a Limits, not {limits!r:.80}")
+            raise InvalidRequest(f"limits are a Limits, not {brief(limits)}")
         await self.store.set_limits(queue, limits)
         if self._worker is not None:
             self._worker.limits_changed(queue)
 
     async def prune(self, older_than_ns: int, *, failed_older_than_ns: int | None = None) -> int:
         """Forget jobs that ended longer ago; how many. Failures by their own time, if given."""
-        for age_ns in (older_than_ns, failed_older_than_ns):
-            if age_ns is not None and not (_is_number(age_ns) and 0 <= age_ns <= TIME_MAX_NS):
+        failed_ns = older_than_ns if failed_older_than_ns is None else failed_older_than_ns
+        for age_ns in (older_than_ns, failed_ns):
+            if not _is_number(age_ns) or not 0 <= age_ns <= TIME_MAX_NS:
                 raise InvalidRequest(
-                    f"an age is nanoseconds, 0 to a hundred years, not {age_ns!r:.80}"
+                    f"an age is nanoseconds, 0 to a hundred years, not {brief(age_ns)}"
                 )
         return await self.store.prune(older_than_ns, failed_older_than_ns=failed_older_than_ns)
+
+
+def _there_is_room() -> None:
+    pass
 
 
 def _may_be(id: int) -> bool:
@@ -270,7 +324,7 @@ def _may_be(id: int) -> bool:
 
 def _check_id(id: object) -> None:
     if not _is_number(id):
-        raise InvalidRequest(f"a job's id is a whole number, not {id!r:.80}")
+        raise InvalidRequest(f"a job's id is a whole number, not {brief(id)}")
 
 
 def _is_number(value: object) -> TypeGuard[int]:

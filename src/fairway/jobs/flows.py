@@ -37,6 +37,7 @@ from fairway.jobs.times import length_ns, time_ns, timeout_ns
 from fairway.jobs.workflow import RunState, TaskEnded, Workflow, WorkflowTask
 from fairway.runtime.clock import clock_of
 from fairway.runtime.targets import is_hidden, target_of
+from fairway.runtime.words import brief
 from fairway.wire.encoding import encode_given
 
 if TYPE_CHECKING:
@@ -105,10 +106,10 @@ class Flow:
     ) -> None:
         if not isinstance(name, str) or not name or ":" in name or "." in name:
             raise InvalidConfig(
-                f"a workflow's name is a string, not empty and without : or .: {name!r:.80}"
+                f"a workflow's name is a string, not empty and without : or .: {brief(name)}"
             )
         if wrong := wrong_text("name", WORKFLOW + name) or wrong_queue(queue):
-            raise InvalidConfig(f"workflow {name!r:.80}: {wrong}")
+            raise InvalidConfig(f"workflow {brief(name)}: {wrong}")
         self.name = name
         self.version = version
         self._jobs = jobs
@@ -182,7 +183,8 @@ class Flow:
             return tuple(one if isinstance(one, str) else one.__name__ for one in after)
         except (TypeError, AttributeError):
             raise InvalidConfig(
-                f"{self._told(task)} is after tasks, by their functions or names, not {after!r:.80}"
+                f"{self._told(task)} is after tasks, by their functions or names,"
+                f" not {brief(after)}"
             ) from None
 
     def on_success(self, function: F) -> F:
@@ -296,7 +298,7 @@ class Flow:
     def _check_mapping(self, context: object) -> None:
         if context is not None and not isinstance(context, Mapping):
             raise InvalidRequest(
-                f"the context of workflow {self.name!r} is a mapping, not {context!r:.80}"
+                f"the context of workflow {self.name!r} is a mapping, not {brief(context)}"
             )
 
     async def start(
@@ -444,7 +446,7 @@ class Flow:
 def _declared_context(flow: str, context: Mapping[str, Any] | None) -> dict[str, Any]:
     """A context that is declared. Raises `InvalidConfig` for one that runs could not have."""
     if context is not None and not isinstance(context, Mapping):
-        raise InvalidConfig(f"the context of workflow {flow!r} is a mapping, not {context!r:.80}")
+        raise InvalidConfig(f"the context of workflow {flow!r} is a mapping, not {brief(context)}")
     try:
         encode_given(context, f"the context of workflow {flow!r}")
     except InvalidRequest as wrong:

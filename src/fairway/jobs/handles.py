@@ -27,6 +27,7 @@ from fairway.jobs.kinds import (
     wrong_text,
 )
 from fairway.jobs.times import length_ns, time_ns
+from fairway.runtime.words import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -165,7 +166,7 @@ class JobFunction(_Declared, Generic[P, R]):
     async def enqueue_many(self, many: Iterable[Mapping[str, Any]]) -> list[JobHandle[R]]:
         """Enqueue one for each set of arguments, all or none of them."""
         if not isinstance(many, Iterable):
-            raise InvalidRequest(f"job {self.kind.name!r}: no list of arguments: {many!r:.80}")
+            raise InvalidRequest(f"job {self.kind.name!r}: no list of arguments: {brief(many)}")
         return await self._enqueue(self.kind.jobs(many, **self._given))
 
     def _job(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> NewJob:

@@ -1,7 +1,6 @@
 """What a job is, in every place that speaks of one: states, lanes, claims and what settles them.
 
-Plain data and one table. The legal moves between states are in `MOVES`; the documentation draws
-its diagram from it and the stores are checked against it.
+Plain data. Where a job goes from which state, and why, is in `moves`.
 """
 
 from __future__ import annotations
@@ -69,39 +68,6 @@ class Status(Enum):
 
 
 ENDED: Final = frozenset({Status.DONE, Status.FAILED, Status.DEAD, Status.CANCELLED})
-
-MOVES: Final = MappingProxyType(
-    {
-        Status.SCHEDULED: {Status.READY: "due", Status.CANCELLED: "cancel"},
-        Status.READY: {
-            Status.RUNNING: "claim",
-            Status.BLOCKED: "key is taken",
-            Status.CANCELLED: "cancel",
-        },
-        Status.BLOCKED: {Status.READY: "key is free", Status.CANCELLED: "cancel"},
-        Status.RUNNING: {
-            Status.DONE: "done",
-            Status.FAILED: "stop, or attempts used up",
-            Status.DEAD: "crashed too often",
-            Status.CANCELLED: "cancel",
-            Status.READY: "next, release, or worker died",
-            Status.SCHEDULED: "retry",
-            Status.WAITING: "wait, spawn",
-        },
-        Status.WAITING: {
-            Status.READY: "signal, timeout, or children ended",
-            Status.CANCELLED: "cancel",
-        },
-        Status.DONE: {},
-        Status.FAILED: {Status.READY: "retry by hand"},
-        Status.DEAD: {Status.READY: "retry by hand"},
-        Status.CANCELLED: {
-            Status.READY: "retry by hand",
-            Status.WAITING: "retry by hand, if it waited",
-        },
-    }
-)
-"""From each state, where a job may go and why. Nothing else ever happens to one."""
 
 
 class Lane(NamedTuple):

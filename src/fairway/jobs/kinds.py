@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from string import Formatter
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, get_args, get_type_hints
@@ -20,6 +20,7 @@ from fairway.errors import InvalidConfig, InvalidRequest
 from fairway.jobs.context import Context
 from fairway.jobs.job import KEY_MAX, MAX_ATTEMPTS, MAX_CRASHES, NO_TENANT, RUN, JobBatch, NewJob
 from fairway.jobs.times import SECOND_NS, TIME_MAX_NS, timeout_ns
+from fairway.runtime.words import brief
 from fairway.wire.encoding import NOT_JSON, check_numbers, encode_given
 
 if TYPE_CHECKING:
@@ -86,11 +87,13 @@ class Options:
             raise InvalidConfig("a timeout is positive, and a hundred years at most")
         if self.isolation not in get_args(Isolation):
             raise InvalidConfig(
-                f"isolation is none or process, not {self.isolation!r}: a synchronous job runs in"
-                " a thread anyway"
+                f"isolation is none or process, not {brief(self.isolation)}: a synchronous job"
+                " runs in a thread anyway"
             )
         if not isinstance(self.backoff, BackoffConfig):
-            raise InvalidConfig(f"backoff is a BackoffConfig, not {self.backoff!r:.80}")
+            raise InvalidConfig(f"backoff is a BackoffConfig, not {brief(self.backoff)}")
+        if not isinstance(self.strict, bool):
+            raise InvalidConfig(f"strict is True or False, not {brief(self.strict)}")
         _check_template("partition_key", self.partition_key)
         _check_template("tenant", self.tenant)
 
@@ -135,13 +138,13 @@ def wrong_queue(name: object) -> str | None:
 def wrong_priority(priority: object) -> str | None:
     if _is_int(priority) and -1000 <= priority <= 1000:
         return None
-    return f"a priority is a whole number between -1000 and 1000, not {priority!r}"
+    return f"a priority is a whole number between -1000 and 1000, not {brief(priority)}"
 
 
 def wrong_text(what: str, text: object) -> str | None:
     """What is wrong with a name or a key: every store can keep it, and find it again."""
     if not isinstance(text, str):
-        return f"its {what} is a string, not {text!r}"
+        return f"its {what} is a string, not {brief(text)}"
     if len(text) > KEY_MAX:
         return f"its {what} is longer than {KEY_MAX} characters"
     if not text.isascii() and any("\ud800" <= one <= "\udfff" for one in text):
@@ -157,7 +160,7 @@ def _check_template(what: str, template: object) -> None:
     if template is None:
         return
     if not isinstance(template, str):
-        raise InvalidConfig(f"{what} is a template such as 'order-{{id}}', not {template!r}")
+        raise InvalidConfig(f"{what} is a template such as 'order-{{id}}', not {brief(template)}")
     try:
         list(Formatter().parse(template))
     except ValueError as error:
@@ -181,22 +184,14 @@ def options_of(
     elif isinstance(unique, str):
         unique = Unique(key=unique)
     elif unique is not False and not isinstance(unique, Unique):
-        raise InvalidConfig(f"unique is True, a template or a Unique, not {unique!r:.80}")
+        raise InvalidConfig(f"unique is True, a template or a Unique, not {brief(unique)}")
     if unknown := given.keys() - _GIVEN:
         raise InvalidConfig(f"there is no option {min(unknown)!r}: there are {', '.join(_GIVEN)}")
     return Options(timeout_ns=timeout_ns(timeout), unique=unique or None, **given)
 
 
-_GIVEN: Final = (
-    "queue",
-    "priority",
-    "max_attempts",
-    "max_crashes",
-    "backoff",
-    "partition_key",
-    "strict",
-    "tenant",
-    "isolation",
+_GIVEN: Final = tuple(
+    one.name for one in fields(Options) if one.name not in ("timeout_ns", "unique")
 )
 
 
@@ -229,7 +224,9 @@ class Kind:
         if not self.name or (wrong := wrong_text("name", self.name)):
             raise InvalidConfig(wrong if self.name else "a job has a name")
         if not _is_int(self.version) or not 0 <= self.version < 2**31:
-            raise InvalidConfig(f"job {self.name!r}: a version is a number, not {self.version!r}")
+            raise InvalidConfig(
+                f"job {self.name!r}: a version is a number, not {brief(self.version)}"
+            )
         options, known = self.options, set(self.arguments.__struct_fields__)
         unique = options.unique.key if options.unique is not None else None
         for what, template in (
@@ -276,14 +273,14 @@ class Kind:
         try:
             checked: list[msgspec.Struct] = msgspec.convert(many, list[self.arguments])  # type: ignore[name-defined]
             return checked
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeError):
             return [self._checked(values) for values in many]  # to tell whose, and by its name
 
     def _checked(self, values: Mapping[str, Any]) -> msgspec.Struct:
         """The arguments, or the state, of these values."""
         try:
             return msgspec.convert(values, self.arguments)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeError):
             pass  # perhaps a value is an object with the right attributes
         try:
             return msgspec.convert(dict(values), self.arguments, from_attributes=True)
@@ -291,7 +288,7 @@ class Kind:
             raise InvalidRequest(f"job {self.name!r}: {_plainly(str(error))}") from None
         except (TypeError, ValueError):
             raise InvalidRequest(
-                f"job {self.name!r}: its arguments are a mapping, not {values!r:.80}"
+                f"job {self.name!r}: its arguments are a mapping, not {brief(values)}"
             ) from None
 
     def _encoded(self, state: msgspec.Struct) -> bytes:
@@ -356,10 +353,10 @@ class StepCall:
 def name_of(declared: object, what: str, name: object = None) -> str:
     """What a function or class is declared as. Raises `InvalidConfig` for what is neither."""
     if not callable(declared):
-        raise InvalidConfig(f"{what} is a function or a class, not {declared!r:.80}")
-    called = name or getattr(declared, "__name__", None)
+        raise InvalidConfig(f"{what} is a function or a class, not {brief(declared)}")
+    called = getattr(declared, "__name__", None) if name in (None, "") else name
     if called is None:
-        raise InvalidConfig(f"{what}: {declared!r:.80} has no name of its own: give `name`")
+        raise InvalidConfig(f"{what}: {brief(declared)} has no name of its own: give `name`")
     if wrong := wrong_text("name", called):
         raise InvalidConfig(f"{what}: {wrong}")
     return str(called)

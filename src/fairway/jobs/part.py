@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from typing import TYPE_CHECKING
@@ -13,18 +12,20 @@ from fairway.jobs.clockwork import Clockwork
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.store import Inspected
 from fairway.jobs.worker import Worker, WorkerConfig
+from fairway.kernel.part import Part
 from fairway.masking import masked
 from fairway.runtime.clock import SYSTEM_CLOCK, sleep_ns
 from fairway.storage.wals import directory_of, no_place
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    import asyncio
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
-    from types import TracebackType
-    from typing import Self
 
     from fairway.jobs.clockwork import Schedule
+    from fairway.jobs.forwarding import Forwarder
     from fairway.jobs.store import JobStore
+    from fairway.kernel.part import PartHealth
     from fairway.runtime.telemetry import Telemetry
 
 logger = logging.getLogger("fairway.jobs")
@@ -63,11 +64,13 @@ def store_at(place: str | Path) -> JobStore:
     return SqliteStore(path / FILE)
 
 
-class JobsPart:
+class JobsPart(Part):
     """Opens the store on entering and closes it on leaving; between, jobs run if there is a worker.
 
     Leaving it stops claiming, gives back what did not start and waits for what runs, for a while.
     """
+
+    name = "jobs"
 
     def __init__(
         self,
@@ -78,8 +81,11 @@ class JobsPart:
         telemetry: Telemetry | None = None,
         *,
         patient: bool = False,
+        forwarders: Iterable[Forwarder] = (),
     ) -> None:
         """With `patient`, a database that cannot be used yet is waited for, however long."""
+        self._forwarders = forwarders
+        self._forwarding: list[asyncio.Task[None]] = []
         self.store = store
         self._patient = patient
         self.engine = Jobs(store, kinds)
@@ -89,26 +95,38 @@ class JobsPart:
                 store, kinds.by_version, config, told=self.engine.told, telemetry=telemetry
             )
             self.engine.attach(self.worker)
-        self._group = asyncio.TaskGroup()
         self._schedules = schedules
-        self._running: list[asyncio.Task[None]] = []
+        self._opened = False
+
+    def health(self) -> PartHealth:
+        return self.engine.health()
 
     async def inspect(self) -> None:
         """Raise what entering would raise over damaged files, and change none of them."""
         if isinstance(self.store, Inspected):
             await self._patiently(self.store.inspect)
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         await self._patiently(self.store.open)
-        await self._group.__aenter__()
+        self._opened = True
         if self.worker is not None:
             clockwork = Clockwork(self.engine, self.store.timetable, self._schedules)
-            self._running = [
-                self._group.create_task(self.worker.run(), name=self.worker.name),
-                self._group.create_task(clockwork.run(), name=clockwork.name),
-            ]
+            self.spawn(self.worker.run(), self.worker.name)
+            self.spawn(clockwork.run(), clockwork.name)
             await self.worker.wait_started()
-        return self
+        self._forwarding = [self.spawn(each.run(), each.name) for each in self._forwarders]
+
+    def stop_admitting(self) -> None:
+        for forwarding in self._forwarding:
+            forwarding.cancel()
+
+    async def drain(self) -> None:
+        if self.worker is not None:
+            await self.worker.drain()
+
+    async def aclose(self) -> None:
+        if self._opened:
+            await self.store.aclose()
 
     async def _patiently(self, look: Callable[[], Awaitable[None]]) -> None:
         """Open or inspect the store, as soon as its database is reached, has started or is free.
@@ -128,18 +146,3 @@ class JobsPart:
                     said = str(error)
                     logger.warning("waiting for the database of the jobs: %s", said)
                 await sleep_ns(backoff.failed(SYSTEM_CLOCK.now_ns()) or OPENING.cap_ns)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            if self.worker is not None:
-                await self.worker.drain()
-            for service in self._running:
-                service.cancel()
-            await self._group.__aexit__(None, None, None)
-        finally:
-            await self.store.aclose()

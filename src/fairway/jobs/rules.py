@@ -18,6 +18,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from fairway.errors import InvalidConfig
+from fairway.runtime.words import brief
 from fairway.wire.encoding import NOT_JSON, encode
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def check_rule(rule: object) -> None:
     """Raise `InvalidConfig` for what is no rule, such as a function."""
     if not isinstance(rule, Rule):
         raise InvalidConfig(
-            f"a rule is made by `fairway.jobs.rules`, such as success('load'), not {rule!r:.80}"
+            f"a rule is made by `fairway.jobs.rules`, such as success('load'), not {brief(rule)}"
         )
 
 

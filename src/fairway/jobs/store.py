@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from fairway.jobs.job import (
         Beat,
@@ -223,12 +223,14 @@ class JobStore(Protocol):
 
         Each goes on where it stood. Its inbox is as it was: the step that failed is given the same
         signals. One that waited waits again, with what is left of its time, unless a signal that it
-        waits for is there or, if it waited for children, all of them have ended. With `anew` they
-        are ready at once, whatever they waited for, and begin with an empty inbox.
+        waits for is there. One that has children waits until all of them have ended, those that
+        were retried as well. With `anew` they are ready at once, whatever they waited for, and
+        begin with an empty inbox.
 
         One whose unique key belongs to another job by now stays as it is, and so does a child whose
         parent lives: the parent has counted it. And so does a parent with children that report to
-        it and have not ended: they belong to the attempt that is over.
+        it and have not ended: they belong to the attempt that is over. Of several that are given,
+        each is looked at in the order of `retry_order`.
         """
         ...
 
@@ -273,6 +275,26 @@ class JobStore(Protocol):
         With `exact` off a store may leave some for the next time, so that one call is not too long.
         """
         ...
+
+
+def retry_order(
+    jobs: Iterable[int], parents: Mapping[int, int | None], reporting: Collection[int]
+) -> list[int]:
+    """In which order jobs are retried that were given at once: as they were given, but for two.
+
+    Children come before the parents that wait for them: the parent sees them live, and waits. Those
+    that report to their parent (the tasks of a workflow) come last: it starts them again itself.
+    """
+    asked = dict.fromkeys(jobs)
+
+    def depth(job: int) -> int:
+        above = parents.get(job)
+        return 0 if above is None or above not in asked else 1 + depth(above)
+
+    return [
+        *sorted((job for job in asked if job not in reporting), key=depth, reverse=True),
+        *sorted((job for job in asked if job in reporting), key=depth),
+    ]
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ from math import isfinite
 from typing import Final
 
 from fairway.errors import InvalidConfig, InvalidRequest
+from fairway.runtime.words import brief
 
 SECOND_NS: Final = 1_000_000_000
 TIME_MAX_NS: Final = 100 * 365 * 86_400 * SECOND_NS
@@ -14,8 +15,9 @@ TIME_MAX_NS: Final = 100 * 365 * 86_400 * SECOND_NS
 
 def time_ns(what: str, seconds: float) -> int:
     """Seconds as nanoseconds; below 0 is a time that has passed. `InvalidRequest` for others."""
-    if not isinstance(seconds, int | float) or not isfinite(seconds):
-        raise InvalidRequest(f"{what} is a number of seconds, not {seconds!r:.80}")
+    is_float = isinstance(seconds, float)
+    if not (is_float or isinstance(seconds, int)) or (is_float and not isfinite(seconds)):
+        raise InvalidRequest(f"{what} is a number of seconds, not {brief(seconds)}")
     if abs(seconds) * SECOND_NS > TIME_MAX_NS:
         raise InvalidRequest(f"{what} is a hundred years at most")
     return round(seconds * SECOND_NS)
@@ -24,7 +26,7 @@ def time_ns(what: str, seconds: float) -> int:
 def length_ns(what: str, seconds: float) -> int:
     """As `time_ns`, of what lasts so long: not below 0."""
     if (length := time_ns(what, seconds)) < 0:
-        raise InvalidRequest(f"{what} is 0 or more, not {seconds!r:.80}")
+        raise InvalidRequest(f"{what} is 0 or more, not {brief(seconds)}")
     return length
 
 
@@ -37,5 +39,5 @@ def timeout_ns(seconds: float | None) -> int | None:
     except InvalidRequest as wrong:
         raise InvalidConfig(str(wrong)) from None
     if length <= 0:
-        raise InvalidConfig(f"a timeout is positive, not {seconds!r:.80}")
+        raise InvalidConfig(f"a timeout is positive, not {brief(seconds)}")
     return length

@@ -20,6 +20,7 @@ import msgspec
 from fairway.errors import InvalidRequest
 from fairway.jobs.job import KEY_MAX, Claim, Fate, Settlement, skill_in
 from fairway.jobs.outcome import Done, Next, Outcome, Retry, Spawn, Stop, Wait
+from fairway.runtime.words import kind_of
 from fairway.wire.encoding import encode
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def of_return(kind: Kind, claim: Claim, state: Any, value: Any, random: RandomSo
     """What a step's return value means."""
     if not isinstance(value, Outcome):
         if kind.is_machine:
-            said = "nothing" if value is None else f"a {type(value).__name__}"
+            said = "nothing" if value is None else f"a {kind_of(value)}"
             return _failed(
                 claim,
                 f"step {claim.step!r} returned {said}: a step of a machine returns"

@@ -145,7 +145,9 @@ class Worker:
         """When an exchange failed, until a heartbeat that was sent later is answered."""
         self._repeating = False
         """Whether what is settled next was sent before, and perhaps committed."""
-        self._progress: deque[tuple[int, bytes]] = deque()  # threads add to it
+        self._progress: dict[int, bytes] = {}
+        """What each job said last of how far it is, until the store is told. Threads add to it: one
+        value for each that runs, and each of them bounded."""
         self._worker = 0
         self._token = 0
         self._lease: Lease | None = None
@@ -396,7 +398,7 @@ class Worker:
         lease.asking_since_ns = now_ns
         try:
             if self._progress:
-                await self._store.progress(worker, self._take_progress())
+                await self._tell_progress(worker)
             out = await self._store.exchange(
                 worker, self._token, settlements, plan.wants, plan.probe
             )
@@ -537,14 +539,18 @@ class Worker:
         self._work.set()
 
     def _note_progress(self, id: int, value: bytes) -> None:
-        self._progress.append((id, value))
+        self._progress[id] = value
 
-    def _take_progress(self) -> dict[int, bytes]:
-        values = {}
-        while self._progress:
-            id, value = self._progress.popleft()
-            values[id] = value
-        return values
+    async def _tell_progress(self, worker: int) -> None:
+        # One by one, and no more than there are now: threads add to it meanwhile.
+        values = dict([self._progress.popitem() for _ in range(len(self._progress))])
+        try:
+            await self._store.progress(worker, values)
+        except BaseException:
+            if worker == self._worker:
+                for id, value in values.items():
+                    self._progress.setdefault(id, value)  # it may have said more by now
+            raise
 
     # The lease
 

@@ -18,20 +18,21 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple
 
 from fairway.errors import Backpressure, Closing, InvalidConfig
 from fairway.runtime.clock import Clock, clock_of, pause_for_threads
-from fairway.runtime.words import is_a
+from fairway.runtime.turn import TURN
+from fairway.runtime.words import is_a, kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
+    from fairway.runtime.turn import TurnBudget
+
 Done: TypeAlias = "Callable[[Any, BaseException | None], None]"
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-BREATH_NS = 500_000  # how long a busy loop may keep a thread from going on
-BREATH_S = BREATH_NS / 1e9
 RETRY_FLOOR_NS = 1_000_000  # a refusal never invites the caller back within the same millisecond
 
 
@@ -122,6 +123,7 @@ class BlockingPool:
         name: str = "blocking",
         window_ns: int = 1_000_000_000,
         clock: Clock | None = None,
+        turn: TurnBudget = TURN,
     ) -> None:
         if threads < 1 or queue_limit < 0 or window_ns < 1:
             raise InvalidConfig("a pool needs a thread, a queue_limit of 0 or more and a window")
@@ -130,6 +132,9 @@ class BlockingPool:
         self._queue_limit = queue_limit
         self._window_ns = window_ns
         self._clock = clock
+        self._pause_every_ns = turn.thread_pause_every_ns
+        self._pause_every_s = turn.thread_pause_every_ns / 1e9
+        self._pause_every_serving_ns = turn.thread_pause_every_serving_ns
         self._meter: BusyMeter | None = None
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)  # starts none yet
         self._waiting: OrderedDict[_Call, None] = OrderedDict()  # so that withdrawing is O(1)
@@ -191,7 +196,7 @@ class BlockingPool:
             self._waiting[accepted] = None
         return accepted
 
-    def breathe(self, now_ns: int) -> int:
+    def yield_to_threads(self, now_ns: int) -> int:
         """Pause the loop for a moment if a call is running; returns when to ask again.
 
         For whoever keeps the loop busy. CPython gives its lock to a thread that has asked for it
@@ -203,7 +208,9 @@ class BlockingPool:
         if self._running and not self._threadless and self._clock is not None:
             pause_for_threads()
             now_ns = self._clock.now_ns()
-        return now_ns + (BREATH_NS if sys.getswitchinterval() > BREATH_S else 4 * BREATH_NS)
+        if sys.getswitchinterval() > self._pause_every_s:
+            return now_ns + self._pause_every_ns
+        return now_ns + self._pause_every_serving_ns
 
     def statistics(self) -> PoolStatistics:
         """A frozen snapshot, cheap enough to be taken ten times a second by the governor."""
@@ -366,4 +373,4 @@ def _invoke(call: Callable[[*Ts], T], args: tuple[*Ts]) -> T:
     except (StopIteration, GeneratorExit) as error:
         # A future cannot carry the first, and the slot would never come back. The second it would
         # throw into whoever waits, and that closes a coroutine.
-        raise RuntimeError(f"a blocking call raised {type(error).__name__}") from error
+        raise RuntimeError(f"a blocking call raised {kind_of(error)}") from error

@@ -1,10 +1,7 @@
-"""Runs services together and ends them in order.
+"""Services that run beside other work, and how a process is asked to stop.
 
-A service is an object with `async def run(self)` that lasts until it is cancelled. It may have
-`drain` (stop admitting, then finish what was accepted; `run` is still running) and `aclose` (let
-go of resources; `run` has ended). A stop takes the services in reverse order of start, and for
-each one, before touching the next: drain, cancel `run` and await its end, aclose. So what admits
-work is listed last and stops first, and what it depends on is there until it has finished.
+A service is an object with `async def run(self)` that lasts until it is cancelled. What owns
+services and ends them in order is a `Lifecycle`.
 """
 
 from __future__ import annotations
@@ -12,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
 
 class Service(Protocol):
-    """Something that runs until it is cancelled. `drain` and `aclose` are optional."""
+    """Something that runs until it is cancelled."""
 
     async def run(self) -> None: ...
 
 
 class StopSwitch:
-    """How services are asked to end: pressed once they drain, pressed again they end at once."""
+    """How a process is asked to end: pressed once it drains, pressed again it ends at once."""
 
     def __init__(self) -> None:
         self._pressed = asyncio.Event()
@@ -53,40 +49,6 @@ class StopSwitch:
         await self._insisted.wait()
 
 
-@dataclass(slots=True, eq=False)
-class _Member:
-    service: Service
-    name: str
-    task: asyncio.Task[None] | None = None
-    failed: bool = False
-
-
-async def serve(*services: Service, stop: StopSwitch) -> None:
-    """Run every service until `stop` is pressed or one of them fails; then end them in order.
-
-    A service fails by raising, or by returning before it was asked to. Its failure presses `stop`:
-    the others are still drained and closed, the failed one is only closed. All errors, those from
-    draining and closing included, leave in one ExceptionGroup when everything has ended.
-
-    At the second press, or if `serve` itself is cancelled, every `run` and `drain` is cancelled at
-    once and nothing more is closed: like a crash, it loses nothing that was acknowledged.
-    """
-    failures: list[Exception] = []
-    members = [_Member(service, service_name(service)) for service in services]
-    async with asyncio.TaskGroup() as group:
-        for member in members:
-            member.task = group.create_task(_run(member, stop, failures), name=member.name)
-        await stop.wait_pressed()
-        ordered = group.create_task(_end_in_order(members, failures), name="end-in-order")
-        insisted = group.create_task(stop.wait_insisted(), name="insisted")
-        await asyncio.wait({ordered, insisted}, return_when=asyncio.FIRST_COMPLETED)
-        for task in (ordered, insisted, *(member.task for member in members)):
-            assert task is not None
-            task.cancel()
-    if failures:
-        raise ExceptionGroup("services failed", failures)
-
-
 @asynccontextmanager
 async def running(*services: Service) -> AsyncIterator[None]:
     """Run services beside what is done inside, and cancel them at its end.
@@ -111,49 +73,6 @@ async def running(*services: Service) -> AsyncIterator[None]:
 def service_name(service: Service) -> str:
     """What people call it: its `name` if it has one, else its class."""
     return str(getattr(service, "name", type(service).__name__))
-
-
-async def _run(member: _Member, stop: StopSwitch, failures: list[Exception]) -> None:
-    try:
-        await member.service.run()
-        if not stop.pressed:
-            raise RuntimeError(f"service {member.name} ended although nobody stopped it")
-    except Exception as error:
-        error.add_note(f"in service {member.name}")
-        failures.append(error)
-        member.failed = True
-        if not stop.pressed:
-            stop.press()
-
-
-async def _end_in_order(members: list[_Member], failures: list[Exception]) -> None:
-    for member in reversed(members):
-        assert member.task is not None
-        await _drain(member, failures)
-        member.task.cancel()
-        await asyncio.wait({member.task})
-        await _attempt(member, "aclose", failures)
-
-
-async def _drain(member: _Member, failures: list[Exception]) -> None:
-    """Drain, but not for longer than there is somebody to do the work."""
-    assert member.task is not None
-    async with asyncio.TaskGroup() as group:
-        drain = group.create_task(_attempt(member, "drain", failures))
-        await asyncio.wait({drain, member.task}, return_when=asyncio.FIRST_COMPLETED)
-        if member.failed:
-            drain.cancel()
-
-
-async def _attempt(member: _Member, step: str, failures: list[Exception]) -> None:
-    method: Callable[[], Awaitable[None]] | None = getattr(member.service, step, None)
-    if method is None or (step == "drain" and member.failed):
-        return
-    try:
-        await method()
-    except Exception as error:
-        error.add_note(f"in {step} of service {member.name}")
-        failures.append(error)
 
 
 @contextmanager

@@ -14,7 +14,10 @@ SAID_MAX: Final = 10_000
 TRACED_MAX: Final = 4_000
 """Characters of a traceback."""
 FRAMES_MAX: Final = 20
+BRIEF_MAX: Final = 80
 _UNTELLABLE: Final = "(what it says cannot be told)"
+_of: Final = type.__getattribute__
+"""An attribute of a class, as it is: a metaclass is user code as well."""
 
 
 def is_a(error: BaseException | None, *kinds: type[BaseException]) -> bool:
@@ -26,9 +29,14 @@ def is_a(error: BaseException | None, *kinds: type[BaseException]) -> bool:
 def is_wild(error: BaseException) -> bool:
     """Whether its own code is asked for any attribute: nobody may look at it, asyncio included."""
     kind = type(error)
-    if kind.__getattribute__ is not BaseException.__getattribute__:
+    if _of(kind, "__getattribute__") is not BaseException.__getattribute__:
         return True
-    return any("__class__" in vars(base) for base in kind.__mro__[:-1])
+    return any("__class__" in _of(base, "__dict__") for base in _of(kind, "__mro__")[:-1])
+
+
+def kind_of(value: object) -> str:
+    """The name of its class, whatever the class of that says when it is asked."""
+    return writable(_of(type(value), "__name__"))
 
 
 def said(error: BaseException) -> str:
@@ -42,7 +50,7 @@ def said(error: BaseException) -> str:
 def named(error: BaseException) -> str:
     """An error in a line: its kind, and what it says."""
     text = said(error)
-    kind = type(error).__name__
+    kind = kind_of(error)
     return f"{kind}: {text}" if text else kind
 
 
@@ -71,9 +79,14 @@ def told(value: object) -> str:
     return writable(described(value).decode())
 
 
+def brief(value: object) -> str:
+    """The beginning of that, for an error that names what was given."""
+    return told(value)[:BRIEF_MAX]
+
+
 def described(value: Any) -> bytes:
     """What can be told of a value that has no stored form."""
     try:
         return repr(value).encode(errors="backslashreplace")
     except BaseException:
-        return f"a {type(value).__name__}".encode()
+        return f"a {kind_of(value)}".encode(errors="backslashreplace")

@@ -1,12 +1,11 @@
-"""What the routes share: the engine, who may do what, and the streams that are open."""
+"""What requests share: the parts that run, who may do what, and the streams that are open."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from contextlib import suppress
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fairway.core.priority import Band
 from fairway.errors import (
@@ -18,46 +17,33 @@ from fairway.errors import (
     Unavailable,
 )
 from fairway.runtime.clock import clock_of, sleep_ns
-from fairway.server.audit import Audit
-from fairway.server.gate import Gate
-from fairway.server.large_pages import LargePages
-from fairway.server.quotas import RETRY_SPACE_NS, Quotas
-from fairway.server.sessions import KIND, Sessions
-from fairway.server.tickets import Tickets
+from fairway.runtime.lifecycle import Lifecycle
+from fairway.server.access.quotas import Quotas
+from fairway.server.access.tickets import Tickets
+from fairway.server.http.gate import Gate
+from fairway.server.http.large_pages import LargePages
 from fairway.settings import UNLIMITED
-from fairway.wire.records import RECORD_OVERHEAD
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator
 
-    from fairway.graphs.engine import Graphs
-    from fairway.jobs.engine import Jobs
-    from fairway.jobs.flows import Flow
-    from fairway.jobs.job import NewJob
+    from fairway.app import Fairway
     from fairway.runtime.blocking import BlockingPool
-    from fairway.server.auth import Access, Cors, Identity
-    from fairway.server.connection import Connection
-    from fairway.server.exchange import Request
-    from fairway.server.held_bytes import HeldBytes
-    from fairway.server.peers import Peer
-    from fairway.server.quotas import Allowance
-    from fairway.server.sse import EventStream
-    from fairway.topics.engine import Topics
-    from fairway.topics.topic import Topic
+    from fairway.server.access.auth import Access, Identity, LiveKeys
+    from fairway.server.access.cors import Cors
+    from fairway.server.access.quotas import Allowance
+    from fairway.server.front import Fronts
+    from fairway.server.http.connection import Connection
+    from fairway.server.http.exchange import Request
+    from fairway.server.http.held_bytes import HeldBytes
+    from fairway.server.http.peers import Peer
+    from fairway.server.http.sse import EventStream
+    from fairway.settings import ServerSettings
+
 
 logger = logging.getLogger("fairway.server")
 
-OWNED_FRESH_NS: Final = 1_000_000_000
-"""How long a sum over a key's topics is good before it is taken again."""
-OWNED_AGAIN_NS: Final = 50_000_000
-"""The same if it is too much: room may have been made since."""
-
-TOPICS_PATH: Final = "/v0/topics/"
-JOBS_PATH: Final = "/v0/jobs/"
-GRAPHS_PATH: Final = "/v0/graphs/"
-METRICS_PATH: Final = "/metrics"
-UNGATED: Final = frozenset({"/healthz", "/readyz"})
-"""Asked by whoever decides whether this server lives: answered at once, however long the line."""
+T = TypeVar("T")
 
 OWNED_CHECK_NS: Final = 250_000_000
 """How soon streams that are quiet end, once another process may own the log."""
@@ -74,6 +60,9 @@ class Heartbeats:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    def __iter__(self) -> Iterator[EventStream]:
+        return iter(self._streams)
 
     def add(self, stream: EventStream, every_ms: int) -> None:
         self._streams[stream] = (every_ms, every_ms)
@@ -130,67 +119,89 @@ class Guest(NamedTuple):
     """Ends it and tells why."""
 
 
-class Host:
-    """Everything a request may need. One for each server."""
+class Host(Lifecycle):
+    """Everything a request may need, from when the app has its log until it loses or leaves it."""
 
     name = "host"
 
     def __init__(
         self,
-        topics: Topics,
-        jobs: Jobs,
-        flows: Mapping[str, Flow],
-        graphs: Graphs,
+        app: Fairway,
+        fronts: Fronts,
+        settings: ServerSettings,
         *,
         access: Access,
         cors: Cors,
+        keys: LiveKeys | None = None,
         random_bytes: Callable[[int], bytes],
         pool: BlockingPool,
         held: HeldBytes,
-        meanwhile: Callable[[], None],
     ) -> None:
-        """`held` counts what clients make it hold. `meanwhile` is called between two requests that
-        begin in the same turn of the loop."""
-        self.topics = topics
-        self.jobs = jobs
-        self.flows = flows
-        self.graphs = graphs
+        """`held` counts what clients make it hold; `keys` reads again what `access` knows."""
+        self.app = app
+        self._keys = keys
+        self.settings = settings
+        self.parts = tuple(part for front in fronts for part in front.parts(app))
+        self.kernel = app.kernel
+        self.telemetry = app.kernel.telemetry
+        self.ownership = app.kernel.partitions.ownership
+        self.random_bytes = random_bytes
         self.pool = pool
-        self.pages = LargePages(held)
-        self.audit = Audit(self.now_ms)
+        self.turn = app.kernel.turn
+        self.pages = LargePages(held, turn=self.turn)
         self.access = access
         self.cors = cors
         self.clock = clock_of()
         self.quotas = Quotas()
         self.tickets = Tickets(random_bytes)
-        self.sessions = Sessions(topics.catalog, random_bytes)
-        self.sessions.restore(topics.others.get(KIND, {}), self.now_ms())
         self.heartbeats = Heartbeats()
         self.polls = LongPolls()
-        self.gate = Gate(self.clock, self._band_of, meanwhile)
-        topics.sampler.add_signal("request_line", lambda: self.gate.fill)
-        self._owned: dict[str, tuple[int, int, int]] = {}
-        topics.created.append(self._count_owned)
-        topics.may_make = self._check_topics
-        topics.may_copy = self._check_copies
-        topics.writing.may_store = self._store
-        self._bound_stores()
+        # The log goes on with what waits for it between two requests of one turn of the loop.
+        self.gate = Gate(self.clock, self._band_of, app.log.expedite, turn=self.turn)
+        self.kernel.governor.add_signal("request_line", lambda: self.gate.fill)
+        self._fronts = fronts
+        self._routes = fronts.routes
+        self._bands = [turn.band_of for turn in fronts.turns if turn.band_of is not None]
+        self._by_type: dict[type, Any] = {type(part): part for part in self.parts}
+        self._states: dict[type, Any] = {}
         self._guests: dict[int, Guest] = {}
         self._guests_so_far = 0
-        telemetry = topics.telemetry
-        telemetry.gauge("fairway_streams", "Open event streams", lambda: len(self.heartbeats))
-        telemetry.gauge("fairway_watch_sessions", "Watch sessions", lambda: len(self.sessions))
+        self.telemetry.gauge("fairway_streams", "Open event streams", lambda: len(self.heartbeats))
+        for front in fronts:
+            front.start(self)
 
-    async def run(self) -> None:
-        """Heartbeats, and forgetting what expired."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.heartbeats.run(), name="heartbeats")
-            group.create_task(self._purge(), name="sessions")
-            group.create_task(self._watch_ownership(), name="ownership")
+    def part(self, kind: type[T]) -> T:
+        """The part of this type that runs."""
+        found: T = self._by_type[kind]
+        return found
+
+    def keep(self, state: T) -> T:
+        """Keep what a front needs while this host lives; `state` finds it by its type."""
+        self._states[type(state)] = state
+        return state
+
+    def state(self, kind: type[T]) -> T:
+        """What a front keeps here."""
+        found: T = self._states[kind]
+        return found
+
+    async def open(self) -> None:
+        """Look after streams and keys, and have each front ready."""
+        if self._keys is not None:
+            keys = self._keys.access
+            keys.listen(lambda gone: self.quotas.retain(keys.keyring.names))
+            keys.listen(lambda gone: self.review())
+            self.spawn(self._keys.run(), self._keys.name)
+        self.spawn(self.heartbeats.run(), "heartbeats")
+        self.spawn(self._purge(), "purge")
+        self.spawn(self._watch_ownership(), "ownership")
+        for front in self._fronts:
+            await front.prepare(self)
+            self.spawn(front.run(self), front.name)
 
     async def _watch_ownership(self) -> None:
         """End what is open once another process may own the log, though nothing is to be sent."""
-        ownership = self.topics.ownership
+        ownership = self.ownership
         told = False
         while ownership is not None:
             await sleep_ns(OWNED_CHECK_NS)
@@ -214,32 +225,29 @@ class Host:
             for _ in range(10):
                 await sleep_ns(1_000_000_000)
                 self.review()  # a key may expire without anybody changing it
-            await self.sessions.purge(self.now_ms())
             self.tickets.purge(self.clock.now_ns())
 
     def wait_turn(self, path: str, begin: Callable[[], object], peer: Peer | None = None) -> None:
-        """Begin a request in its turn: that of its topic, if it is about one.
+        """Begin a request in its turn: that of what it is about, as its front says.
 
         Raises `Throttled`.
         """
-        if path.startswith(TOPICS_PATH):
-            self.gate.wait(path[len(TOPICS_PATH) :].partition("/")[0], begin, peer)
-        elif path in UNGATED:
+        for prefix, key_of, _ in self._fronts.turns:
+            if path.startswith(prefix):
+                self.gate.wait(key_of(path), begin, peer)
+                return
+        if path in self._routes.vital:
             begin()
-        elif path == METRICS_PATH:
-            self.gate.wait(path, begin, peer, probes=True)
         else:
-            # All that is about single jobs is one key, or many ids would be many turns; and all
-            # that is about one graph.
-            key = JOBS_PATH if path.startswith(JOBS_PATH) else path
-            if path.startswith(GRAPHS_PATH):
-                key = "/".join(path.split("/", 4)[:4])
-            self.gate.wait(key, begin, peer)
+            self.gate.wait(path, begin, peer, probes=path in self._routes.probes)
 
     def _band_of(self, key: str) -> Band:
-        """The band of what waits under a key: a topic's own, or the middle one."""
-        topic = self.topics.find(key)
-        return self.topics.delivery.band_of(topic) if topic is not None else Band.B2
+        """The band of what waits under a key, or the middle one."""
+        for band_of in self._bands:
+            band = band_of(self, key)
+            if band is not None:
+                return band
+        return Band.B2
 
     def count_refusal(self, error: FairwayError) -> None:
         """Count a request that was refused for the time being, by what it ran into."""
@@ -249,7 +257,7 @@ class Host:
             cause = "lane"
         else:
             return
-        self.topics.telemetry.counter(
+        self.telemetry.counter(
             "fairway_requests_throttled", "Requests answered 429", cause=cause
         ).add()
 
@@ -276,104 +284,11 @@ class Host:
         allowance.begin(now_ns)
         return allowance
 
-    def charge(self, identity: Identity, topic: str, *, records: int, size: int) -> None:
-        """Count an append against its key's quota. Raises `Throttled`; then nothing is counted."""
-        if identity.quota is UNLIMITED:
-            return
-        now_ns = self.clock.now_ns()
-        allowance = self.quotas.of(identity, now_ns)
-        if topic not in self.topics.making and self.topics.find(topic) is None:
-            # It is asked again when it is made; this once so that a refusal uses nothing up.
-            self._check_topics(identity.name)
-        # Before anything is used up. It is asked again in the step in which they are appended.
-        found = self.topics.find(topic)
-        owner = identity.name if found is None else found.owner
-        self._check_room(owner, size + RECORD_OVERHEAD * records)
-        allowance.charge(now_ns, records=records, size=size)
-
-    def _bound_stores(self) -> None:
-        """Whose topics are bounded in bytes, by the keys of now."""
-        self._quotas_known = known = self.access.quotas()
-        self._bounds = {name: q.stored_bytes for name, q in known.items() if q.stored_bytes}
-        self.topics.writing.bounded = self._bounds
-
-    def _check_room(self, owner: str, size: int) -> None:
-        """Whether the topics of a key have room for so much. Raises `Throttled`."""
-        most = self._bounds.get(owner)
-        if most is None or self._owned_by(owner)[1] + size <= most:
-            return
-        if self._owned_by(owner, fresh_ns=OWNED_AGAIN_NS)[1] + size > most:
-            raise Throttled(
-                f"the key that made it is at its quota of {most:,} stored bytes",
-                retry_after_ns=RETRY_SPACE_NS,
-                limit="stored_bytes",
-                maximum=most,
-            )
-
-    def _store(self, topic: Topic, size: int) -> None:
-        """So much is about to be appended to a topic whose owner is bounded. Raises `Throttled`."""
-        self._check_room(topic.owner, size)
-        count, stored, at_ns = self._owned[topic.owner]
-        self._owned[topic.owner] = (count, stored + size, at_ns)
-
-    def _check_copies(self, owner: str, records: int, size: int) -> Callable[[], None] | None:
-        """Whether a router of a key may copy so much. Raises `Throttled`; see `Topics.may_copy`."""
-        quota = self.access.quotas().get(owner)
-        if quota is None:
-            return None
-        now_ns = self.clock.now_ns()
-        allowance = self.quotas.named(owner, quota, now_ns)
-        self._check_room(owner, size)
-        try:
-            allowance.check_rates(now_ns, records=records, size=size)
-        except Throttled as refusal:  # shown to whoever may see the router, without the key's name
-            raise Throttled(
-                f"the key that made it is at its quota of {refusal.maximum:,}"
-                f" {(refusal.limit or '').replace('_', ' ')}",
-                retry_after_ns=refusal.retry_after_ns,
-                limit=refusal.limit,
-                maximum=refusal.maximum,
-            ) from None
-        return partial(allowance.take, records=records, size=size)
-
-    def charge_jobs(self, identity: Identity, jobs: Sequence[NewJob]) -> None:
-        """Count jobs as records against their key's quota. Raises `Throttled`."""
-        if identity.quota is UNLIMITED:
-            return
-        now_ns = self.clock.now_ns()
-        size = sum(len(job.state) for job in jobs)
-        self.quotas.of(identity, now_ns).charge(now_ns, records=len(jobs), size=size)
-
-    def charge_pushes(self, identity: Identity, count: int, size: int) -> None:
-        """Count boundaries as records against their key's quota. Raises `Throttled`."""
+    def charge(self, identity: Identity, *, records: int, size: int) -> None:
+        """Count so much work against its key's quota. Raises `Throttled`; then none is counted."""
         if identity.quota is not UNLIMITED:
             now_ns = self.clock.now_ns()
-            self.quotas.of(identity, now_ns).charge(now_ns, records=count, size=size)
-
-    def _check_topics(self, owner: str) -> None:
-        """Whether a key may have one topic more. Raises `Throttled`."""
-        allowance = self.quotas.find(owner)
-        if allowance is None or not allowance.quota.topics:
-            return  # the server's own program, or somebody without a bound
-        making = sum(each == owner for each in self.topics.making.values())
-        allowance.check_topics(self._owned_by(owner)[0] + making)
-
-    def _count_owned(self, topic: Topic) -> None:
-        """A topic was made."""
-        if topic.owner in self._owned:
-            count, size, at_ns = self._owned[topic.owner]
-            self._owned[topic.owner] = (count + 1, size, at_ns)
-
-    def _owned_by(self, owner: str, *, fresh_ns: int = OWNED_FRESH_NS) -> tuple[int, int]:
-        """How many topics count for a key, and the bytes in them, those under way too."""
-        count, size, at_ns = self._owned.get(owner, (0, 0, 0))
-        now_ns = self.clock.now_ns()
-        if owner not in self._owned or now_ns - at_ns > fresh_ns:
-            owned = [topic for topic in self.topics if topic.owner == owner]
-            count, size = len(owned), sum(topic.stored for topic in owned)
-            size += sum(topic.live.pending_bytes for topic in owned if topic.live is not None)
-            self._owned[owner] = (count, size, now_ns)
-        return count, size
+            self.quotas.of(identity, now_ns).charge(now_ns, records=records, size=size)
 
     def connect(self, identity: Identity, end: Callable[[FairwayError], None]) -> Guest:
         """Count a stream that opens; `disconnect` must follow. Raises `Throttled`.
@@ -387,6 +302,11 @@ class Host:
         self._guests[guest.number] = guest
         return guest
 
+    @property
+    def guests(self) -> tuple[Guest, ...]:
+        """The streams that are open now, in the order in which they opened."""
+        return tuple(self._guests.values())
+
     def disconnect(self, guest: Guest) -> None:
         """Safe to call twice."""
         if self._guests.pop(guest.number, None) is not None:
@@ -394,8 +314,8 @@ class Host:
 
     def review(self) -> None:
         """End what is open under keys that are gone, have expired, or may do something else now."""
-        if self.access.quotas() is not self._quotas_known:
-            self._bound_stores()
+        for front in self._fronts:
+            front.review(self)
         wall_ns = self.clock.wall_ns()
         for guest in list(self._guests.values()):
             then = guest.identity
@@ -406,6 +326,16 @@ class Host:
                 continue
             if (now.scopes, now.prefixes) != (then.scopes, then.prefixes):
                 guest.end(Unauthorized("what this key may do has changed: connect again"))
+
+    def stop_admitting(self) -> None:
+        """The server ends: refuse what is new, and answer whoever waits for something."""
+        for front in self._fronts:
+            front.stop_admitting(self)
+        self.polls.stop()
+
+    def confirm(self, request: Request) -> None:
+        """After a wait: whoever asked may not be who it was. Raises `Unauthorized`."""
+        request.identity = self.access.confirm(request.identity, self.clock.wall_ns())
 
     # Streams
 

@@ -17,22 +17,18 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from fairway.errors import FairwayError, Fenced, NotFound
-from fairway.graphs.loading import Folder
 from fairway.runtime.blocking import BlockingPool
-from fairway.server.asgi import HttpApp, identify
-from fairway.server.auth import Cors, LiveKeys, OpenAccess, check_bind
-from fairway.server.exchange import Request
-from fairway.server.graphs_socket import place_of, serve_graph_socket
+from fairway.server.access.auth import LiveKeys, OpenAccess, check_bind
+from fairway.server.access.cors import Cors
+from fairway.server.fronts import FRONTS
 from fairway.server.host import Host
-from fairway.server.http_limits import HttpLimits
-from fairway.server.http_protocol import HttpProtocol
-from fairway.server.listener import Listener, listening
-from fairway.server.problems import problem
-from fairway.server.routes import ROUTES
-from fairway.server.socket_protocol import SocketProtocol
-from fairway.server.streams.app import StreamsApp
-from fairway.server.streams.protocol import PREFIX
-from fairway.server.websocket import serve_socket
+from fairway.server.http.asgi import HttpApp, Mount, identify
+from fairway.server.http.exchange import Request
+from fairway.server.http.limits import HttpLimits
+from fairway.server.http.listener import Listener, listening
+from fairway.server.http.problems import problem
+from fairway.server.http.protocol import HttpProtocol
+from fairway.server.http.socket_protocol import SocketProtocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,24 +37,15 @@ if TYPE_CHECKING:
 
     from fairway.app import Fairway
     from fairway.runtime.service import StopSwitch
-    from fairway.server.auth import Access
-    from fairway.server.exchange import Receive, Reply, Scope, Send
-    from fairway.server.held_bytes import HeldBytes
-    from fairway.server.streams.live import StreamsConfig
+    from fairway.runtime.turn import TurnBudget
+    from fairway.server.front import Fronts
+    from fairway.server.http.exchange import Receive, Reply, Scope, Send
+    from fairway.server.http.held_bytes import HeldBytes
     from fairway.settings import ServerSettings
     from fairway.storage.log import Log
 
 logger = logging.getLogger("fairway.server")
 
-SWITCH_S: Final = 0.0001
-"""How long a thread that writes to the disk waits for the interpreter while the loop is busy.
-
-Python's own 5 ms would be most of a write's time under load: a write needs it several times.
-"""
-TOLD_PER_TURN: Final = 12
-"""Writes answered in one turn of the loop: about half a millisecond of work."""
-COLLECT_AFTER: Final = (10_000, 20, 50)
-"""How often the collector looks: almost nothing of a request is in a cycle."""
 EXPOSED: Final = ("fairway-gap", "retry-after", "location", "etag")
 
 
@@ -71,7 +58,7 @@ class Server:
         settings: ServerSettings,
         *,
         limits: HttpLimits | None = None,
-        streams: StreamsConfig | None = None,
+        fronts: Fronts = FRONTS,
     ) -> None:
         check_bind(settings.host, keyed=settings.keyed, allow_insecure=settings.allow_insecure)
         self.app = app
@@ -79,18 +66,25 @@ class Server:
         self.ready = asyncio.Event()
         """Set once requests are served."""
         self.port = settings.port
-        self._http = HttpApp(ROUTES, lambda: app.progress)
+        self._fronts = fronts
+        self._http = HttpApp(fronts.routes, lambda: app.progress, turn=app.turn)
         self._limits = limits or HttpLimits()
         self._protocol = HttpProtocol.limited_to(self._limits, self._http)
-        self._streams = streams
         self._host: Host | None = None
-        self._http.mounts[PREFIX] = _not_mounted  # a path that is known, before it can be served
+        for front in fronts:
+            if front.mount is not None:  # a path that is known, before it can be served
+                self._http.mounts[front.mount] = Mount(_not_mounted, front.lasts)
 
     @property
     def url(self) -> str:
         scheme = "https" if self.settings.tls_cert is not None else "http"
         host = self.settings.host
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def host(self) -> Host | None:
+        """What answers requests; None before the server is ready, and while it stands by."""
+        return self._http.host
 
     @property
     def held(self) -> HeldBytes:
@@ -103,7 +97,7 @@ class Server:
         Raises what kept it from starting as itself (`AlreadyOwned`, `InvalidConfig`).
         """
         try:
-            with _interpreter_for_serving():
+            with _interpreter_for_serving(self.app.turn):
                 async with asyncio.TaskGroup() as group:
                     serving = group.create_task(self._serve(stop), name="server")
                     ending = group.create_task(self._end(stop, serving), name="server-end")
@@ -122,7 +116,7 @@ class Server:
         serving.cancel()
 
     async def _serve(self, stop: StopSwitch) -> None:
-        uvicorn_server = Listener(self._config())
+        uvicorn_server = Listener(self._config(), turn=self.app.turn)
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(BlockingPool(1, name="server"))
             async with asyncio.TaskGroup() as group:
@@ -131,9 +125,7 @@ class Server:
                 if serving.done():
                     return  # the group raises what it met
                 self.port = uvicorn_server.port
-                while (
-                    lost := await self._own(stop, group, pool, uvicorn_server, serving)
-                ) is not None:
+                while (lost := await self._own(stop, pool, uvicorn_server, serving)) is not None:
                     if not self.app.stands_by_again:
                         uvicorn_server.should_exit = True
                         await asyncio.wait({serving})
@@ -143,7 +135,6 @@ class Server:
     async def _own(
         self,
         stop: StopSwitch,
-        group: asyncio.TaskGroup,
         pool: BlockingPool,
         uvicorn_server: Listener,
         serving: asyncio.Task[None],
@@ -151,28 +142,20 @@ class Server:
         """Serve while the log is ours. Returns why it is not any more; None after a stop."""
         async with self.app:
             log = self.app.log
-            log.told_per_turn = TOLD_PER_TURN
-            services = [*self._start(group, pool)]
-            if self.settings.graphs is not None:
-                folder = Folder(self.app.graphs, self.settings.graphs, pool=pool)
-                await folder.look(at_once=True)
-                services.append(group.create_task(folder.run(), name=folder.name))
-            self.ready.set()
-            await self._until(stop, serving)
-            host, lost = self._host, log.lost
-            assert host is not None
-            if lost is not None:
-                self.ready.clear()
-                self._http.fenced_by = None if self.app.stands_by_again else lost
-                self._http.host = None  # from here on: not ready
-                host.dismiss(lost)
-            self.app.topics.stop_admitting()
-            host.polls.stop()
-            if lost is None:
-                uvicorn_server.should_exit = True
-                await asyncio.wait({serving})
-            for service in services:
-                service.cancel()
+            log.acks_per_turn = self.app.turn.acks_per_turn
+            async with self._host_of(pool) as host:
+                self.ready.set()
+                await self._until(stop, serving)
+                lost = log.lost
+                if lost is not None:
+                    self.ready.clear()
+                    self._http.fenced_by = None if self.app.stands_by_again else lost
+                    self._http.host = None  # from here on: not ready
+                    host.dismiss(lost)
+                host.stop_admitting()
+                if lost is None:
+                    uvicorn_server.should_exit = True
+                    await asyncio.wait({serving})
             self._http.host = None
         return lost
 
@@ -186,32 +169,23 @@ class Server:
             pressed.cancel()
             replaced.cancel()
 
-    def _start(self, group: asyncio.TaskGroup, pool: BlockingPool) -> Iterator[asyncio.Task[None]]:
+    def _host_of(self, pool: BlockingPool) -> Host:
+        """What answers requests from here on, while the log is ours."""
         settings = self.settings
         cors = Cors(settings.cors_origins, exposed=EXPOSED)
-        access: Access
-        if settings.keyed:
-            keys = LiveKeys(settings.key_source(), pool=pool)
-            access = keys.access
-            yield group.create_task(keys.run(), name="keys")
-        else:
-            access = OpenAccess(cors, insecure=settings.allow_insecure)
+        keys = LiveKeys(settings.key_source(), pool=pool) if settings.keyed else None
         host = Host(
-            self.app.topics,
-            self.app.jobs,
-            self.app.flows,
-            self.app.graphs,
-            access=access,
+            self.app,
+            self._fronts,
+            settings,
+            access=keys.access if keys else OpenAccess(cors, insecure=settings.allow_insecure),
+            keys=keys,
             cors=cors,
             random_bytes=secrets.token_bytes,
             pool=pool,
             held=self.held,
-            meanwhile=self.app.log.press_on,
         )
-        if settings.keyed:
-            keys.access.listen(lambda gone: host.quotas.retain(keys.access.keyring.names))
-            keys.access.listen(lambda gone: host.review())
-        gauge = self.app.topics.telemetry.gauge
+        gauge = self.app.kernel.telemetry.gauge
         gauge("fairway_connections", "Open connections", lambda: len(self._protocol.peers))
         gauge(
             "fairway_connections_strangers",
@@ -223,12 +197,12 @@ class Server:
             "Bytes of bodies, of answers being built and of unread ones that are in memory",
             lambda: self._protocol.held.used,
         )
-        yield group.create_task(host.run(), name="host")
-        streams = StreamsApp(self.app.topics, config=self._streams, meter=host, pages=host.pages)
-        streams.start()  # not at the first request: what expired meanwhile goes though nobody asks
-        self._http.mounts[PREFIX] = streams
+        for front in self._fronts:
+            if front.mount is not None:
+                self._http.mounts[front.mount] = Mount(front.application(host), front.lasts)
         self._http.ownership = self.app.log.ownership
         self._http.host = self._host = host
+        return host
 
     def _config(self) -> uvicorn.Config:
         settings = self.settings
@@ -237,7 +211,11 @@ class Server:
             settings.host,
             settings.port,
             http=self._protocol,
-            ws=type("SocketProtocol", (SocketProtocol,), {"site": self._http}),
+            ws=type(
+                "SocketProtocol",
+                (SocketProtocol,),
+                {"site": self._http, "turn": self.app.turn},
+            ),
             ws_max_size=self._limits.body_bytes_max,
             backlog=2048,
         )
@@ -258,21 +236,19 @@ class Server:
         request = Request(scope, receive)
         await receive()
         try:
-            place = place_of(scope["path"])
-            if place is None and scope["path"] != "/v0/ws":
+            found = self._fronts.sockets.find(scope["path"])
+            if found is None:
                 raise NotFound("socket", scope["path"][:200])
+            route, arguments = found[0]["GET"], found[1]
             self._http.check_owned(scope)
             host = self._http.host
             if host is None:
                 await _refuse(send, self._http.not_ready())
                 return
-            request.query(() if place is None else ("tenant",))
-            identity = identify(host, request, lasts=True)
+            request.query(route.parameters)
+            request.identity = identify(host, request, lasts=True)
             scope["query_string"] = b""  # uvicorn logs it, and it may hold a ticket
-            if place is None:
-                await serve_socket(host, identity, request, receive, send)
-            else:
-                await serve_graph_socket(host, identity, request, place, receive, send)
+            await route.handler(host, request, receive, send, *arguments)
         except FairwayError as error:
             scope["query_string"] = b""
             await _refuse(send, problem(error))
@@ -291,11 +267,11 @@ async def _refuse(send: Send, reply: Reply) -> None:
 
 
 @contextmanager
-def _interpreter_for_serving() -> Iterator[None]:
+def _interpreter_for_serving(turn: TurnBudget) -> Iterator[None]:
     """The interpreter's settings of a process that serves, for as long as it does."""
     before = sys.getswitchinterval(), gc.get_threshold()
-    sys.setswitchinterval(min(before[0], SWITCH_S))
-    gc.set_threshold(*COLLECT_AFTER)
+    sys.setswitchinterval(min(before[0], turn.switch_interval_ns / 1e9))
+    gc.set_threshold(*turn.gc_thresholds)
     try:
         yield
     finally:

@@ -11,33 +11,38 @@ from typing import TYPE_CHECKING, Final
 
 from fairway.errors import InvalidConfig
 from fairway.runtime.clock import SYSTEM_CLOCK
-from fairway.server.asgi import HttpApp, Route, Routes
-from fairway.server.auth import Cors, OpenAccess, is_loopback
-from fairway.server.exchange import Reply, json_reply
-from fairway.server.http_limits import HttpLimits
-from fairway.server.http_protocol import HttpProtocol
-from fairway.server.listener import Listener, listening
-from fairway.server.system_api import healthz, metrics_reply
-from fairway.wire.server import WorkerReadiness
+from fairway.runtime.lifecycle import Lifecycle
+from fairway.server.access.auth import OpenAccess
+from fairway.server.access.cors import Cors, is_loopback
+from fairway.server.http import metrics
+from fairway.server.http.asgi import HttpApp
+from fairway.server.http.exchange import Reply, json_reply
+from fairway.server.http.limits import HttpLimits
+from fairway.server.http.listener import Listener, listening
+from fairway.server.http.protocol import HttpProtocol
+from fairway.server.http.router import Route, Routes
+from fairway.wire.server import Health, WorkerReadiness
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
-    from typing import Self
 
     from fairway.runtime.telemetry import Telemetry
-    from fairway.server.exchange import Request
     from fairway.server.host import Host
+    from fairway.server.http.exchange import Request
 
 LIMITS: Final = HttpLimits(body_bytes_max=65_536, connections_max=64)
 """Whoever scrapes needs few connections and no body."""
+
+
+async def healthz(host: Host | None, request: Request) -> Reply:
+    return json_reply(Health(status="ok"))
 
 
 def _starting() -> WorkerReadiness:
     return WorkerReadiness(ready=False, reason="starting")
 
 
-class WorkerEndpoint:
+class WorkerEndpoint(Lifecycle):
     """Answers `/healthz`, `/readyz` and `/metrics` while it is entered.
 
     `port` 0 takes any free one; `port` is the one it has from then on. Raises `InvalidConfig` for
@@ -59,18 +64,17 @@ class WorkerEndpoint:
         self._telemetry = telemetry
         self._access = OpenAccess(Cors(()), insecure=allow_insecure)
         routes = [
-            Route("GET", "/healthz", healthz, "Whether the process answers", public=True),
-            Route("GET", "/readyz", self._readyz, "Whether it takes work", public=True),
+            Route("GET", "/healthz", healthz, "Whether it lives", public=True, vital=True),
+            Route("GET", "/readyz", self._readyz, "Whether it takes work", public=True, vital=True),
             Route("GET", "/metrics", self._metrics, "Metrics for Prometheus", public=True),
         ]
         self._http = HttpApp(Routes(routes), dict)
-        self._group = asyncio.TaskGroup()
 
     @property
     def url(self) -> str:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         config = listening(
             self._http,
             self.host,
@@ -80,25 +84,16 @@ class WorkerEndpoint:
         )
         config.load()
         self._listener = listener = Listener(config)
-        await self._group.__aenter__()
-        serving = self._group.create_task(listener.run_until_asked(), name="worker-endpoint")
+        self._serving = self.spawn(listener.run_until_asked(), "worker-endpoint")
         await listener.wait_listening()
-        if serving.done():  # it could not listen
-            try:
-                await self._group.__aexit__(None, None, None)
-            except BaseExceptionGroup as failures:
-                raise failures.exceptions[0] from None
+        if self._serving.done():  # it could not listen
+            await self._serving
         self.port = listener.port
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def drain(self) -> None:
+        """Answer what was asked, then stop listening."""
         self._listener.should_exit = True
-        await self._group.__aexit__(None, None, None)
+        await asyncio.wait({self._serving})
 
     async def _readyz(self, host: Host | None, request: Request) -> Reply:
         readiness = self.readiness()
@@ -111,4 +106,4 @@ class WorkerEndpoint:
             origin=request.header(b"origin"),
             wall_ns=SYSTEM_CLOCK.wall_ns(),
         )
-        return metrics_reply(self._telemetry)
+        return metrics.reply(self._telemetry)

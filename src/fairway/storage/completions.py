@@ -12,21 +12,17 @@ import asyncio
 import logging
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from fairway.runtime.per_turn import PerTurn
+from fairway.runtime.turn import TURN, PerTurn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from fairway.errors import FairwayError
+    from fairway.runtime.turn import TurnBudget
 
 logger = logging.getLogger("fairway.log")
-
-CATCH_UP: Final = 8
-"""At least this part of a backlog in one turn, so that it cannot grow for ever."""
-SHARE: Final = 4
-"""Callers of one partition told before it is another one's turn."""
 
 
 class Waiter(Protocol):
@@ -42,7 +38,7 @@ class Waiter(Protocol):
 class Completions:
     """Waiters to be told a key each, in order within a partition."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, turn: TurnBudget = TURN) -> None:
         self.per_turn: int | None = None
         """Callers told in one turn of the loop, about; None tells all of a group at once."""
         self._loop = asyncio.get_running_loop()
@@ -53,6 +49,8 @@ class Completions:
         self.telling = False
         """Some are told at this moment."""
         self._scheduled = False
+        self._backlog_share = turn.acks_backlog_share
+        self._per_partition = turn.acks_per_partition
         self._hasty = PerTurn()  # urgent callers told at once
 
     @contextmanager
@@ -112,12 +110,12 @@ class Completions:
     def _tell_some(self) -> None:
         left = self.waiting
         if self.per_turn is not None:
-            left = max(self.per_turn, self.waiting // CATCH_UP)
-        lanes, turns = self._lanes, self._turns
+            left = max(self.per_turn, self.waiting // self._backlog_share)
+        lanes, turns, per_partition = self._lanes, self._turns, self._per_partition
         while left > 0 and turns:
             partition = turns.popleft()
             lane = lanes[partition]
-            share = min(len(lane), SHARE if turns else left)
+            share = min(len(lane), per_partition if turns else left)
             for _ in range(share):
                 waiter, last_key = lane.popleft()
                 tell(waiter, last_key)

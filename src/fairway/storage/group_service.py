@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from fairway.errors import Backpressure, Closing
+from fairway.runtime.turn import TURN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,10 +22,9 @@ if TYPE_CHECKING:
     from fairway.runtime.blocking import BlockingPool
     from fairway.runtime.clock import Clock
     from fairway.runtime.telemetry import Counter
+    from fairway.runtime.turn import TurnBudget
 
 T = TypeVar("T")
-
-CROWD = 8  # that many offered during a group's work, and the loop is busy enough to hold it up
 
 
 class GroupOwner(Protocol[T]):
@@ -76,6 +76,7 @@ class GroupService(Generic[T]):
         clock: Clock,
         refused: Counter,
         linger_ns: int = 0,
+        turn: TurnBudget = TURN,
     ) -> None:
         """`workers` is how many groups may be served at once, in threads of `pool`."""
         self.name = name
@@ -84,8 +85,9 @@ class GroupService(Generic[T]):
         self.refused = refused
         self._owner = owner
         self._pool = pool
-        self._crowd = 0
-        self._breath_ns = 0  # when the loop is to pause for the threads of the pool
+        self._offered = 0  # while a group is under way
+        self._offers_per_pause = turn.offers_per_pause
+        self._pause_ns = 0  # when the loop is to pause for the threads of the pool
         self._workers = workers
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -116,10 +118,10 @@ class GroupService(Generic[T]):
         if not self._busy:
             self._schedule()
             return
-        self._crowd += 1
-        if self._crowd >= CROWD and now_ns >= self._breath_ns:
-            self._crowd = 0
-            self._breath_ns = self._pool.breathe(now_ns)
+        self._offered += 1
+        if self._offered >= self._offers_per_pause and now_ns >= self._pause_ns:
+            self._offered = 0
+            self._pause_ns = self._pool.yield_to_threads(now_ns)
 
     def hurry(self) -> None:
         """Do not wait for company any longer: something urgent was accepted."""
@@ -132,6 +134,10 @@ class GroupService(Generic[T]):
         """Take now what would be taken later, unless as many groups as may be are under way."""
         if self._next is not None and self._running:
             self._take()
+
+    def under_way(self) -> tuple[tuple[int, ...], ...]:
+        """The partitions of each group that is being served."""
+        return tuple(tuple(drained.key for drained in group) for group in self._under_way)
 
     async def run(self) -> None:
         """Serve until cancelled. Whatever is still accepted then is abandoned, callers told."""
@@ -180,7 +186,7 @@ class GroupService(Generic[T]):
         if self._next is not None:
             self._next.cancel()  # of no effect if it is what calls
             self._next = None
-        self._crowd = 0
+        self._offered = 0
         try:
             while len(self._under_way) < self._workers and (group := self._owner.take(self.groups)):
                 self._under_way.append(group)

@@ -1,7 +1,9 @@
 """The fair log: a `Wal` with a fair writer and a fair reader in front of it.
 
-This is what the rest of Fairway uses. It owns the lifecycle (take the store, restore, serve, drain,
-close) and the upkeep that no caller waits for; it decides nothing itself.
+It fills the port `Partitions` on one machine. It owns the store from its opening to its close and
+the upkeep that no caller waits for; it decides nothing itself. What the port does not name (how
+long a group lingers, how many callers are told in a turn, whether files may grow) is for the
+kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ from typing import TYPE_CHECKING, TypeVar
 from fairway.errors import Closing, FairwayError, Fenced
 from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.clock import clock_of, sleep_ns
+from fairway.runtime.lifecycle import Lifecycle
 from fairway.runtime.telemetry import Telemetry
+from fairway.runtime.turn import TURN
 from fairway.storage.reader import FairReader, ReaderConfig
 from fairway.storage.tails import Tails
 from fairway.storage.wal import (
@@ -33,11 +37,11 @@ from fairway.storage.writer import Durability, FairWriter, WriterConfig
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from types import TracebackType
-    from typing import Self
 
+    from fairway.runtime.turn import TurnBudget
     from fairway.storage.completions import Waiter
     from fairway.storage.ownership import Ownership
+    from fairway.storage.partitions import StoredPartitions
     from fairway.storage.statistics import ReaderStatistics, WriterStatistics
     from fairway.storage.wal import Wal
 
@@ -53,7 +57,7 @@ SWEEP_NS = 1_000_000_000
 """How long rows are swept before the store's other upkeep has a turn."""
 
 
-class Log:
+class Log(Lifecycle):
     """Many ordered partitions in one store, written and read fairly.
 
         async with Log(wal_at("./data")) as log:
@@ -72,6 +76,7 @@ class Log:
         writer: WriterConfig | None = None,
         reader: ReaderConfig | None = None,
         telemetry: Telemetry | None = None,
+        turn: TurnBudget = TURN,
         held: bool = False,
     ) -> None:
         """If it is `held`, the files of the store stay as they are found until `release`: for
@@ -82,9 +87,11 @@ class Log:
         self._writer_config = writer or WriterConfig()
         self._reader_config = reader or ReaderConfig()
         self._telemetry = telemetry
+        self.turn = turn
         self._refusal: FairwayError = Closing("the log is not open")
         self._writer: FairWriter | None = None
         self._reader: FairReader | None = None
+        self._opened = False
         self.ownership: Ownership | None = wal.ownership if isinstance(wal, Leased) else None
         """Until when it may be answered from; None if a lock decides, for as long as it is open."""
         self.lost: Fenced | None = None
@@ -92,7 +99,7 @@ class Log:
         self.when_lost: list[Callable[[Fenced], None]] = []
         """Told when that is noticed, at the next upkeep if nothing is written meanwhile."""
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         assert self._writer is None, "a log is entered once"
         try:
             async with BlockingPool(1, name="log-open") as opener:
@@ -105,9 +112,11 @@ class Log:
                 self._refusal = error
             self._wal.close()
             raise
+        self._opened = True
         clock = clock_of()
         writers = self._writer_config.workers or self._wal.parallelism
-        self._pool = BlockingPool(writers + self._reader_config.workers + 1, name="log")
+        threads = writers + self._reader_config.workers + 1
+        self._pool = BlockingPool(threads, name="log", turn=self.turn)
         self._writer = FairWriter(
             self._wal,
             self._pool,
@@ -115,46 +124,38 @@ class Log:
             config=self._writer_config,
             clock=clock,
             telemetry=self._telemetry,
+            turn=self.turn,
         )
         self._reader = FairReader(
-            self._pool, config=self._reader_config, clock=clock, telemetry=self._telemetry
+            self._pool,
+            config=self._reader_config,
+            clock=clock,
+            telemetry=self._telemetry,
+            turn=self.turn,
         )
         self._sweep = asyncio.Event()
         if self._held is None:
             self._released.set()
-        self._group = asyncio.TaskGroup()
-        await self._group.__aenter__()
-        self._services = [
-            self._group.create_task(self._writer.run(), name="log-writer"),
-            self._group.create_task(self._reader.run(), name="log-reader"),
-            self._group.create_task(self._keep_up(), name="log-upkeep"),
-        ]
-        return self
+        self.spawn(self._writer.run(), "log-writer")
+        self.spawn(self._reader.run(), "log-reader")
+        self.spawn(self._keep_up(), "log-upkeep")
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def drain(self) -> None:
         assert self._writer is not None
         assert self._reader is not None
-        writer, reader = self._writer, self._reader
         try:
             # Writes first: a reader may be waiting for one of them, never the other way round.
-            await writer.drain()
-            await reader.drain()
+            await self._writer.drain()
+            await self._reader.drain()
         finally:
             self._refusal = Closing("the log is closed")
             self._writer = self._reader = None
-            for service in self._services:
-                service.cancel()
-            try:
-                await self._group.__aexit__(None, None, None)
-            finally:
-                await asyncio.shield(self._close())
 
-    async def _close(self) -> None:
+    async def aclose(self) -> None:
+        if self._opened:
+            await asyncio.shield(self._close_store())
+
+    async def _close_store(self) -> None:
         await self._pool.run(self._wal.close)
         await self._pool.aclose()
 
@@ -201,18 +202,19 @@ class Log:
         operation: Operation,
         *,
         durability: Durability = Durability.FSYNC,
+        finishing: bool = False,
         urgent: bool = False,
     ) -> None:
         """As `submit`, but `waiter` is told directly: it costs no future and no turn of the loop.
 
         It must not raise, and must not wait: others wait to be told. What is `urgent` does not wait
-        for company, however long the others linger; and up to `told_per_turn` such do not wait for
+        for company, however long the others linger; and up to `acks_per_turn` such do not wait for
         their turn to be told.
         """
         writer = self._writer
         if writer is None:
             raise self._refusal
-        writer.accept(waiter, partition, operation, durability, urgent=urgent)
+        writer.accept(waiter, partition, operation, durability, finishing, urgent)
 
     async def delete(self, partition: int) -> None:
         """Delete a partition durably. Its rows are swept away later, in chunks; its number can be
@@ -285,7 +287,7 @@ class Log:
         """How many operations were refused for want of room so far."""
         return self._open_writer().refused
 
-    def press_on(self) -> None:
+    def expedite(self) -> None:
         """If something urgent waits: hear of what the store has done now, not a turn later; hand
         it the next group; pause a moment so that it can go on. The same, without the pause, if a
         group's worth waits.
@@ -294,12 +296,17 @@ class Log:
         wait: more comes together in the next group.
         """
         if self._writer is not None:
-            self._writer.press_on()
+            self._writer.expedite()
 
     @property
     def unsynced_kept(self) -> bool:
         """See `Vouching`; False for a store that cannot tell."""
         return isinstance(self._wal, Vouching) and self._wal.unsynced_kept
+
+    @property
+    def pool(self) -> BlockingPool:
+        """The threads that call the store, once the log is open."""
+        return self._pool
 
     @property
     def busy_ratio(self) -> float:
@@ -342,24 +349,25 @@ class Log:
         self._open_writer().linger_ns = value
 
     @property
-    def told_per_turn(self) -> int | None:
+    def acks_per_turn(self) -> int | None:
         """How many callers are told in one turn of the loop that their write is done.
 
         None, as it begins, tells all of a group at once. A number keeps the loop responsive where
         each of them has much to do; it costs throughput.
         """
-        return self._open_writer().told_per_turn
+        return self._open_writer().acks_per_turn
 
-    @told_per_turn.setter
-    def told_per_turn(self, value: int | None) -> None:
-        self._open_writer().told_per_turn = value
+    @acks_per_turn.setter
+    def acks_per_turn(self, value: int | None) -> None:
+        self._open_writer().acks_per_turn = value
 
     def statistics(self) -> tuple[WriterStatistics, ReaderStatistics]:
         """Frozen snapshots of the writer and the reader."""
         return self._open_writer().statistics(), self._open_reader().statistics()
 
-    async def past_the_lanes(self, call: Callable[[Wal], T]) -> T:
-        """One read-only call on the store itself, in one go: for recovery, when nobody waits."""
+    async def read_many(self, call: Callable[[StoredPartitions], T]) -> T:
+        """One call that reads many partitions at once, past the lanes: for recovery, when nobody
+        else reads."""
         self._open_reader()
         return await self._pool.run(call, self._wal)
 

@@ -16,6 +16,7 @@ from fairway.core.groups import Groups
 from fairway.core.lanes import LaneLimits
 from fairway.errors import Closing, FairwayError, InvalidConfig
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
+from fairway.runtime.turn import TURN
 from fairway.storage.group_service import GroupService
 from fairway.storage.statistics import ReaderStatistics, ReaderTelemetry
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fairway.core.lanes import Drained
     from fairway.runtime.blocking import BlockingPool
     from fairway.runtime.telemetry import Telemetry
+    from fairway.runtime.turn import TurnBudget
 
 T = TypeVar("T")
 
@@ -74,6 +76,7 @@ class FairReader:
         config: ReaderConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
         telemetry: Telemetry | None = None,
+        turn: TurnBudget = TURN,
     ) -> None:
         self.config = config or ReaderConfig()
         self._pool = pool
@@ -90,6 +93,7 @@ class FairReader:
             workers=self.config.workers,
             clock=clock,
             refused=self._telemetry.refused,
+            turn=turn,
         )
 
     def submit(self, partition: int, call: Callable[[], T]) -> asyncio.Future[T]:

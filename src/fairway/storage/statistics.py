@@ -23,6 +23,14 @@ class WriterStatistics:
     """(operations, bytes) of each lane that holds something, in flight included."""
     depth: int
     size: int
+    waiting: int
+    """Partitions with operations that no group has taken yet."""
+    under_way: tuple[tuple[int, ...], ...]
+    """The partitions of each group that is being written."""
+    enough_waits: bool
+    """Whether a whole group's worth waits, so that the next group waits for no company."""
+    urgent_waits: bool
+    """Whether something urgent waits to be written, and few such came of late."""
     groups: int
     operations: int
     entries: int
@@ -92,11 +100,17 @@ class WriterTelemetry:
     def lost(self, operations: int) -> None:
         self._lost.add(operations)
 
-    def statistics(self, service: GroupService[Any]) -> WriterStatistics:
+    def statistics(
+        self, service: GroupService[Any], *, enough: bool, urgent: bool
+    ) -> WriterStatistics:
         return WriterStatistics(
             depths=service.groups.depths(),
             depth=service.groups.depth,
             size=service.groups.size,
+            waiting=service.groups.waiting_keys,
+            under_way=service.under_way(),
+            enough_waits=enough,
+            urgent_waits=urgent,
             groups=self._groups.value,
             operations=self._operations.value,
             entries=self._entries.value,

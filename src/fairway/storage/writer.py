@@ -27,6 +27,7 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
+from fairway.runtime.turn import TURN
 from fairway.storage.completions import Completions, tell, tell_failure
 from fairway.storage.group_service import GroupService
 from fairway.storage.statistics import WriterStatistics, WriterTelemetry
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from fairway.core.lanes import Drained
     from fairway.runtime.blocking import BlockingPool
     from fairway.runtime.telemetry import Telemetry
+    from fairway.runtime.turn import TurnBudget
     from fairway.storage.completions import Waiter
     from fairway.storage.tails import Tails
     from fairway.storage.wal import Wal
@@ -48,8 +50,6 @@ logger = logging.getLogger("fairway.log")
 MIB = 1024 * 1024
 WRITE_LANE = LaneLimits(items=4096, size=64 * MIB)
 ENTRY_OVERHEAD = Operation((Entry(1, b""),)).size
-ENOUGH_BYTES = 128 * 1024
-"""Writing as much takes longer than a sync, so that company for it would save little."""
 
 
 class Durability(IntEnum):
@@ -141,6 +141,7 @@ class FairWriter:
         config: WriterConfig | None = None,
         clock: Clock = SYSTEM_CLOCK,
         telemetry: Telemetry | None = None,
+        turn: TurnBudget = TURN,
     ) -> None:
         config = config or WriterConfig()
         self.config = config
@@ -149,11 +150,12 @@ class FairWriter:
         self._clock = clock
         self._now_ns = clock.now_ns
         self._create_future = asyncio.get_running_loop().create_future
-        self._completions = Completions()
+        self._completions = Completions(turn=turn)
+        self._enough_bytes = turn.group_enough_bytes
         self._lane_size_max = config.lane.size
         self._stopped = False
         self._tails = tails
-        self._urgent = Urgency(pool, clock)
+        self._urgent = Urgency(pool, clock, turn=turn)
         groups: Groups[int, _Pending] = Groups(
             config.lane,
             total=config.total,
@@ -169,6 +171,7 @@ class FairWriter:
             clock=clock,
             refused=self._telemetry.refused,
             linger_ns=config.linger_ns,
+            turn=turn,
         )
 
     @property
@@ -181,27 +184,27 @@ class FairWriter:
         self._service.linger_ns = value
 
     @property
-    def pressed(self) -> bool:
+    def expedites(self) -> bool:
         """Whether something urgent waits to be written, and few such came of late."""
-        return self._urgent.presses
+        return self._urgent.expedites
 
-    def press_on(self) -> None:
-        """See `Log.press_on`. Not while callers are told: that may be what makes a request begin,
+    def expedite(self) -> None:
+        """See `Log.expedite`. Not while callers are told: that may be what makes a request begin,
         and another group would be told in the middle of this one.
         """
         if self._completions.telling:
             return
-        self._urgent.press_on(self._service.go_on)
+        self._urgent.expedite(self._service.go_on)
         if self._pool.has_ended and self._enough:
             self._pool.collect()  # the store has company at hand, and need not wait for the turn
 
     @property
-    def told_per_turn(self) -> int | None:
+    def acks_per_turn(self) -> int | None:
         """How many callers are told in one turn of the loop; None: all of a group."""
         return self._completions.per_turn
 
-    @told_per_turn.setter
-    def told_per_turn(self, value: int | None) -> None:
+    @acks_per_turn.setter
+    def acks_per_turn(self, value: int | None) -> None:
         self._completions.per_turn = value
 
     @property
@@ -249,7 +252,7 @@ class FairWriter:
         """As `submit`, for a waiter of the caller's own.
 
         What is urgent does not linger for company; nor does it wait for its turn to be told, where
-        callers are told in turns (`told_per_turn`) and not more than those are urgent.
+        callers are told in turns (`acks_per_turn`) and not more than those are urgent.
         """
         state = self._tails.find(partition)
         if state is None or type(partition) is not int:
@@ -354,7 +357,7 @@ class FairWriter:
 
     def statistics(self) -> WriterStatistics:
         """A frozen snapshot."""
-        return self._telemetry.statistics(self._service)
+        return self._telemetry.statistics(self._service, enough=self._enough, urgent=self.expedites)
 
     # What the group service asks of its owner.
 
@@ -369,7 +372,7 @@ class FairWriter:
     def _enough(self) -> bool:
         """Whether so much waits that nobody is worth waiting for."""
         count, size = self._service.groups.waiting
-        return size >= ENOUGH_BYTES or count >= self.config.max_batch
+        return size >= self._enough_bytes or count >= self.config.max_batch
 
     def take(self, groups: Groups[int, _Pending]) -> list[Drained[int, _Pending]]:
         config = self.config
@@ -440,7 +443,7 @@ class FairWriter:
                 self._fail(part, failure)
         self._completions.tell()
         if not ahead:
-            write.served(self.pressed and not failures)
+            write.served(self.expedites and not failures)
 
     def _look_again(
         self, doubtful: list[int], failures: Mapping[int, FairwayError], then: Callable[[], None]

@@ -360,7 +360,7 @@ class GraphsUnderTest:
             if not task.cancelled():
                 task.exception()  # seen
         app.telemetry = Telemetry()
-        app._log = app._engine = app._starting = app._part = app._graphs = app._stack = None
+        app._forget_started()
         for graph in self._declared:
             graph.live = None
 
@@ -470,7 +470,7 @@ def run_graph(
     """
     if isinstance(graph_or_app, Graph):
         app = Fairway(MemoryWal())
-        app._declare_graph(graph_or_app)
+        app.add_graph(graph_or_app)
     else:
         app = graph_or_app
     app.first_epoch = app.first_epoch or 1  # or no two runs were the same to the byte

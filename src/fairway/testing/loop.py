@@ -69,6 +69,10 @@ class VirtualClock:
     def wall_ns(self) -> int:
         return self._wall_start_ns + self._loop.now_ns
 
+    def shift_wall(self, ns: int) -> None:
+        """Have the wall clock jump, ahead or back, as when somebody sets it; `now_ns` does not."""
+        self._wall_start_ns += ns
+
 
 class VirtualTask(asyncio.Task[T]):
     """A task whose name and hash are its number on this loop.

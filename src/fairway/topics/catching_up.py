@@ -11,7 +11,7 @@ from fairway.errors import FairwayError, NotFound
 from fairway.topics.reading import cold_page, hot_page
 
 if TYPE_CHECKING:
-    from fairway.storage.log import Log
+    from fairway.storage.partitions import Partitions
     from fairway.topics.hands import Hands
     from fairway.topics.watching import Watcher
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("fairway.topics")
 class CatchUp:
     """The line of those who are behind. A few workers run it, so a slow one costs its own time."""
 
-    def __init__(self, log: Log, hands: Hands, *, retry_ns: int) -> None:
+    def __init__(self, log: Partitions, hands: Hands, *, retry_ns: int) -> None:
         self._log = log
         self._hands = hands
         self._retry_ns = retry_ns

@@ -24,8 +24,8 @@ from fairway.wire.topics import check_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from fairway.storage.catalog import Catalog
-    from fairway.storage.log import Log
+    from fairway.kernel.catalog import Catalog
+    from fairway.storage.partitions import Partitions
     from fairway.topics.delivery import Delivery
     from fairway.topics.live import LivePart
     from fairway.topics.registry import Registry
@@ -46,7 +46,7 @@ class Changes:
     def __init__(
         self,
         registry: Registry,
-        log: Log,
+        log: Partitions,
         catalog: Catalog,
         *,
         topics_max: int,
@@ -210,8 +210,10 @@ class Changes:
             )
         live = self._live(topic)
         # What comes before the change would be in memory alone, and after it nobody knew that.
-        live.changing = before.durability == "ephemeral" != config.durability
-        if live.changing and topic.floor <= topic.head:
+        halts = before.durability == "ephemeral" != config.durability
+        if halts:
+            live.writes.halt()
+        if halts and topic.floor <= topic.head:
             topic.lose_all("crash")  # nothing is live, yet nobody must look for it in the store
         stored = encode_topic(StoredTopic(config, topic.owner))
         try:
@@ -220,13 +222,14 @@ class Changes:
                 # What is appended until the change is complete has the promise of the old class.
                 meta[names.RESERVED_DISK] = None
             if config.durability == "fsync" and topic.weak:
-                topic.config = config  # from here on nothing needs a reservation
+                topic.apply(config)  # from here on nothing needs a reservation
                 meta[names.RESERVED] = None
-                topic.reserved = live.reserving = 0
+                topic.give_back()
+                live.reservation.give_back()
             await self._log.submit(topic.epoch, Operation(meta=meta))
             await self._catalog.put(TOPIC, topic.name, stored, partition=topic.epoch)
         except BaseException as error:
-            topic.config = before
+            topic.apply(before)
             if isinstance(error, OutcomeUnknown):
                 # What the next start will find decides, above all whether seqs are reserved; while
                 # nobody can tell, the stronger class is right either way.
@@ -235,9 +238,9 @@ class Changes:
                     found = await self._catalog.get(TOPIC, topic.name)
                     now = found.value if found is not None else None
                 if now == stored:
-                    topic.config = config
+                    topic.apply(config)
                     self._retention.reconsider(topic)
             raise
         finally:
-            live.changing = False
-        topic.config = config
+            live.writes.resume()
+        topic.apply(config)

@@ -6,25 +6,26 @@ Readers are not spared what may still be there, and nothing is told to be gone t
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING
 
 from fairway.errors import FairwayError, NotFound, OutcomeUnknown, Unavailable
 from fairway.storage.wal import INT_MAX, Operation
 from fairway.topics import names
 from fairway.topics.batch import size_of
-from fairway.topics.live import Doubt, Write
+from fairway.topics.doubts import Doubt
 from fairway.topics.match import SeqMatch
 from fairway.topics.old_batches import Tally
-from fairway.topics.topic import Removal, encode_snapshot
+from fairway.topics.operations import Removal, encode_snapshot
+from fairway.topics.writes import Write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from fairway.storage.log import Log
+    from fairway.runtime.turn import Pace
+    from fairway.storage.partitions import Partitions
     from fairway.topics.live import LivePart
     from fairway.topics.match import Rule, TagMatch
-    from fairway.topics.old_batches import OldBatches, Pace
+    from fairway.topics.old_batches import OldBatches
     from fairway.topics.topic import Topic
 
 
@@ -33,7 +34,7 @@ class Deletions:
 
     def __init__(
         self,
-        log: Log,
+        log: Partitions,
         *,
         live: Callable[[Topic], LivePart],
         batches: OldBatches,
@@ -60,34 +61,34 @@ class Deletions:
         only_seq: int | None = None,
     ) -> int:
         """Delete what is there now, for good; returns how many records that were."""
-        rule: Rule | None = match if only_seq is None else SeqMatch(only_seq)
         live = self._live(topic)
         async with live.lock:
-            if live.in_doubt:  # what is counted now might be deleted already
+            if live.doubts.changes:  # what is counted now might be deleted already
                 raise Unavailable(f"it is not known yet what topic {topic.name!r} holds")
             while True:
-                failures = live.failures
-                removal, first, last = await self._find(topic, before_seq, match, only_seq)
-                if live.failures == failures:
+                failures = live.writes.failures
+                removal, first = await self._find(topic, before_seq, match, only_seq)
+                if live.writes.failures == failures:
                     break  # else some of what was counted may be lost
             if not removal.records and removal.delete_floor == topic.delete_floor:
                 return 0
             earliest = topic.earliest
-            await self._remove(topic, live, removal, rule, last)
-            if rule is None or first <= earliest:
+            await self._remove(topic, live, removal)
+            if removal.rule is None or first <= earliest:
                 await self._settle(topic)
         self._deleted(topic, first)
         return removal.records
 
     async def _find(
         self, topic: Topic, before_seq: int | None, match: TagMatch | None, only_seq: int | None
-    ) -> tuple[Removal, int, int]:
-        """What a deletion would change, and the first and the last seq that a rule would hide."""
+    ) -> tuple[Removal, int]:
+        """What a deletion would change, and the first seq that a rule would hide."""
         upto = topic.head if before_seq is None else min(before_seq - 1, topic.head)
         start = topic.floor
         if only_seq is not None:
             start, upto = max(start, only_seq), min(upto, only_seq)
-        ruled = match is not None or only_seq is not None
+        rule: Rule | None = match if only_seq is None else SeqMatch(only_seq)
+        ruled = rule is not None
         begin = last = hidden = 0
         first_live: int | None = None
         tally = Tally(lossy=topic.config.durability == "ephemeral")
@@ -95,7 +96,7 @@ class Deletions:
         if match is not None and tags is not None:
             first = max(topic.floor, 1)
             if tags.skip(first - 1, upto, match) >= upto:
-                return Removal(topic.delete_floor, topic.earliest, 0, 0, True), 0, 0
+                return Removal(topic.delete_floor, topic.earliest, 0, 0, rule), 0
         parsed = ruled or bool(topic.rules)
         async for batch in self._batches.between(topic, start, upto, self._pace, parsed=parsed):
             tally.lose_below(topic.evict_floor)
@@ -130,50 +131,36 @@ class Deletions:
         if not ruled:
             floor = max(floor, upto + 1) if upto >= topic.floor else floor
         change = tally.size if ruled else -hidden
-        removal = Removal(floor, earliest, tally.records, tally.size, ruled, change)
-        return removal, begin, last
+        return Removal(floor, earliest, tally.records, tally.size, rule, last, change), begin
 
-    async def _remove(
-        self, topic: Topic, live: LivePart, removal: Removal, match: Rule | None, last: int
-    ) -> None:
+    async def _remove(self, topic: Topic, live: LivePart, removal: Removal) -> None:
         """Write a deletion, then apply it: readers are not spared what may still be there."""
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
         if topic.config.durability == "ephemeral":
-            _apply(topic, removal, match, last)  # there is nothing in the store to delete
+            topic.apply(removal)  # there is nothing in the store to delete
             return
-        # Snapshots that are written from now on come after it and must know of it.
-        live.removal = removal
-        apply = partial(_apply, topic, removal, match, last)
+        writes = live.writes
+        writes.begin_removal(removal)
         try:
             snapshot = encode_snapshot(topic.snapshot())
             meta: dict[str, bytes | None] = {names.SNAPSHOT: snapshot}
-            if match is not None:
-                meta[names.RULE + match.name] = names.encode_number(last)
-            write = Write(live, lambda error: settle(error))
+            if removal.rule is not None:
+                meta[names.RULE + removal.rule.name] = names.encode_number(removal.upto)
+            write = Write(writes, lambda error: settle(error), shown=True)  # it shows nothing new
             self._log.submit_for(write, topic.epoch, Operation(meta=meta))
         except FairwayError:
-            live.removal = None
+            writes.end_removal()
             raise
 
         def settle(error: BaseException | None) -> None:
-            live.quick -= 1
-            live.removal = None
+            writes.end_removal()
             if error is None:
-                apply()
+                topic.apply(removal)
             elif isinstance(error, OutcomeUnknown):
-                live.in_doubt.append(Doubt(snapshot, INT_MAX, apply))
-                live.doubt = True
+                live.doubts.raise_change(Doubt(snapshot, INT_MAX, removal))
+                live.doubts.raise_end()
                 self._doubt(topic)
 
-        live.quick += 1  # it shows nothing new
-        live.under_way.append(write)
+        writes.add(write)
         await asyncio.shield(write.decided())
-
-
-def _apply(topic: Topic, removal: Removal, match: Rule | None, last: int) -> None:
-    if match is None:
-        topic.delete_before(removal.delete_floor, removal.records, removal.size, -removal.hidden)
-    else:
-        topic.delete_matching(match, last, removal.records, removal.size)
-    topic.start_at(min(removal.earliest, topic.head + 1))

@@ -24,10 +24,10 @@ from fairway.core.priority import WEIGHTS, Band
 from fairway.core.ready import Ready
 from fairway.errors import InvalidConfig
 from fairway.runtime.clock import sleep_ns
-from fairway.runtime.per_turn import PerTurn
 from fairway.runtime.telemetry import LATENCY_NS, Telemetry
+from fairway.runtime.turn import TURN, PerTurn, TimeSlice
 from fairway.topics.catching_up import CatchUp
-from fairway.topics.hands import Budget, Hands
+from fairway.topics.hands import Hands
 from fairway.topics.reading import hot_page
 from fairway.topics.withholding import Withholding
 
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fairway.runtime.clock import Clock
-    from fairway.storage.log import Log
+    from fairway.runtime.turn import TurnBudget
+    from fairway.storage.partitions import Partitions
     from fairway.topics.live import LivePart
     from fairway.topics.topic import Topic
     from fairway.topics.watching import View, Watcher
@@ -47,17 +48,9 @@ AGED_NS = priority.BONUS_MAX * priority.POINT_NS
 BURST_BANDS = (Band.B0, Band.B1, Band.B2, Band.B3)
 """Served in bursts while frames are coalesced; the top band never waits for the window."""
 
-AT_ONCE = 8
-"""Records of an urgent topic, and watchers, and such topics in one turn of the loop, up to which it
-is served within the turn that hears of the write."""
-AT_ONCE_BYTES = 16 * 1024
-"""And the bytes of those records: each view has them encoded."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryConfig:
-    budget_ns: int = 2_000_000
-    """How long drains hold the event loop before I/O has a turn. Raising it favours throughput."""
     tick_ns: int = 50_000_000
     """How often waiting topics are re-banded. Raising it costs less and ages later."""
     catch_up_workers: int = 4
@@ -70,8 +63,8 @@ class DeliveryConfig:
     """Smoothed time from dirty to drained that counts as full pressure."""
 
     def __post_init__(self) -> None:
-        if min(self.budget_ns, self.tick_ns, self.catch_up_workers, self.ready_budget) < 1:
-            raise InvalidConfig("delivery needs a positive budget, tick, workers and ready_budget")
+        if min(self.tick_ns, self.catch_up_workers, self.ready_budget) < 1:
+            raise InvalidConfig("delivery needs a positive tick, workers and ready_budget")
 
 
 class Delivery:
@@ -81,12 +74,13 @@ class Delivery:
 
     def __init__(
         self,
-        log: Log,
+        log: Partitions,
         clock: Clock,
         *,
         config: DeliveryConfig | None = None,
         telemetry: Telemetry | None = None,
         refresh: Callable[[Topic], None] | None = None,
+        turn: TurnBudget = TURN,
     ) -> None:
         self.config = config or DeliveryConfig()
         self._log = log
@@ -98,10 +92,13 @@ class Delivery:
         self._withheld = Withholding(self._ready)
         self._delay_ns = 0.0
         self._drains = 0
-        self._at_once = PerTurn()  # topics served before their turn
+        self._inline = PerTurn()  # topics served before their turn
+        self._inline_max = turn.inline_deliveries_per_turn
+        self._inline_items = turn.inline_delivery_items
+        self._inline_bytes = turn.inline_delivery_bytes
         telemetry = telemetry if telemetry is not None else Telemetry()
-        self._budget = Budget(clock, self.config.budget_ns)
-        self._hands = Hands(self._budget, telemetry)
+        self._slice = TimeSlice(clock, turn.delivery_ns)
+        self._hands = Hands(self._slice, telemetry)
         self._catch_up = CatchUp(log, self._hands, retry_ns=self.config.retry_ns)
         self._delays = {
             band: telemetry.histogram(
@@ -125,14 +122,17 @@ class Delivery:
     def mark(self, topic: Topic) -> None:
         """Something new may be seen in `topic`."""
         live = topic.live
-        if live is None or not (live.readers or live.routers or live.waiters):
+        if live is None:
             topic.drained = topic.head  # nobody to tell
+            return
+        readers = live.readers
+        if not (readers.by_view or readers.routers or readers.waiters):
+            topic.drained = topic.head
             return
         now_ns = self._clock.now_ns()
         band = self._band(topic, now_ns)
-        if not live.dirty_ns:
-            live.dirty_ns = now_ns
-            live.dirty_band, live.held_ns = band, self._withheld.held_ns(band, now_ns)
+        if not readers.since_ns:
+            readers.get_in_line(now_ns, band, self._withheld.held_ns(band, now_ns))
         if band is Band.B4 and self._goes_at_once(topic, live):
             for _ in self._serve(topic, live):
                 pass  # it is too little to let others in between
@@ -143,12 +143,9 @@ class Delivery:
         """Follow a topic from the watcher's cursor on."""
         live = watcher.topic.live
         assert live is not None, "the engine makes a topic live before it is watched"
-        if router:
-            live.routers.append(watcher)
-        else:
-            live.readers.setdefault(watcher.view, []).append(watcher)
-            if watcher.view.touch:
-                self.touch(watcher.topic)
+        live.readers.attach(watcher, router=router)
+        if watcher.view.touch and not router:
+            self.touch(watcher.topic)
         watcher.on_resume = self._catch_up.queue
         self._catch_up.queue(watcher)
 
@@ -159,13 +156,7 @@ class Delivery:
         watcher.closed = True
         live = watcher.topic.live
         assert live is not None
-        if watcher in live.routers:
-            live.routers.remove(watcher)
-            return
-        group = live.readers[watcher.view]
-        group.remove(watcher)
-        if not group:
-            del live.readers[watcher.view]
+        live.readers.detach(watcher)
 
     def touch(self, topic: Topic) -> None:
         """Somebody consumed from it: recency."""
@@ -178,11 +169,11 @@ class Delivery:
         live = topic.live
         if live is None:
             return
-        for view, group in list(live.readers.items()):
+        for view, group in list(live.readers.by_view.items()):
             self._dismiss(list(group), view.encoder.deleted(topic))
-        for router in list(live.routers):
+        for router in list(live.readers.routers):
             self._dismiss([router], router.view.encoder.deleted(topic))
-        self.wake(live)
+        live.readers.wake()
 
     def _dismiss(self, watchers: list[Watcher], frame: Any) -> None:
         """Their last frame, which whoever has no room for it is given later."""
@@ -203,7 +194,7 @@ class Delivery:
     def effective_priority(self, topic: Topic) -> int:
         """What the scheduler would use now."""
         now_ns = self._clock.now_ns()
-        since_ns = topic.live.dirty_ns if topic.live is not None else 0
+        since_ns = topic.live.readers.since_ns if topic.live is not None else 0
         config = topic.config
         return priority.effective(
             config.priority, config.auto_priority, topic.last_read_ns, since_ns or now_ns, now_ns
@@ -238,7 +229,7 @@ class Delivery:
     async def _drain_dirty(self) -> None:
         while True:
             await self._dirty.wait()
-            self._budget.begin()
+            self._slice.begin()
             drained = False
             while (key := self._ready.take()) is not None:
                 drained = True
@@ -288,8 +279,8 @@ class Delivery:
             await self._feed_routers(topic, live)
             return
         for _ in self._serve(topic, live):
-            await self._budget.let_others()
-        if not live.routers:
+            await self._slice.let_others()
+        if not live.readers.routers:
             return
         if self._ladder.defer:
             now_ns = self._clock.now_ns()
@@ -301,22 +292,22 @@ class Delivery:
         """Whether what is new in an urgent topic can be handed over now: waiting for its turn takes
         a turn of the loop, also if it is next. Only if it takes no turn from others; a little, to a
         few, a few times in each turn of the loop; and not while somebody has the topic in hand."""
-        if live.routers or topic.head - topic.drained > AT_ONCE:
+        if live.readers.routers or topic.head - topic.drained > self._inline_items:
             return False
-        if sum(batch.size for batch in live.tail.after(topic.drained)) > AT_ONCE_BYTES:
+        if sum(batch.size for batch in live.tail.after(topic.drained)) > self._inline_bytes:
             return False
-        if sum(map(len, live.readers.values())) > AT_ONCE:
+        if len(live.readers) > self._inline_items:
             return False
         if self._withheld.depth():
             return False
-        return not self._ready.is_taken((topic, True)) and self._at_once.take(AT_ONCE)
+        return not self._ready.is_taken((topic, True)) and self._inline.take(self._inline_max)
 
     def _serve(self, topic: Topic, live: LivePart) -> Iterator[None]:
         """Everything new to everybody who watches. Yields wherever the budget is spent."""
         self._note_delay(topic, live)
         target = topic.head
         start, topic.drained = topic.drained, target
-        for view, group in list(live.readers.items()):
+        for view, group in list(live.readers.by_view.items()):
             watchers = [one for one in group if one.live]
             if watchers:
                 if view.touch:
@@ -328,7 +319,7 @@ class Delivery:
                     watcher.live = False
                 if not watcher.live:
                     self._catch_up.queue(watcher)
-        self.wake(live)
+        live.readers.wake()
 
     def _deliver(
         self, topic: Topic, view: View, watchers: list[Watcher], start: int, target: int
@@ -348,7 +339,7 @@ class Delivery:
                     # further on, and has had this frame.
                     if watcher.live and not watcher.closed and watcher.cursor == start:
                         self._hands.give(watcher, frame, to_seq)
-                    if self._budget.spent:
+                    if self._slice.spent:
                         yield
                 start = to_seq
             for watcher in watchers:
@@ -357,7 +348,7 @@ class Delivery:
             start = page.next_seq
 
     async def _feed_routers(self, topic: Topic, live: LivePart) -> None:
-        for router in list(live.routers):
+        for router in list(live.readers.routers):
             while not (router.closed or router.queued or router.stalled):
                 if router.cursor >= topic.drained:
                     break
@@ -374,7 +365,7 @@ class Delivery:
 
     def _band(self, topic: Topic, now_ns: int) -> Band:
         config = topic.config
-        since_ns = topic.live.dirty_ns if topic.live is not None else 0
+        since_ns = topic.live.readers.since_ns if topic.live is not None else 0
         return priority.band_at(
             config.priority, config.auto_priority, topic.last_read_ns, since_ns or now_ns, now_ns
         )
@@ -395,21 +386,15 @@ class Delivery:
     def _note_delay(self, topic: Topic, live: LivePart) -> None:
         now_ns = self._clock.now_ns()
         delay_ns = late_ns = 0
-        if live.dirty_ns:
-            delay_ns = now_ns - live.dirty_ns
-            held_ns = self._withheld.held_ns(live.dirty_band, now_ns) - live.held_ns
+        readers = live.readers
+        if readers.since_ns:
+            delay_ns = now_ns - readers.since_ns
+            held_ns = self._withheld.held_ns(readers.band, now_ns) - readers.held_ns
             late_ns = delay_ns - held_ns
         self._delays[self._band(topic, now_ns)].record(delay_ns)
         self._delay_ns += 0.2 * (late_ns - self._delay_ns)
         self._drains += 1
-        live.dirty_ns = 0
-
-    def wake(self, live: LivePart) -> None:
-        """Whoever waits for something new looks again."""
-        waiters, live.waiters = live.waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        readers.served()
 
     def _gather(self) -> None:
         """Let the lower bands gather what comes, for one window."""

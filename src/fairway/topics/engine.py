@@ -20,13 +20,9 @@ from fairway.errors import (
     NotFound,
     Throttled,
     TopicFull,
-    WriteFailed,
 )
-from fairway.runtime.blocking import BlockingPool
+from fairway.kernel.part import OK, Part, PartHealth
 from fairway.runtime.clock import clock_of
-from fairway.runtime.pressure import PressureSampler
-from fairway.runtime.telemetry import Telemetry
-from fairway.storage.catalog import Catalog
 from fairway.storage.wal import Operation
 from fairway.topics import names
 from fairway.topics.changes import TOPIC, Changes
@@ -37,26 +33,17 @@ from fairway.topics.reading import Reading
 from fairway.topics.recovery import Recovery
 from fairway.topics.registry import Registry
 from fairway.topics.retention import Retention, RetentionConfig
-from fairway.topics.room import Room
 from fairway.topics.routers import ROUTER, Routers
 from fairway.topics.tags import TagMemory
 from fairway.topics.tail import HotBytes, Tail
 from fairway.topics.topic import Topic
 from fairway.topics.watching import Watcher
-from fairway.topics.writability import Writability
 from fairway.topics.writing import NewBatch, Writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
-    from types import TracebackType
-    from typing import Self
 
-    from fairway.core.pressure import Ladder
-    from fairway.errors import Fenced
-    from fairway.storage.catalog import Named
-    from fairway.storage.log import Log
-    from fairway.storage.ownership import Ownership
-    from fairway.storage.reserve import DiskReserve
+    from fairway.kernel.kernel import Kernel
     from fairway.topics.batch import Batch
     from fairway.topics.match import TagMatch
     from fairway.topics.outcome import Appended, Told
@@ -89,33 +76,30 @@ class TopicsConfig:
     retention: RetentionConfig = field(default_factory=RetentionConfig)
 
 
-class Topics:
+class Topics(Part):
     """Every topic and router of one log. Enter it to recover and serve; leave it to stop."""
+
+    name = "topics"
 
     def __init__(
         self,
-        log: Log,
+        kernel: Kernel,
         *,
         config: TopicsConfig | None = None,
-        telemetry: Telemetry | None = None,
-        sampler: PressureSampler | None = None,
-        reserve: DiskReserve | None = None,
-        first_epoch: int = 1,
+        declared: Mapping[str, TopicPatch | None] | None = None,
+        routers: Mapping[str, RouterConfig] | None = None,
     ) -> None:
-        """`first_epoch` is where a new log begins to count the incarnations of its topics."""
+        """What is `declared`, and the ends of `routers`, is there once it is open."""
+        self.kernel = kernel
+        self._declared = declared or {}
+        self._declared_routers = routers or {}
         self.config = config or TopicsConfig()
-        self.telemetry = telemetry if telemetry is not None else Telemetry()
-        self.sampler = sampler or PressureSampler()
-        self._log = log
-        self._reserve = reserve
-        self._first_epoch = first_epoch
+        self.writability = kernel.writability
+        self._log = kernel.partitions
         self._registry = Registry(ephemeral_cap_bytes=self.config.ephemeral_cap_bytes)
         self._routers = Routers(self)
         self._closing = True
-        self._refused_before = 0
         self.recovery: Recovery | None = None
-        self.others: dict[str, dict[str, Named]] = {}
-        """What other parts keep in the catalog, by kind, as it was found."""
         self.deleted: list[Callable[[Topic], None]] = []
         """Told of every topic that is gone, whoever deleted it."""
         self.created: list[Callable[[Topic], None]] = []
@@ -129,15 +113,18 @@ class Topics:
 
     # Life
 
-    async def __aenter__(self) -> Self:
+    async def open(self) -> None:
         self._clock = clock_of()
-        self.catalog = Catalog(self._log, first=self._first_epoch)
         now_ms = self._now_ms()
         self._keys = KeyMemory(self.config.key_bytes, cold_until_ms=now_ms)
         self._hot = HotBytes(self.config.hot_bytes, self._dropped)
         self._tags = TagMemory(self.config.tag_bytes)
         self.delivery = Delivery(
-            self._log, self._clock, config=self.config.delivery, telemetry=self.telemetry
+            self._log,
+            self._clock,
+            config=self.config.delivery,
+            telemetry=self.kernel.telemetry,
+            turn=self.kernel.turn,
         )
         self.retention = Retention(
             self._log,
@@ -148,9 +135,8 @@ class Topics:
             topic_at=self._registry.by_epoch.get,
             published=self.delivery.mark,
             config=self.config.retention,
+            turn=self.kernel.turn,
         )
-        self._pool = BlockingPool(1, name="topics")
-        self.writability = Writability(self._log, Room(self._log, self._pool, self._reserve))
         self.writing = Writing(
             self._log,
             self._clock,
@@ -180,7 +166,7 @@ class Topics:
         self._changes = Changes(
             self._registry,
             self._log,
-            self.catalog,
+            self.kernel.catalog,
             topics_max=self.config.topics_max,
             routers=self._routers,
             retention=self.retention,
@@ -192,44 +178,35 @@ class Topics:
         )
         self._instruments()
         await self._recover()
-        self.sampler.add_signal("ready_depth", self.delivery.depth_signal)
-        self.sampler.add_signal("delivery_delay", self.delivery.delay_signal)
-        self.sampler.add_signal("pool_busy", lambda: self._log.busy_ratio)
-        self.sampler.add_signal("writer_fill", self._log.fill)
-        self.sampler.add_ingest("log", self._ingest_full)
-        self.sampler.listen(self._obey)
-        self._group = asyncio.TaskGroup()
-        await self._group.__aenter__()
-        self._services = [
-            self._group.create_task(self.delivery.run(), name="topics-delivery"),
-            self._group.create_task(self.retention.run(), name="topics-retention"),
-            self._group.create_task(self._routers.run(), name="topics-routers"),
-            self._group.create_task(self.sampler.run(), name="topics-pressure"),
-            self._group.create_task(self.writability.run(), name="topics-writability"),
-        ]
+        self.kernel.governor.add_signal("ready_depth", self.delivery.depth_signal)
+        self.kernel.governor.add_signal("delivery_delay", self.delivery.delay_signal)
+        self.kernel.governor.listen(self.delivery.obey)
+        self.spawn(self.delivery.run(), "topics-delivery")
+        self.spawn(self.retention.run(), "topics-retention")
+        self.spawn(self._routers.run(), "topics-routers")
         self._closing = False
         await self._routers.start_all()
-        return self
+        for name, patch in self._declared.items():
+            await self.put(name, patch, declared=True)
+        for name, router in self._declared_routers.items():
+            for end in (router.source, router.dest):
+                if self.find(end) is None:
+                    await self.create(end, declared=True)
+            await self.put_router(name, router, declared=True)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop_admitting()
+    def progress(self) -> dict[str, object]:
+        recovery = self.recovery
+        if recovery is None or not recovery.total:
+            return {}
+        share = round(recovery.done / recovery.total, 3)
+        return {"replay_progress": share, "topics": recovery.total}
+
+    async def drain(self) -> None:
         try:
-            if kind is None and self._log.lost is None:
+            if not self.cut_short and self._log.lost is None:
                 await self._save_all()
         except FairwayError as failure:
             logger.warning("snapshots were not written; the next start replays: %s", failure)
-        finally:
-            for service in (*self._services, *self._chores):
-                service.cancel()
-            try:
-                await self._group.__aexit__(None, None, None)
-            finally:
-                await self._pool.aclose()
 
     async def _save_all(self) -> None:
         """A clean stop leaves nothing to replay, and no seq reserved that was not used."""
@@ -251,7 +228,8 @@ class Topics:
                 meta = self.retention.snapshot_meta(topic)
                 meta[names.RESERVED] = None
                 # Before it is written: whoever is numbered from now on must reserve anew.
-                topic.reserved = self.live(topic).reserving = 0
+                topic.give_back()
+                self.live(topic).reservation.give_back()
                 await self._log.submit(topic.epoch, Operation(meta=meta))
             else:
                 await self.retention.save(topic)
@@ -261,28 +239,15 @@ class Topics:
     # Recovery
 
     async def _recover(self) -> None:
-        found = await self.catalog.load()
-        self.others = {kind: names for kind, names in found.items() if kind not in (TOPIC, ROUTER)}
         assert self.recovery is not None
-        await self.recovery.run(found.pop(TOPIC, {}))
+        catalog = self.kernel.catalog
+        await self.recovery.run(catalog.take(TOPIC))
         window_ms = max((t.config.idempotency_window_ms for t in self._registry), default=0)
         self._keys.cold_until_ms = self._now_ms() + window_ms
-        await self._routers.restore(found.get(ROUTER, {}))
-        await self._release_log()
+        await self._routers.restore(catalog.take(ROUTER))
+        await self.kernel.release()
         await self.recovery.trim()
         self.retention.recovered(self._registry)
-
-    async def _release_log(self) -> None:
-        """All that is kept makes sense, so the files may change; on a full disk in the room of the
-        reserve."""
-        try:
-            await self._log.release()
-        except WriteFailed as error:
-            if self._reserve is None or self._reserve.given_up:
-                raise
-            logger.warning("the reserve is given up, to recover the log: %s", error)
-            await self._pool.run(self._reserve.release)
-            await self._log.release()
 
     # Topics
 
@@ -377,21 +342,27 @@ class Topics:
         owner: str = "",
     ) -> tuple[Topic, Appended, bool]:
         """Append to a topic, making it first if it may be made; the last says whether it was."""
-        self.check_admits(patient=new.patient)
-        topic = self.find(name)
-        created = False
-        if topic is None:
-            wanted = create
-            if wanted is None:
-                wanted = not (config is not None and config.auto_create is False)
-            if not wanted:
-                raise NotFound("topic", name)
-            self._check_fits(name, config, new)
-            make = partial(self.create, name, config, owner=owner)
-            size = len(new.records.raw)
-            made = self.writing.patiently(name, size, make) if new.patient else make()
-            topic, created = await made
-        return topic, await self.writing.append(topic, new), created
+        while True:
+            self.check_admits(patient=new.patient)
+            topic = self.find(name)
+            created = False
+            if topic is None:
+                wanted = create
+                if wanted is None:
+                    wanted = not (config is not None and config.auto_create is False)
+                if not wanted:
+                    raise NotFound("topic", name)
+                self._check_fits(name, config, new)
+                make = partial(self.create, name, config, owner=owner)
+                size = len(new.records.raw)
+                made = self.writing.patiently(name, size, make) if new.patient else make()
+                topic, created = await made
+            try:
+                return topic, await self.writing.append(topic, new), created
+            except NotFound:
+                if self.find(name) is topic:
+                    raise
+                # It was deleted before anything was accepted: as if we had come after that.
 
     def append_now(self, reply: Told, topic: Topic, new: NewBatch) -> bool:
         """As `append`, begun at once and told to `reply`; False if something must come first."""
@@ -424,7 +395,7 @@ class Topics:
         if self._closing:
             raise Closing("topics are closing")
         self.writability.check()
-        if self.sampler.ladder.refuse and not patient:
+        if self.kernel.ladder.refuse and not patient:
             raise Throttled("saturated: no room for more writes", retry_after_ns=RETRY_SATURATED_NS)
 
     async def extras(self, topic: Topic, prefix: str) -> dict[str, bytes]:
@@ -438,11 +409,13 @@ class Topics:
 
     async def pin(self, topic: Topic, seq: int, extra: Mapping[str, bytes | None]) -> None:
         """Keep what is stored from `seq` on, though caps, TTL and deletes hide it; 0 lets it go."""
-        before, topic.pin = topic.pin, seq
-        meta = {**extra, **self.retention.snapshot_meta(topic)}
-        topic.pin = min(before or seq, seq or before)  # the lower one, until it is durable
-        await asyncio.shield(self._log.submit(topic.epoch, Operation(meta=meta)))
-        topic.pin = seq
+        if seq:
+            topic.hold_from(seq)  # the lower one, until it is durable
+        writes = self.live(topic).writes
+        with writes.pinning(seq):
+            meta = {**extra, **self.retention.snapshot_meta(topic)}
+            await asyncio.shield(self._log.submit(topic.epoch, Operation(meta=meta)))
+        topic.pinned(seq)
         self.retention.reconsider(topic)
 
     # Following
@@ -544,11 +517,8 @@ class Topics:
         return topic
 
     def start(self, chore: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a chore in the engine's own task group."""
-        task = self._group.create_task(chore)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
-        return task
+        """Run something that ends by itself, and ends with the engine at the latest."""
+        return self.spawn(chore, "topics-chore")
 
     # Small things
 
@@ -559,14 +529,19 @@ class Topics:
             live = topic.live = LivePart(Tail(topic.head + 1))
         return live
 
+    def health(self) -> PartHealth:
+        """Not ready while it must not answer from its log, ends, or takes no writes."""
+        ownership = self._log.ownership
+        if ownership is not None and ownership.overdue:
+            fenced = "fenced: another process owns the log, or may own it by now"
+            return PartHealth("failed", fenced, ready=False)
+        trouble = "shutting down" if self._closing else self.writability.trouble
+        return OK if trouble is None else PartHealth("degraded", trouble, ready=False)
+
     @property
     def closing(self) -> bool:
         """Whether it is not yet, or no longer, open: whoever waits for news should go."""
         return self._closing
-
-    @property
-    def ladder(self) -> Ladder:
-        return self.sampler.ladder
 
     def _published(self, topic: Topic) -> None:
         self.retention.wrote(topic)
@@ -579,17 +554,6 @@ class Topics:
     def _dropped(self, topic: Topic, batch: Batch) -> None:
         if topic.config.durability == "ephemeral":
             self.retention.dropped(topic, batch)
-
-    def _obey(self, ladder: Ladder) -> None:
-        self.delivery.obey(ladder)
-        if self._log.linger_ns != ladder.commit_window_ns:
-            self._log.linger_ns = ladder.commit_window_ns
-
-    def _ingest_full(self) -> bool:
-        refused = self._log.refused
-        full = refused > self._refused_before or self._log.fill() >= 1.0
-        self._refused_before = refused
-        return full
 
     def _check_fits(self, name: str, patch: TopicPatch | None, new: NewBatch) -> None:
         """Refuse the first append to a topic before the topic is made for it."""
@@ -604,26 +568,11 @@ class Topics:
         self._closing = True
         for topic in self._registry:
             if topic.live is not None:
-                self.delivery.wake(topic.live)
+                topic.live.readers.wake()
 
     def check_owned(self) -> None:
         """Raises `Fenced` once another process may own the log: see `Log.check_owned`."""
         self._log.check_owned()
-
-    @property
-    def ownership(self) -> Ownership | None:
-        """Until when topics may be answered from; None if for as long as the engine is open."""
-        return self._log.ownership
-
-    @property
-    def when_lost(self) -> list[Callable[[Fenced], None]]:
-        """Told once the log belongs to another process."""
-        return self._log.when_lost
-
-    @property
-    def read_only(self) -> str | None:
-        """Why nothing can be written now, or None if it can."""
-        return self.writability.trouble
 
     def _check_open(self) -> None:
         if self._closing:
@@ -633,11 +582,9 @@ class Topics:
         return self._clock.wall_ns() // 1_000_000
 
     def _instruments(self) -> None:
-        self._chores: set[asyncio.Task[None]] = set()
-        gauge = self.telemetry.gauge
+        gauge = self.kernel.telemetry.gauge
         gauge("fairway_topics", "Topics that exist", lambda: len(self._registry))
         gauge("fairway_routers", "Routers that exist", lambda: len(self._routers.all))
-        gauge("fairway_pressure", "Smoothed pressure, 0 to 1", lambda: self.sampler.pressure)
         gauge("fairway_hot_bytes", "Records kept in memory", lambda: self._hot.used)
         gauge("fairway_key_bytes", "Idempotency keys kept in memory", lambda: self._keys.used)
         gauge("fairway_tag_bytes", "Tag indexes kept in memory", lambda: self._tags.used)

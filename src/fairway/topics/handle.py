@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Protocol, Typ
 import msgspec
 
 from fairway.errors import BadRecord, FairwayError, InvalidRequest
+from fairway.runtime.words import brief
 from fairway.topics.match import TagMatch
+from fairway.topics.outcome import Appended
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
 from fairway.topics.watching import View, Watcher
 from fairway.topics.writing import NewBatch
 from fairway.wire.encoding import NOT_JSON, check_numbers
-from fairway.wire.records import parse_records
+from fairway.wire.events import TombstoneEvent
+from fairway.wire.records import check_tag, parse_records
 from fairway.wire.topics import (
     LIMIT_DEFAULT,
     LIMIT_MAX,
@@ -38,8 +41,8 @@ if TYPE_CHECKING:
 
     from fairway.topics.batch import Record as RawRecord
     from fairway.topics.engine import Topics
-    from fairway.topics.outcome import Appended
     from fairway.topics.topic import Topic
+    from fairway.wire.topics import AppendReply
 
 logger = logging.getLogger("fairway.topics")
 
@@ -49,23 +52,59 @@ M = TypeVar("M")
 MS_NS: Final = 1_000_000
 
 
+class RemoteRecord(Protocol):
+    """A record as a client has it."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def ts(self) -> int: ...
+    @property
+    def data(self) -> Any: ...
+    @property
+    def tag(self) -> str | None: ...
+    @property
+    def node(self) -> str | None: ...
+    @property
+    def meta(self) -> dict[str, Any] | None: ...
+    @property
+    def epoch(self) -> int: ...
+
+
+class RemotePage(Protocol):
+    """A page of records as a client has it."""
+
+    @property
+    def records(self) -> Sequence[RemoteRecord]: ...
+    @property
+    def next_from_seq(self) -> int: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def caught_up(self) -> bool: ...
+    @property
+    def tombstone(self) -> TombstoneEvent | None: ...
+    @property
+    def bad(self) -> tuple[BadRecord, ...]: ...
+
+
 class RemoteTopics(Protocol):
     """Topics of a running server, for a process that does not own the log. Values are as typed.
 
-    `config` is how to make a topic that is not there.
+    `fairway.client.ServerTopics` fills it. `config` is how to make a topic that is not there.
     """
 
     async def append(
         self, name: str, values: Sequence[Any], *, config: TopicPatch, **options: Any
-    ) -> Appended: ...
+    ) -> AppendReply: ...
 
     async def read(
         self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch
-    ) -> Read[Any]: ...
+    ) -> RemotePage: ...
 
     def watch(
         self, name: str, type: Any, asked: DiffRequest, *, config: TopicPatch, touch: bool = True
-    ) -> AsyncGenerator[Record[Any] | Lost | BadRecord, None]: ...
+    ) -> AsyncGenerator[RemoteRecord | TombstoneEvent | BadRecord, None]: ...
 
     async def delete(self, name: str, asked: DeleteRequest) -> int: ...
 
@@ -134,7 +173,7 @@ class TopicHandle(Generic[T]):
         `OutcomeUnknown`. With `key` a repeat changes nothing.
         """
         if (remote := self._app.remote_topics) is not None:
-            return await remote.append(
+            reply = await remote.append(
                 self.name,
                 values,
                 tag=tag,
@@ -144,7 +183,9 @@ class TopicHandle(Generic[T]):
                 config=self.patch,
                 wait_for_room=wait_for_room,
             )
+            return Appended(reply.first_seq, reply.last_seq, reply.deduped)
         check_writer(node, key)
+        check_tag(tag)
         encode = msgspec.json.encode
         extra = b""
         try:
@@ -181,7 +222,7 @@ class TopicHandle(Generic[T]):
         """
         asked = _asked(from_seq, epoch=epoch, limit=limit, node=node, match=match, wait_s=wait_s)
         if (remote := self._app.remote_topics) is not None:
-            return await remote.read(self.name, self.type, asked, config=self.patch)
+            return _read(await remote.read(self.name, self.type, asked, config=self.patch))
         known = self._app.topics.find(self.name)
         if known is None:
             known, _ = await self._app.topics.create(self.name, self.patch)
@@ -249,7 +290,10 @@ class TopicHandle(Generic[T]):
             watch = remote.watch(self.name, self.type, asked, config=self.patch, touch=touch)
             async with aclosing(watch) as items:
                 async for item in items:
-                    yield item
+                    if isinstance(item, TombstoneEvent):
+                        yield _lost(item)
+                    else:
+                        yield item if isinstance(item, BadRecord) else _record(item)
             return
         engine = self._app.topics
         topic = engine.find(self.name)
@@ -261,7 +305,8 @@ class TopicHandle(Generic[T]):
         recreated = epoch not in (None, now) or from_seq > topic.assigned
         start = topic.evict_floor - 1 if recreated else min(from_seq, topic.head)
         watcher = engine.watch(topic, view, inbox, start)
-        engine.when_lost.append(inbox.fail)
+        when_lost = engine.kernel.partitions.when_lost
+        when_lost.append(inbox.fail)
         try:
             if recreated:
                 yield Lost(1, start, "recreated")
@@ -277,7 +322,7 @@ class TopicHandle(Generic[T]):
                         yield self._record(record, now)
         finally:
             engine.unwatch(watcher)
-            engine.when_lost.remove(inbox.fail)
+            when_lost.remove(inbox.fail)
 
     async def delete(
         self,
@@ -397,6 +442,25 @@ class Read(NamedTuple, Generic[T]):
     """Records that do not fit the topic's type; they are not among `records`."""
 
 
+def _read(page: RemotePage) -> Read[Any]:
+    return Read(
+        [_record(one) for one in page.records],
+        _lost(page.tombstone) if page.tombstone is not None else None,
+        page.next_from_seq,
+        page.caught_up,
+        page.epoch,
+        page.bad,
+    )
+
+
+def _record(one: RemoteRecord) -> Record[Any]:
+    return Record(one.seq, one.ts, one.data, one.tag, one.node, one.meta, one.epoch)
+
+
+def _lost(gone: TombstoneEvent) -> Lost:
+    return Lost(gone.gap_from, gone.gap_to, gone.reason)
+
+
 def _asked(
     from_seq: int,
     *,
@@ -409,8 +473,8 @@ def _asked(
     """What a reader asks for, refused or brought into its range as it is over HTTP."""
     if not isinstance(node, str | None):
         raise InvalidRequest(f"node is one name, not {node!r}")
-    if not isfinite(wait_s):
-        raise InvalidRequest(f"wait_s is a number of seconds, not {wait_s}")
+    if not isinstance(wait_s, int | float) or not isfinite(wait_s):
+        raise InvalidRequest(f"wait_s is a number of seconds, not {brief(wait_s)}")
     asked = _checked(
         DiffRequest,
         from_seq=from_seq,
@@ -471,13 +535,19 @@ class _PlainEncoder:
 _PLAIN: Final = _PlainEncoder()
 
 
+INBOX_FRAMES_MAX: Final = 64
+"""Frames that wait for a reader in this process; with more it falls behind, and catches up from the
+log. Raising it rides out longer pauses of a reader without reading again, and costs memory."""
+INBOX_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Bytes of records in them, in the same way. The frame that passes it is taken."""
+
+
 class _Inbox:
     """The sink of a reader in this process: a few frames, then it falls behind."""
 
-    FRAMES_MAX = 64
-
     def __init__(self) -> None:
-        self._frames: deque[Any] = deque()
+        self._frames: deque[tuple[Any, int]] = deque()  # with their sizes
+        self._bytes = 0  # but for the first: a reader that keeps up costs no counting
         self._came = asyncio.Event()
         self._stalled: Watcher | None = None
         self._failure: FairwayError | None = None
@@ -488,10 +558,16 @@ class _Inbox:
         self._came.set()
 
     def write(self, watcher: Watcher, frame: Any, to_seq: int) -> bool:
-        if len(self._frames) >= self.FRAMES_MAX and frame is not _DELETED:
-            self._stalled = watcher
-            return False
-        self._frames.append(frame)
+        size = 0
+        if self._frames:
+            full = len(self._frames) >= INBOX_FRAMES_MAX or self._bytes >= INBOX_BYTES_MAX
+            if full and frame is not _DELETED:
+                self._stalled = watcher
+                return False
+            if frame is not _DELETED and not isinstance(frame, Gap):
+                size = sum([len(record.data) + len(record.meta or b"") for record in frame])
+                self._bytes += size
+        self._frames.append((frame, size))
         self._came.set()
         return True
 
@@ -501,8 +577,13 @@ class _Inbox:
                 raise self._failure.again()
             self._came.clear()
             await self._came.wait()
-        frame = self._frames.popleft()
-        if self._stalled is not None and len(self._frames) <= self.FRAMES_MAX // 2:
+        frame, size = self._frames.popleft()
+        self._bytes -= size
+        if (
+            self._stalled is not None
+            and len(self._frames) <= INBOX_FRAMES_MAX // 2
+            and self._bytes <= INBOX_BYTES_MAX // 2
+        ):
             stalled, self._stalled = self._stalled, None
             stalled.resume()
         return frame

@@ -1,45 +1,22 @@
-"""From pages to frames to watchers: what is handed over, counted, within a budget of time."""
+"""From pages to frames to watchers: what is handed over, counted, within a slice of time."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fairway.runtime.clock import Clock
     from fairway.runtime.telemetry import Telemetry
+    from fairway.runtime.turn import TimeSlice
     from fairway.topics.reading import Page
     from fairway.topics.topic import Topic
     from fairway.topics.watching import View, Watcher
 
 
-class Budget:
-    """How long whoever delivers may keep the event loop before others have a turn."""
-
-    def __init__(self, clock: Clock, budget_ns: int) -> None:
-        self._now_ns = clock.now_ns
-        self._budget_ns = budget_ns
-        self._since_ns = 0
-
-    def begin(self) -> None:
-        """Others have just had a turn."""
-        self._since_ns = self._now_ns()
-
-    @property
-    def spent(self) -> bool:
-        return self._now_ns() - self._since_ns > self._budget_ns
-
-    async def let_others(self) -> None:
-        """I/O has a turn. Whoever is being served keeps its place."""
-        await asyncio.sleep(0)
-        self.begin()
-
-
 class Hands:
     """Hands frames to watchers. Each is built once, whoever it is for."""
 
-    def __init__(self, budget: Budget, telemetry: Telemetry) -> None:
-        self._budget = budget
+    def __init__(self, slice_: TimeSlice, telemetry: Telemetry) -> None:
+        self._slice = slice_
         self._frames = telemetry.counter("fairway_delivery_frames", "Frames handed to watchers")
         self._lagged = telemetry.counter(
             "fairway_watchers_lagged", "Times a watcher's buffer was full"
@@ -85,8 +62,8 @@ class Hands:
             if not self.give(watcher, frame, to_seq):
                 return
         watcher.cursor = page.next_seq
-        if self._budget.spent:
-            await self._budget.let_others()
+        if self._slice.spent:
+            await self._slice.let_others()
 
     def give_notice(self, watcher: Watcher, frame: Any) -> None:
         """What is no record and no loss, and is not counted as a frame."""

@@ -132,15 +132,20 @@ class TagRules:
                 left.add(rule, upto)
         return left
 
+    def drop(self, rule: Rule) -> None:
+        """Forget a rule, if it is here."""
+        if isinstance(rule, SeqMatch):
+            self._seqs.discard(rule.seq)
+        elif not rule.prefix:
+            self._exact.pop(rule.text, None)
+        elif self._prefixes.pop(rule.text, None) is not None:
+            self._measure()
+
     def prune(self, floor: int) -> list[Rule]:
         """Drop the rules that only hide what lies below `floor`; returns them."""
         gone = [rule for rule, upto in self.all().items() if upto < floor]
         for rule in gone:
-            if isinstance(rule, SeqMatch):
-                self._seqs.discard(rule.seq)
-            else:
-                del (self._prefixes if rule.prefix else self._exact)[rule.text]
-        self._measure()
+            self.drop(rule)
         return gone
 
     def _measure(self) -> None:

@@ -1,9 +1,7 @@
 """Looking through the old batches of a topic without keeping everybody else waiting.
 
-What is in memory can be had without a pause, so whoever goes through much of it must make one.
-Work is counted, not timed: the same steps are taken on every machine and under a virtual clock. A
-batch is the smallest step, however many records it holds. Between two steps there is a rest: to be
-merely last in the queue of the loop would leave no time for the threads that write.
+What is in memory can be had without a pause, so whoever goes through much of it must make one (see
+`Pace`). A batch is the smallest step, however many records it holds.
 """
 
 from __future__ import annotations
@@ -14,25 +12,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from fairway.errors import NotFound
-from fairway.runtime.clock import sleep_ns
+from fairway.runtime.turn import TURN
 from fairway.topics.batch import decode_batch
-from fairway.topics.tail import Tail, hot_size
+from fairway.topics.tail import hot_size
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from fairway.storage.log import Log
+    from fairway.runtime.turn import Pace, TurnBudget
+    from fairway.storage.partitions import Partitions
     from fairway.topics.batch import Batch
     from fairway.topics.live import LivePart
     from fairway.topics.tail import HotBytes
     from fairway.topics.topic import Due, Topic
 
-STEP_WORK: Final = 1024
-"""Records parsed in one step, some 0.6 ms. Raising it is done sooner, in longer stalls."""
-APPEND_WORK: Final = 128
-"""What an append may do beside its own: many may come at once, and bring one batch each."""
-REST_NS: Final = 1_000_000
-"""Time left to the others after a step. Raising it slows them less, and is done later."""
 BATCH_WORK: Final = 8
 """What a batch, or a topic, costs by itself: as much as so many records."""
 RECORD_BYTES: Final = 256
@@ -45,33 +38,6 @@ PAGE_BATCHES: Final = 1000
 """Batches read from the store at a time, if their bytes allow."""
 HOT_PAGE: Final = 256
 """Batches of the tail taken at a time: it may change between two steps."""
-
-
-class Pace:
-    """Counts work, and says when the others should have a turn."""
-
-    __slots__ = ("_left", "_work")
-
-    def __init__(self, work: int = STEP_WORK) -> None:
-        self._left = self._work = work
-
-    def spend(self, work: int) -> None:
-        self._left -= work
-
-    @property
-    def spent(self) -> bool:
-        return self._left <= 0
-
-    async def turn(self, work: int) -> None:
-        """Some work was done; rest if it was enough."""
-        self.spend(work)
-        if self.spent:
-            await self.rest()
-
-    async def rest(self) -> None:
-        """The step is over."""
-        self._left = self._work
-        await sleep_ns(REST_NS)
 
 
 class Tally:
@@ -131,20 +97,19 @@ def hot_front(topic: Topic, live: LivePart) -> Batch | None:
     return next(tail.after(floor - 1), None)
 
 
-def hot_behind(topic: Topic, live: LivePart, front: Batch, upto: int) -> int | None:
+def hot_behind(topic: Topic, live: LivePart, front: Batch, upto: int, work: int) -> int | None:
     """What `Topic.evict` must know: the first live seq behind the oldest batch, or 0 if nobody
-    needs it. None if memory, or a step, does not reach that far."""
+    needs it. None if memory, or so much work, does not reach that far."""
     if not topic.must_look_behind(front, upto):
         return 0
-    pace = Pace()
     after = front.last_seq
     for part in (live.front, live.tail):
         if part is None or part.first_seq > after + 1:
             continue
         for batch in part.after(after):
-            if pace.spent:
+            if work <= 0:
                 return None
-            pace.spend(work_of(batch, parsed=True))
+            work -= work_of(batch, parsed=True)
             first = topic.first_live_in(batch)
             if first is not None:
                 return first
@@ -152,17 +117,20 @@ def hot_behind(topic: Topic, live: LivePart, front: Batch, upto: int) -> int | N
     return topic.head + 1 if live.tail.first_seq <= after + 1 else None
 
 
-def holds_front(topic: Topic, live: LivePart) -> bool:
+def holds_front(topic: Topic, live: LivePart, work: int) -> bool:
     """Whether an append can evict the oldest batch in its own step."""
     front = hot_front(topic, live)
-    return front is not None and hot_behind(topic, live, front, front.last_seq) is not None
+    return front is not None and hot_behind(topic, live, front, front.last_seq, work) is not None
 
 
 class OldBatches:
     """Reads batches from memory, or from the store if they are not there any more."""
 
-    def __init__(self, log: Log, hot: HotBytes, *, page_bytes: int) -> None:
+    def __init__(
+        self, log: Partitions, hot: HotBytes, *, page_bytes: int, turn: TurnBudget = TURN
+    ) -> None:
         self._log = log
+        self._step = turn.scan_records_per_turn
         self._hot = hot
         self._page_bytes = page_bytes
         self._fetching: dict[Topic, asyncio.Future[None]] = {}
@@ -171,7 +139,7 @@ class OldBatches:
         """The oldest batch that is not wholly below the floor."""
         front = hot_front(topic, live)
         if front is None:
-            await live.wait_written()
+            await live.writes.wait_written()
             front = hot_front(topic, live)
         if front is not None:
             return front
@@ -214,8 +182,8 @@ class OldBatches:
             return
         done = self._fetching[topic] = asyncio.get_running_loop().create_future()
         try:
-            await live.wait_written()
-            if not holds_front(topic, live) and not live.in_doubt:
+            await live.writes.wait_written()
+            if not holds_front(topic, live, self._step) and not live.doubts.changes:
                 await self._read_front(topic, live)
         finally:
             del self._fetching[topic]
@@ -223,7 +191,7 @@ class OldBatches:
 
     async def _read_front(self, topic: Topic, live: LivePart) -> None:
         # In place before it is filled: who reclaims meanwhile takes it away.
-        front = live.front = Tail(topic.floor)
+        front = live.begin_front(topic.floor)
         head = topic.head
         found = await self._stored(
             topic, front.first_seq, limit=FRONT_BATCHES, max_bytes=FRONT_BYTES
@@ -262,7 +230,7 @@ class OldBatches:
         """Some batches that hold seqs from `first` on, in order; none if there are none."""
         live = topic.live
         if live is not None and live.tail.first_seq > first:
-            await live.wait_written()
+            await live.writes.wait_written()
         if live is not None and live.tail.first_seq <= first:
             if topic.epoch < 0:
                 raise NotFound("topic", topic.name)

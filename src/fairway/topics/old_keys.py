@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fairway.runtime.clock import Clock
-    from fairway.storage.log import Log
+    from fairway.storage.partitions import Partitions
     from fairway.topics.idempotency import KeyMemory
     from fairway.topics.topic import Topic
 
@@ -23,7 +23,11 @@ class OldKeys:
     """Removes them: those that memory knows when they are due, the others by looking."""
 
     def __init__(
-        self, log: Log, clock: Clock, keys: KeyMemory, topic_at: Callable[[int], Topic | None]
+        self,
+        log: Partitions,
+        clock: Clock,
+        keys: KeyMemory,
+        topic_at: Callable[[int], Topic | None],
     ) -> None:
         self._log = log
         self._clock = clock

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fairway.runtime.clock import Clock
-    from fairway.storage.log import Log
+    from fairway.storage.partitions import Partitions
     from fairway.topics.idempotency import KeyMemory
     from fairway.topics.live import LivePart
     from fairway.topics.outcome import Told
@@ -28,7 +28,7 @@ class Once:
     def __init__(
         self,
         writing: Writing,
-        log: Log,
+        log: Partitions,
         clock: Clock,
         *,
         keys: KeyMemory,
@@ -92,7 +92,9 @@ class Once:
         now_ms = self._clock.wall_ns() // 1_000_000
         seen = self._keys.get(topic.epoch, key)
         if seen is None and now_ms < self._keys.cold_until_ms:
-            await self._live(topic).wait_written()  # a class that does not wait may still be at it
+            await self._live(
+                topic
+            ).writes.wait_written()  # a class that does not wait may still be at it
             stored = await self._log.meta(topic.epoch, names.KEY + key)
             seen = names.decode_key(stored) if stored is not None else None
         if seen is None or now_ms - seen.ts >= topic.config.idempotency_window_ms:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from fairway.runtime.clock import Clock
-    from fairway.storage.log import Log
+    from fairway.storage.partitions import Partitions
     from fairway.topics.batch import Batch
     from fairway.topics.live import LivePart
     from fairway.topics.match import TagMatch
@@ -86,7 +86,7 @@ def hot_page(
 
 
 async def cold_page(
-    log: Log,
+    log: Partitions,
     topic: Topic,
     after: int,
     upto: int,
@@ -104,7 +104,7 @@ async def cold_page(
         if page is not None:
             return page
         if topic.live is not None:
-            await topic.live.wait_written()
+            await topic.live.writes.wait_written()
         gap = topic.gap_after(after)
         begin = gap.last if gap is not None else after
         # Not past the next hole, whatever was deleted beyond it: it has to be told.
@@ -210,7 +210,7 @@ class Reading:
 
     def __init__(
         self,
-        log: Log,
+        log: Partitions,
         clock: Clock,
         *,
         get: Callable[[str], Topic],
@@ -275,9 +275,8 @@ class Reading:
             if left_ns <= 0:
                 break
             # Registered before it is read again: what lands in between resolves it.
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            live = self._live(topic)
-            live.waiters.append(waiter)
+            readers = self._live(topic).readers
+            waiter = readers.wait()
             try:
                 if page.next_seq >= topic.head:
                     async with asyncio.timeout(left_ns / 1e9):
@@ -285,8 +284,7 @@ class Reading:
             except TimeoutError:
                 break
             finally:
-                if waiter in live.waiters:
-                    live.waiters.remove(waiter)
+                readers.leave(waiter)
             page = await self.page(topic, page.next_seq, topic.head, limit, max_bytes, selection)
         return page
 

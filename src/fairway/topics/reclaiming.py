@@ -17,16 +17,17 @@ from fairway.storage.wal import Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
 from fairway.topics.old_batches import work_of
-from fairway.topics.topic import encode_snapshot
+from fairway.topics.operations import encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from fairway.storage.log import Log
+    from fairway.runtime.turn import Pace
+    from fairway.storage.partitions import Partitions
     from fairway.topics.batch import Batch
     from fairway.topics.live import LivePart
     from fairway.topics.match import Rule
-    from fairway.topics.old_batches import OldBatches, Pace
+    from fairway.topics.old_batches import OldBatches
     from fairway.topics.topic import Topic
 
 RULES_FEW: Final = 64
@@ -54,7 +55,7 @@ class Reclaiming:
     """Passes over topics in which records were deleted, a step at a time."""
 
     def __init__(
-        self, log: Log, *, live: Callable[[Topic], LivePart], batches: OldBatches, pace: Pace
+        self, log: Partitions, *, live: Callable[[Topic], LivePart], batches: OldBatches, pace: Pace
     ) -> None:
         self._log = log
         self._live = live
@@ -99,9 +100,9 @@ class Reclaiming:
             return False
         live = self._live(topic)
         async with live.lock:
-            if live.in_doubt or topic.epoch < 0:
+            if live.doubts.changes or topic.epoch < 0:
                 return False  # it is not known yet what it holds: later
-            live.reclaiming = True
+            live.begin_reclaiming()
             try:
                 page = await self._look(topic, live, found)
                 if topic.epoch < 0:
@@ -113,7 +114,7 @@ class Reclaiming:
                     if self._passes.get(topic) is found:
                         del self._passes[topic]
             finally:
-                live.reclaiming = False
+                live.end_reclaiming()
         # Without the lock: deletes go on meanwhile.
         await self._pace.turn(sum(work_of(batch, parsed=True) for batch in page))
         return topic in self._passes
@@ -136,8 +137,7 @@ class Reclaiming:
                 # for lost, and who evicts meanwhile must not count it again.
                 hidden = sum(topic.held_in(batch)[2] for batch in gone)
                 topic.reclaim(gone[-1].last_seq, hidden)
-                live.tail.discard({batch.last_seq for batch in gone})
-                live.front = None
+                live.discard({batch.last_seq for batch in gone})
         return page
 
     def _is_gone(self, topic: Topic, batch: Batch, found: _Pass) -> bool:
@@ -162,7 +162,9 @@ class Reclaiming:
     async def _finish(self, topic: Topic, found: _Pass) -> None:
         """Forget the rules that hide nothing which is stored, and that there is more to do."""
         meta: dict[str, bytes | None] = {}
-        rules = topic.rules
+        rules, before = topic.rules, topic.to_reclaim
+        idle: set[Rule] = set()
+        hidden: int | None = None
         if found.rules is not None and rules is not None:
             now = rules.all()
             idle = {
@@ -172,11 +174,9 @@ class Reclaiming:
             }
             meta = {names.RULE + rule.name: None for rule in idle}
             if found.undisturbed and found.floor == topic.floor:
-                topic.hidden = found.hidden
-            if idle:
-                topic.rules = rules.without(idle) if len(idle) < len(now) else None
+                hidden = found.hidden
             self._few[topic] = 2 * (len(now) - len(idle)) + RULES_FEW
-        before, topic.to_reclaim = topic.to_reclaim, 0
+        topic.reclaimed_all(idle, hidden)
         if topic.config.durability == "ephemeral":
             return
         meta[names.SNAPSHOT] = encode_snapshot(topic.snapshot())
@@ -184,7 +184,7 @@ class Reclaiming:
         try:
             await asyncio.shield(submit)
         except FairwayError:
-            topic.to_reclaim = before
+            topic.reclaim_again(before)
             raise
 
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from fairway.storage.wal import NO_META
 from fairway.topics import names
-from fairway.topics.batch import decode_batch
-from fairway.topics.match import TagRules, rule_named
-from fairway.topics.topic import Topic, decode_snapshot
+from fairway.topics.operations import changes_of, decode_snapshot
+from fairway.topics.topic import Topic
 from fairway.wire.topics import TopicConfig  # noqa: TC001 - msgspec looks the type up
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
-    from fairway.storage.catalog import Named
-    from fairway.storage.log import Log
-    from fairway.storage.wal import Entry, Wal
+    from fairway.kernel.catalog import Named
+    from fairway.storage.partitions import Partitions, StoredPartitions
+    from fairway.storage.wal import Entry
 
 AT_ONCE: Final = 256
 PAGE: Final = 1000
@@ -42,8 +42,9 @@ _decode_topic = msgspec.msgpack.Decoder(StoredTopic).decode
 
 
 class _Found(NamedTuple):
-    snapshot: bytes | None
-    reserved: bytes | None
+    meta: dict[str, bytes | None]
+    rules: bool
+    """Whether there are more metadata to be read: deletions by tag."""
     all_written: bool
     """Whether every reserved seq that was given out is among the entries."""
     entries: list[Entry]
@@ -54,7 +55,7 @@ class Recovery:
 
     def __init__(
         self,
-        log: Log,
+        log: Partitions,
         *,
         share: Callable[[TopicConfig], TopicConfig],
         expire: Callable[[Topic], Awaitable[None]],
@@ -76,7 +77,7 @@ class Recovery:
             topics = [self._new(name, named) for name, named in some]
             asked = [(topic.epoch, self._log.last_key(topic.epoch), topic.weak) for topic in topics]
             load = partial(_load, asked, self._log.unsynced_kept)
-            found = await self._log.past_the_lanes(load)
+            found = await self._log.read_many(load)
             for topic, facts in zip(topics, found, strict=True):
                 await self._complete(topic, facts)
                 self._admit(topic)
@@ -95,50 +96,46 @@ class Recovery:
         return Topic(name, named.partition, self._share(stored.config), sys.intern(stored.owner))
 
     async def _complete(self, topic: Topic, found: _Found) -> None:
-        if found.snapshot is not None:
-            state = decode_snapshot(found.snapshot)
-            topic.restore(state)
-            if state.rules:
-                await self._read_rules(topic)
+        _add(topic, (), found.meta)
+        if found.rules:
+            await self._read_rules(topic)
         last = self._log.last_key(topic.epoch)
         entries = found.entries
         while topic.head < last:
             if not entries:
                 entries = await self._log.read(topic.epoch, first=topic.head + 1)
-            for entry in entries:
-                topic.replay(decode_batch(entry.payload, topic=topic.name))
+            _add(topic, entries, NO_META)
             if not entries:
                 break
             entries = []
-        if topic.config.durability == "ephemeral" and topic.floor <= topic.head:
-            topic.lose_all("crash")  # live or not: nobody must look for it in the store
-        if found.reserved is not None:
-            reserved = names.decode_number(found.reserved)
-            if found.all_written and topic.config.durability == "disk":
-                topic.note_skip(reserved)
-            else:
-                # Not written down here: until it is, the jump in the seqs tells the same.
-                topic.note_crash(topic.head, reserved)
-            topic.reserved = topic.head
+        topic.take_over(all_written=found.all_written)
         if topic.over_cap or topic.config.ttl_ms:
             self._late.append(topic)
 
     async def _read_rules(self, topic: Topic) -> None:
-        topic.rules = TagRules()
         after = ""
         while page := await self._log.meta_scan(topic.epoch, prefix=names.RULE, after=after):
-            for name, value in page:
-                rule = rule_named(name.removeprefix(names.RULE))
-                topic.rules.add(rule, names.decode_number(value))
+            _add(topic, (), dict(page))
             after = page[-1][0]
 
 
-def _load(asked: list[tuple[int, int, bool]], unsynced_kept: bool, wal: Wal) -> list[_Found]:
+def _add(topic: Topic, entries: Iterable[Entry], meta: Mapping[str, bytes | None]) -> None:
+    """Add what the store holds as if an operation had just written it."""
+    for change in changes_of(entries, meta, topic=topic.name):
+        topic.apply(change)
+
+
+def _load(
+    asked: list[tuple[int, int, bool]], unsynced_kept: bool, wal: StoredPartitions
+) -> list[_Found]:
     """The snapshot of each partition, and the first page of what came after it."""
     found = []
     for epoch, last_key, weak in asked:
         snapshot = wal.meta(epoch, names.SNAPSHOT)
-        head = decode_snapshot(snapshot).head if snapshot is not None else 0
+        head, rules = 0, False
+        if snapshot is not None:
+            state = decode_snapshot(snapshot)
+            head, rules = state.head, state.rules
         entries: list[Entry] = []
         if head < last_key:
             entries = wal.read(epoch, first=head + 1, limit=PAGE, max_bytes=PAGE_BYTES)
@@ -146,5 +143,6 @@ def _load(asked: list[tuple[int, int, bool]], unsynced_kept: bool, wal: Wal) -> 
         all_written = False
         if unsynced_kept and reserved is not None:
             all_written = wal.meta(epoch, names.RESERVED_DISK) == reserved
-        found.append(_Found(snapshot, reserved, all_written, entries))
+        meta = {names.SNAPSHOT: snapshot, names.RESERVED: reserved}
+        found.append(_Found(meta, rules, all_written, entries))
     return found

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Final
 from fairway.errors import FairwayError, NotFound, OutcomeUnknown, WriteFailed
 from fairway.storage.wal import Operation
 from fairway.topics import names
-from fairway.topics.topic import encode_snapshot
+from fairway.topics.operations import Reserved, encode_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from fairway.storage.log import Log
+    from fairway.kernel.writability import Writability
+    from fairway.storage.partitions import Partitions
     from fairway.topics.live import LivePart
     from fairway.topics.topic import Topic
-    from fairway.topics.writability import Writability
 
 SEQS_MIN: Final = 4096
 SEQS_MAX: Final = 65_536
@@ -35,11 +35,34 @@ def step(topic: Topic) -> int:
     return min(max(topic.assigned, SEQS_MIN), SEQS_MAX)
 
 
+class Reservation:
+    """The seqs of one topic that are reserved, or about to be."""
+
+    __slots__ = ("under_way", "upto")
+
+    def __init__(self) -> None:
+        self.under_way: asyncio.Future[int] | None = None
+        """The newest that is being written."""
+        self.upto = 0
+        """The highest seq whose reservation is written or being written."""
+
+    def begin(self, upto: int, written: asyncio.Future[int]) -> None:
+        self.upto, self.under_way = upto, written
+
+    def end(self, written: asyncio.Future[int]) -> None:
+        if self.under_way is written:
+            self.under_way = None
+
+    def give_back(self) -> None:
+        """Nothing is reserved any more: whoever is numbered from now on must reserve anew."""
+        self.upto = 0
+
+
 class Reserving:
     """Reserves seqs for topics of the weaker classes."""
 
     def __init__(
-        self, log: Log, live: Callable[[Topic], LivePart], writability: Writability
+        self, log: Partitions, live: Callable[[Topic], LivePart], writability: Writability
     ) -> None:
         self._log = log
         self._live = live
@@ -51,8 +74,8 @@ class Reserving:
         while topic.weak and topic.assigned + count > topic.reserved:
             if topic.epoch < 0:
                 raise NotFound("topic", topic.name)
-            under_way = live.reservation
-            enough = live.reserving >= topic.assigned + count
+            under_way = live.reservation.under_way
+            enough = live.reservation.upto >= topic.assigned + count
             if under_way is None or under_way.done() or not enough:
                 under_way = self._begin(topic, live, count)
             try:
@@ -63,13 +86,13 @@ class Reserving:
     def keep_ahead(self, topic: Topic, live: LivePart) -> None:
         """Begin to reserve more once half of it is given out."""
         left = topic.reserved - topic.assigned
-        if live.reservation is None and left < step(topic) // 2:
+        if live.reservation.under_way is None and left < step(topic) // 2:
             with suppress(FairwayError):  # whoever really needs it hears why not
                 self._begin(topic, live, 0)
 
     def _begin(self, topic: Topic, live: LivePart, count: int) -> asyncio.Future[int]:
         # Never less than another one asked for: the last of them is what the store keeps.
-        upto = max(topic.assigned + count + step(topic), live.reserving)
+        upto = max(topic.assigned + count + step(topic), live.reservation.upto)
         number = names.encode_number(upto)
         disk = topic.config.durability == "disk"
         meta = {names.RESERVED: number, names.RESERVED_DISK: number if disk else None}
@@ -77,20 +100,19 @@ class Reserving:
         if snapshot is not None:
             meta[names.SNAPSHOT] = encode_snapshot(snapshot)
         written = self._log.submit(topic.epoch, Operation(meta=meta))
-        live.reserving, live.reservation = upto, written
+        live.reservation.begin(upto, written)
 
         def known(_: asyncio.Future[int]) -> None:
-            if live.reservation is written:
-                live.reservation = None
+            live.reservation.end(written)
             if written.cancelled():
                 return
             if (error := written.exception()) is not None:
                 self._writability.note(error, abs(topic.epoch))
                 return
             if snapshot is not None:
-                topic.snapshot_head = max(topic.snapshot_head, snapshot.head)
-            if live.reserving >= upto:  # else the class changed meanwhile, and took it back
-                topic.reserved = max(topic.reserved, upto)
+                topic.saved(max(topic.snapshot_head, snapshot.head))
+            if live.reservation.upto >= upto:  # else the class changed meanwhile, and took it back
+                topic.apply(Reserved(upto))
 
         written.add_done_callback(known)
         return written

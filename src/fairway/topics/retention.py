@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from fairway.errors import FairwayError, NotFound
 from fairway.runtime.clock import sleep_ns
+from fairway.runtime.turn import TURN, Pace
 from fairway.storage.wal import INT_MAX, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
@@ -28,11 +29,8 @@ from fairway.topics.batch import decode_batch
 from fairway.topics.deleting import Deletions
 from fairway.topics.expiry import Expiries
 from fairway.topics.old_batches import (
-    APPEND_WORK,
     BATCH_WORK,
-    STEP_WORK,
     OldBatches,
-    Pace,
     evict_front,
     eviction_work,
     holds_front,
@@ -41,17 +39,20 @@ from fairway.topics.old_batches import (
     work_of,
 )
 from fairway.topics.old_keys import OldKeys
+from fairway.topics.operations import encode_snapshot
 from fairway.topics.reclaiming import Reclaiming
-from fairway.topics.topic import Due, encode_snapshot
+from fairway.topics.topic import Due
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from fairway.runtime.clock import Clock
-    from fairway.storage.log import Log
+    from fairway.runtime.turn import TurnBudget
+    from fairway.storage.partitions import Partitions
     from fairway.topics.batch import Batch
+    from fairway.topics.doubts import Doubt
     from fairway.topics.idempotency import KeyMemory
-    from fairway.topics.live import Doubt, LivePart
+    from fairway.topics.live import LivePart
     from fairway.topics.tail import HotBytes
     from fairway.topics.topic import Topic
 
@@ -81,7 +82,7 @@ class Retention:
 
     def __init__(
         self,
-        log: Log,
+        log: Partitions,
         clock: Clock,
         *,
         live: Callable[[Topic], LivePart],
@@ -90,6 +91,7 @@ class Retention:
         topic_at: Callable[[int], Topic | None],
         published: Callable[[Topic], None],
         config: RetentionConfig | None = None,
+        turn: TurnBudget = TURN,
     ) -> None:
         self.config = config or RetentionConfig()
         self._log = log
@@ -100,8 +102,11 @@ class Retention:
         self._doubtful: deque[Topic] = deque()
         self._unsaved: deque[tuple[int, Topic]] = deque()
         self._expiries = Expiries()
-        self._batches = OldBatches(log, hot, page_bytes=self.config.page_bytes)
-        self._pace = Pace()  # one for all: together they keep the loop no longer than one alone
+        self._batches = OldBatches(log, hot, page_bytes=self.config.page_bytes, turn=turn)
+        self._step = turn.scan_records_per_turn
+        self._append_step = turn.scan_records_per_append
+        # One for all: together they keep the loop no longer than one alone.
+        self._pace = Pace(self._step, turn.scan_rest_ns)
         self._old_keys = OldKeys(log, clock, keys, topic_at)
         self._wake = asyncio.Event()
         self.deletions = Deletions(
@@ -135,14 +140,14 @@ class Retention:
                 expired = due_ms <= topic.last_ts  # as good as now, and at hand
         if expired or topic.over_cap:
             # Who writes takes part: upkeep alone, with its rests, could be left behind.
-            self.evict_hot(topic, APPEND_WORK)
+            self.evict_hot(topic, self._append_step)
 
     def lacks_front(self, topic: Topic, count: int, size: int) -> bool:
         """Whether an append of so much passes a cap, and memory does not hold what must go then."""
         config = topic.config
         if not topic.count or config.discard == "reject" or not topic.would_overflow(count, size):
             return False
-        return not holds_front(topic, self._live(topic))
+        return not holds_front(topic, self._live(topic), self._step)
 
     async def fetch_front(self, topic: Topic) -> None:
         """Have in memory what an append will evict first, or it would be left to upkeep."""
@@ -199,7 +204,7 @@ class Retention:
             if not topic.count:
                 topic.skip_all()
                 return
-            front = None if live.in_doubt else await self._batches.front(topic, live)
+            front = None if live.doubts.changes else await self._batches.front(topic, live)
             if front is None or topic.epoch < 0 or not topic.skip_deleted(front):
                 return
             if live.tail.oldest is front:
@@ -208,17 +213,18 @@ class Retention:
 
     # Evicting
 
-    def evict_hot(self, topic: Topic, work: int = STEP_WORK) -> None:
-        """Evict what must go, as far as memory and so much work reach. Upkeep takes the rest."""
+    def evict_hot(self, topic: Topic, work: int | None = None) -> None:
+        """Evict what must go, as far as memory and so much work reach, a step if it is not given.
+        Upkeep takes the rest."""
         live = self._live(topic)
-        if (live.lock.locked() and not live.reclaiming) or live.in_doubt:
+        if (live.lock.locked() and not live.reclaiming) or live.doubts.changes:
             self._trim[topic] = None
             return
         now_ms = self._now_ms()
-        pace = Pace(work)
+        left = self._step if work is None else work
         floor = topic.floor
         while topic.over_cap or self._front_expired(topic, now_ms):
-            if pace.spent:
+            if left <= 0:
                 self._evict_on(topic)
                 return
             front = hot_front(topic, live)
@@ -226,8 +232,8 @@ class Retention:
             if front is None or due is None:
                 self._trim[topic] = None
                 return
-            pace.spend(eviction_work(topic, front))
-            behind = hot_behind(topic, live, front, due.upto)
+            left -= eviction_work(topic, front)
+            behind = hot_behind(topic, live, front, due.upto, self._step)
             if behind is None:
                 # Better late than now: nobody could say which record is the first then.
                 self._trim[topic] = None
@@ -241,7 +247,7 @@ class Retention:
     def dropped(self, topic: Topic, batch: Batch) -> None:
         """Memory was all that held a batch, and has had to let it go."""
         due = Due(batch.last_seq, "cap")
-        behind = hot_behind(topic, self._live(topic), batch, due.upto)
+        behind = hot_behind(topic, self._live(topic), batch, due.upto, self._step)
         topic.evict(batch, due, behind or 0)
         if behind is None:
             # More was deleted behind it than can be gone through at once, just now: it was to be
@@ -251,12 +257,12 @@ class Retention:
 
     def _settle_hot(self, topic: Topic, live: LivePart) -> None:
         """As `_settle_front`, as far as memory and a step reach."""
-        pace = Pace()
-        while topic.count and not pace.spent:
+        left = self._step
+        while topic.count and left > 0:
             front = hot_front(topic, live)
             if front is None:
                 break
-            pace.spend(work_of(front, parsed=True))
+            left -= work_of(front, parsed=True)
             if not topic.skip_deleted(front):
                 return
             if live.tail.oldest is front:
@@ -303,7 +309,7 @@ class Retention:
         """Evict until a rest is due; False if nothing more has to go, or can."""
         floor = topic.floor
         while topic.count and (topic.over_cap or topic.config.ttl_ms):
-            front = None if live.in_doubt else await self._batches.front(topic, live)
+            front = None if live.doubts.changes else await self._batches.front(topic, live)
             if front is None:
                 self._look_for_expired(topic)  # it cannot be told yet
                 return False
@@ -314,9 +320,9 @@ class Retention:
                 if expires_ms is not None:
                     self._expiries.note(topic, expires_ms)
                 break
-            failures = live.failures
+            failures = live.writes.failures
             behind = await self._batches.behind(topic, front, due.upto, self._pace)
-            if live.failures != failures:
+            if live.writes.failures != failures:
                 continue  # the batch itself may be lost
             evict_front(topic, live, front, due, behind)
             if self._pace.spent:
@@ -390,27 +396,22 @@ class Retention:
             found += (decode_batch(entry.payload, topic=topic.name) for entry in entries)
             first = entries[-1].key + 1
         true: list[Doubt] = []
-        if live.in_doubt:
-            stored = await self._log.meta(topic.epoch, names.SNAPSHOT)
-            # Each tells of those before it, too.
-            while live.in_doubt and live.in_doubt[-1].snapshot != stored:
-                live.in_doubt.pop()
-            true = live.in_doubt
+        if live.doubts.changes:
+            true = live.doubts.made(await self._log.meta(topic.epoch, names.SNAPSHOT))
         # It is there; readers may see it once it is certain to stay. Nobody is numbered meanwhile.
         if found or true:
             meta: dict[str, bytes | None] = {names.CONFIRMED: names.encode_number(last)}
             await self._log.submit(topic.epoch, Operation(meta=meta))
-        live.in_doubt = []
+        live.doubts.settle_changes()
         for batch in found:
             while true and true[0].seq <= batch.first_seq:
-                true.pop(0).apply()
-            topic.assigned = batch.last_seq
-            topic.publish(batch)
+                topic.apply(true.pop(0).change)
+            topic.apply(batch)
         for doubt in true:
-            doubt.apply()
-        live.tail = type(live.tail)(topic.head + 1)
-        topic.assigned = max(topic.head, last)
-        live.doubt = False
+            topic.apply(doubt.change)
+        live.restart_tail(topic.head + 1)
+        topic.unassign(last)
+        live.doubts.settle_end()
         self.wrote(topic)
         self._published(topic)
 
@@ -419,7 +420,7 @@ class Retention:
         due: list[Topic] = []
         while some := self._expiries.take(now_ms):
             due += some
-            await self._pace.turn(STEP_WORK)
+            await self._pace.turn(self._step)
         await self._each(due, self._expire_one)
 
     async def _expire_one(self, topic: Topic) -> None:
@@ -438,7 +439,7 @@ class Retention:
         while self._unsaved and self._unsaved[0][0] <= now_ms:
             _, topic = self._unsaved.popleft()
             if topic.live is not None:
-                topic.live.unsaved = False
+                topic.live.note_saved()
             self._trim[topic] = None
         topics, self._trim = list(self._trim), {}
         await self._each(topics, self._trim_one)
@@ -465,7 +466,7 @@ class Retention:
     def snapshot_meta(self, topic: Topic) -> dict[str, bytes | None]:
         """A snapshot as metadata, to be written in an operation of the topic."""
         snapshot = topic.snapshot()
-        topic.snapshot_head = snapshot.head
+        topic.saved(snapshot.head)
         return {names.SNAPSHOT: encode_snapshot(snapshot)}
 
     async def save(self, topic: Topic) -> bool:
@@ -477,7 +478,7 @@ class Retention:
         step = min(target, floor + self.config.chunk)
         meta: dict[str, bytes | None] = {}
         live = topic.live
-        if topic.rules is not None and (live is None or live.removal is None):
+        if topic.rules is not None and (live is None or live.writes.removal is None):
             # Not while a deletion is being written: it may have extended one of these rules.
             for match in topic.rules.prune(topic.floor):
                 meta[names.RULE + match.name] = None
@@ -488,13 +489,11 @@ class Retention:
             return False
         operation = Operation(meta=meta, compact_before=compact)
         await asyncio.shield(self._log.submit(topic.epoch, operation, durability=Durability.DISK))
-        topic.snapshot_head = snapshot.head
+        topic.saved(snapshot.head)
         return step < target
 
     def _note_unsaved(self, topic: Topic) -> None:
-        live = self._live(topic)
-        if not live.unsaved:
-            live.unsaved = True
+        if self._live(topic).note_unsaved():
             self._unsaved.append((self._now_ms() + self.config.snapshot_idle_ms, topic))
 
     def _now_ms(self) -> int:

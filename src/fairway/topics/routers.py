@@ -15,7 +15,7 @@ from fairway.topics.routing import Router, find_cycle
 from fairway.wire.topics import RouterConfig, check_name
 
 if TYPE_CHECKING:
-    from fairway.storage.catalog import Named
+    from fairway.kernel.catalog import Named
     from fairway.topics.engine import Topics
 
 ROUTER: Final = "router"
@@ -86,7 +86,7 @@ class Routers:
         if existing is not None and existing.config.source == config.source:
             start_seq = existing.state().cursor
         saved = _Stored(config, source.epoch, start_seq, owner)
-        await engine.catalog.put(ROUTER, name, _encode(saved))
+        await engine.kernel.catalog.put(ROUTER, name, _encode(saved))
         if existing is not None:
             self.forget(name)
         router = self.all[name] = Router(name, config, start_seq, owner)
@@ -97,7 +97,7 @@ class Routers:
     async def delete(self, name: str) -> bool:
         if name not in self.all:
             return False
-        await self._engine.catalog.remove((ROUTER, name))
+        await self._engine.kernel.catalog.remove((ROUTER, name))
         self.forget(name)
         return True
 
@@ -117,7 +117,7 @@ class Routers:
                 self.all[name] = Router(name, saved.config, saved.start_seq, saved.owner)
             else:
                 with suppress(FairwayError):  # it is left over; the next start removes it
-                    await self._engine.catalog.remove((ROUTER, name))
+                    await self._engine.kernel.catalog.remove((ROUTER, name))
 
     async def start_all(self) -> None:
         for router in self.all.values():

@@ -37,8 +37,8 @@ from fairway.wire.topics import RouterConfig, RouterState
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
+    from fairway.kernel.writability import Writability
     from fairway.topics.outcome import Appended
-    from fairway.topics.writability import Writability
     from fairway.topics.writing import Writing
 
 logger = logging.getLogger("fairway.topics")

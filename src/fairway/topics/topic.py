@@ -12,64 +12,30 @@ deletes too. Always `evict_floor <= earliest`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
-
-import msgspec
+from typing import TYPE_CHECKING, NamedTuple
 
 from fairway.errors import Unavailable
-from fairway.topics.batch import size_of
+from fairway.topics.batch import Batch, size_of
 from fairway.topics.match import TagRules
+from fairway.topics.operations import (
+    NO_HOLES,
+    SKIPPED,
+    Hole,
+    Removal,
+    Reserved,
+    Ruling,
+    Snapshot,
+    joined,
+)
+from fairway.wire.topics import TopicConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
-    from fairway.topics.batch import Batch
     from fairway.topics.live import LivePart
     from fairway.topics.match import Rule
-    from fairway.wire.topics import LossReason, TopicConfig
-
-
-SKIPPED: Final = "skipped"
-"""Why a hole is no loss: its seqs were reserved, and never written."""
-
-
-class Hole(NamedTuple):
-    """Seqs that are lost, with live records before them; or that were skipped."""
-
-    first: int
-    last: int
-    reason: LossReason | Literal["skipped"]
-
-
-class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """What a topic is after the entries up to `head`; stored as metadata beside them."""
-
-    version: int
-    head: int
-    ts: int
-    count: int
-    bytes: int
-    evict_floor: int
-    floor_reason: str
-    delete_floor: int
-    earliest: int
-    holes: list[tuple[int, int, str]]
-    rules: bool = False
-    """Whether there are deletions by tag to be read as well."""
-    pin: int = 0
-    hidden: int = -1
-    """Bytes of deleted records that are stored beside others; -1 if nobody counted them."""
-    reclaimed: int = 0
-    """Up to this seq entries may be missing: every record of theirs was deleted."""
-    to_reclaim: int = 0
-    """Up to this seq there may be more of them."""
-    set_back: tuple[int, int] = (0, 0)
-    """(seq, time): what lies below that seq was accepted before that time, whatever it says."""
-
-
-_SNAPSHOT = msgspec.msgpack.Decoder(Snapshot)
-encode_snapshot = msgspec.msgpack.Encoder().encode
-decode_snapshot = _SNAPSHOT.decode
+    from fairway.topics.operations import Change
+    from fairway.wire.topics import LossReason
 
 
 class Gap(NamedTuple):
@@ -85,32 +51,6 @@ class Due(NamedTuple):
 
     upto: int
     reason: LossReason
-
-
-class Removal(NamedTuple):
-    """A deletion on request that is being written: what it will change."""
-
-    delete_floor: int
-    earliest: int
-    records: int
-    size: int
-    tagged: bool
-    hidden: int = 0
-    """How many bytes more, or less, are stored without being live."""
-
-
-NO_HOLES: Final[tuple[Hole, ...]] = ()
-
-
-def joined(holes: Iterable[Hole]) -> tuple[Hole, ...]:
-    """In order, and those that lie side by side as one: they are one loss to a reader."""
-    found: list[Hole] = []
-    for hole in sorted(holes):
-        if found and found[-1].last == hole.first - 1 and found[-1].reason == hole.reason:
-            found[-1] = Hole(found[-1].first, hole.last, hole.reason)
-        else:
-            found.append(hole)
-    return tuple(found)
 
 
 class Topic:
@@ -171,6 +111,118 @@ class Topic:
         self.snapshot_head = 0
         self.live: LivePart | None = None
 
+    # What its operations add up to
+
+    def apply(self, change: Change) -> None:
+        """Add a change that an operation made. What was added before changes nothing."""
+        if type(change) is Batch:  # by far the most common
+            first, count = change.first_seq, change.count
+            head, last = self.head, first + count - 1
+            if first != head + 1:
+                if last <= head:
+                    return
+                # Seqs are given out one after the other: what is missing was acknowledged and lost.
+                head = first - 1
+                self._leave_out(Hole(self.head + 1, head, "crash"))
+            if last > self.assigned:  # another life, or another machine, gave it its seqs
+                self.assigned = last
+                self._note_clock(first, change.accepted_ms)
+                self.last_ts = max(self.last_ts, change.ts)
+            if self.earliest > head:
+                self.earliest = first
+            self.head = last
+            self.count += count
+            self.bytes += change.size
+        elif isinstance(change, Hole):
+            self._leave_out(change)
+        elif isinstance(change, Removal):
+            self._remove(change)
+        elif isinstance(change, Snapshot):
+            self._become(change)
+        elif isinstance(change, Ruling):
+            self._rule(change)
+        elif isinstance(change, Reserved):
+            self.reserved = max(self.reserved, change.upto) if change.upto else 0
+        elif isinstance(change, TopicConfig):
+            self.config = change
+
+    def _leave_out(self, hole: Hole) -> None:
+        """Seqs behind the head hold no records: they were lost before they came here, or by a
+        crash, or were certainly never written."""
+        if hole.last <= self.head:
+            return
+        assert hole.first == self.head + 1, "applied out of order"
+        self.head = hole.last
+        self.assigned = max(self.assigned, hole.last)
+        self.holes = joined((*self.holes, hole))
+        self._absorb()
+        if not self.count:
+            self.earliest = hole.last + 1
+
+    def _absorb(self) -> None:
+        """Losses that adjoin the lost prefix are part of it."""
+        while self.holes and self.holes[0].first <= self.evict_floor:
+            first = self.holes[0]
+            if first.reason == SKIPPED:
+                return
+            self.raise_evict_floor(first.last + 1, first.reason)
+
+    def _remove(self, removal: Removal) -> None:
+        if removal.rule is None:
+            self.delete_floor = max(self.delete_floor, removal.delete_floor)
+            self.start_at(min(removal.delete_floor, self.head + 1))
+        else:
+            self._rule(Ruling(removal.rule, removal.upto))
+            self.to_reclaim = max(self.to_reclaim, removal.upto)
+        self.count -= removal.records
+        self.bytes -= removal.size
+        self._uncover(-removal.hidden)
+        self.start_at(min(removal.earliest, self.head + 1))
+
+    def _rule(self, ruling: Ruling) -> None:
+        if ruling.upto:
+            if self.rules is None:
+                self.rules = TagRules()
+            self.rules.add(*ruling)
+        elif self.rules is not None:
+            self.rules.drop(ruling.rule)
+
+    def _become(self, snapshot: Snapshot) -> None:
+        self.head = self.assigned = snapshot.head
+        self.snapshot_head = snapshot.head
+        self.last_ts = snapshot.ts
+        self.count = snapshot.count
+        self.bytes = snapshot.bytes
+        self.evict_floor = snapshot.evict_floor
+        self.floor_reason = snapshot.floor_reason or None  # type: ignore[assignment]
+        self.delete_floor = snapshot.delete_floor
+        self.earliest = snapshot.earliest
+        self.holes = joined(Hole(*hole) for hole in snapshot.holes)  # type: ignore[arg-type]
+        self._absorb()
+        self.start_at(self.earliest)
+        self.pin = snapshot.pin
+        self.hidden = max(snapshot.hidden, 0)
+        self.reclaimed = snapshot.reclaimed
+        self.to_reclaim = snapshot.to_reclaim
+        self.set_back = snapshot.set_back
+        if snapshot.hidden < 0 and snapshot.rules:
+            self.to_reclaim = snapshot.head  # of a release that left all of it where it was
+
+    def take_over(self, *, all_written: bool) -> None:
+        """Everything that is stored was applied, and this process gives out the next seq.
+
+        Those that a life before has reserved and not written may have been acknowledged. With
+        `all_written` each that was given out is there, if its class waits for that.
+        """
+        if self.config.durability == "ephemeral" and self.floor <= self.head:
+            self.lose_all("crash")  # live or not: nobody must look for it in the store
+        if self.weak and self.reserved:
+            skipped = all_written and self.config.durability == "disk"
+            # Not written down here: until it is, the jump in the seqs tells of a crash.
+            self._leave_out(Hole(self.head + 1, self.reserved, SKIPPED if skipped else "crash"))
+            self.reserved = self.head
+        self.drained = self.head
+
     # Writing
 
     def place(self, count: int, now_ms: int) -> tuple[int, int]:
@@ -190,28 +242,18 @@ class Topic:
         if now_ms < self.last_ts and (now_ms <= ms or seq <= self.floor):
             self.set_back = (first, now_ms)
 
-    def publish(self, batch: Batch) -> None:
-        """An append met its class: readers may see it."""
-        assert batch.first_seq > self.head, "published out of order"
-        if self.earliest > self.head:
-            self.earliest = batch.first_seq
-        self.head = batch.last_seq
-        self.count += batch.count
-        self.bytes += batch.size
+    def take_back(self, first: int) -> None:
+        """What was placed last, from `first` on, was not accepted."""
+        self.assigned = first - 1
 
-    def publish_gap(self, first: int, last: int, reason: LossReason) -> None:
-        """Seqs that stand for records which were lost before they came here."""
-        if self.earliest > self.head:
-            self.earliest = last + 1
-        self.head = last
-        if not self.count:
-            self.raise_evict_floor(last + 1, reason)
-        else:
-            self.holes = joined((*self.holes, Hole(first, last, reason)))
+    def unassign(self, stored: int = 0) -> None:
+        """Everything under way failed: their seqs were never seen and are given out again, but
+        those up to `stored`, which the store has used."""
+        self.assigned = max(self.head, stored)
 
-    def unassign(self) -> None:
-        """Everything under way failed: their seqs were never seen and are given out again."""
-        self.assigned = self.head
+    def give_back(self) -> None:
+        """Nothing is reserved any more: whoever is numbered from now on must reserve anew."""
+        self.reserved = 0
 
     @property
     def weak(self) -> bool:
@@ -325,7 +367,10 @@ class Topic:
     def would_overflow(self, count: int, size: int) -> bool:
         """Whether an append of so much would pass a cap, counting what is under way."""
         config = self.config
-        pending, pending_bytes = self.live.pending if self.live is not None else (0, 0)
+        pending = pending_bytes = 0
+        if self.live is not None:
+            writes = self.live.writes
+            pending, pending_bytes = writes.pending_count, writes.pending_bytes
         return bool(
             (config.cap_records and self.count + pending + count > config.cap_records)
             or (config.cap_bytes and self.stored + pending_bytes + size > config.cap_bytes)
@@ -445,34 +490,6 @@ class Topic:
         self.floor_reason = reason
         self.start_at(min(floor, self.head + 1))
 
-    def note_crash(self, last_known: int, upto: int) -> None:
-        """Seqs above `last_known` up to `upto` were reserved and may have been acknowledged."""
-        if upto <= last_known:
-            return
-        self.head = self.assigned = self.drained = upto
-        if not self.count:
-            self.evict_floor = upto + 1
-            self.floor_reason = "crash" if self.floor_reason in (None, "crash") else "mixed"
-            self.holes = NO_HOLES
-        else:
-            self.holes = joined((*self.holes, Hole(last_known + 1, upto, "crash")))
-        if self.earliest > last_known or not self.count:
-            self.earliest = upto + 1
-
-    def note_skip(self, upto: int) -> None:
-        """Seqs above the head up to `upto` were reserved, and certainly never written."""
-        first = self.head + 1
-        if upto < first:
-            return
-        self.head = self.assigned = self.drained = upto
-        if self.holes and self.holes[-1][1:] == (first - 1, SKIPPED):
-            first = self.holes[-1].first
-            self.holes = self.holes[:-1]
-        self.holes = (*self.holes, Hole(first, upto, "skipped"))
-        if not self.count:
-            self.earliest = upto + 1
-        self.start_at(self.earliest)
-
     def lose_range(self, first: int, last: int, count: int, size: int, hidden: int = 0) -> None:
         """Published seqs of a class that promises nothing could not be written after all."""
         self.count -= count
@@ -497,31 +514,25 @@ class Topic:
                 seq = hole.last + 1
         self.earliest = max(self.earliest, seq)
 
-    # Deleting on request
-
-    def delete_before(self, seq: int, count: int, size: int, hidden: int = 0) -> None:
-        """Records below `seq` are deleted; `count` of them, of `size` bytes, were live, and
-        `hidden` bytes were not."""
-        self.delete_floor = max(self.delete_floor, seq)
-        self._uncover(hidden)
-        self.start_at(min(seq, self.head + 1))
-        self.count -= count
-        self.bytes -= size
-
-    def delete_matching(self, match: Rule, upto: int, count: int, size: int) -> None:
-        """Records up to `upto` that match are deleted: hidden, until no other is stored beside."""
-        if self.rules is None:
-            self.rules = TagRules()
-        self.rules.add(match, upto)
-        self.count -= count
-        self.bytes -= size
-        self.hidden += size
-        self.to_reclaim = max(self.to_reclaim, upto)
+    # Reclaiming what was deleted
 
     def reclaim(self, upto: int, hidden: int) -> None:
         """Batches up to `upto` that have no live record are gone, with so many hidden bytes."""
         self.reclaimed = max(self.reclaimed, upto)
         self._uncover(hidden)
+
+    def reclaimed_all(self, idle: Collection[Rule], hidden: int | None) -> None:
+        """A pass is over: these rules hide nothing any more, and what is `hidden` was counted."""
+        if hidden is not None:
+            self.hidden = hidden
+        self.to_reclaim = 0
+        if idle and self.rules is not None:
+            # Another object, so that who has read records meanwhile notices.
+            self.rules = self.rules.without(idle) or None
+
+    def reclaim_again(self, upto: int) -> None:
+        """The end of a pass was not written: there may be more, up to that seq."""
+        self.to_reclaim = max(self.to_reclaim, upto)
 
     # Snapshots
 
@@ -529,14 +540,19 @@ class Topic:
         """The state once everything under way is written: it is queued behind that."""
         live = self.live
         removal = None
+        gaps, pin = NO_HOLES, self.pin
+        pending = pending_bytes = 0
         if live is not None:
-            if live.in_doubt:
-                # One that was written now would hide from us what the one in doubt did.
+            if live.doubts:
+                # One that was written now would hide from us what the one in doubt did, or come
+                # behind records that the store has and it does not tell of.
                 raise Unavailable(f"it is not known yet what topic {self.name!r} holds")
-            removal = live.removal
+            writes = live.writes
+            removal, gaps = writes.removal, writes.gaps
+            pin = writes.pins[-1] if writes.pins else pin
+            pending, pending_bytes = writes.pending_count, writes.pending_bytes
         if removal is None:
-            removal = Removal(self.delete_floor, self.earliest, 0, 0, False, 0)
-        pending, pending_bytes = live.pending if live is not None else (0, 0)
+            removal = Removal(self.delete_floor, self.earliest, 0, 0)
         return Snapshot(
             1,
             self.assigned,
@@ -547,44 +563,26 @@ class Topic:
             self.floor_reason or "",
             max(self.delete_floor, removal.delete_floor),
             max(self.earliest, removal.earliest),
-            [*self.holes, *(live.gaps if live is not None else ())],
-            bool(self.rules) or removal.tagged,
-            self.pin,
+            [*self.holes, *gaps],
+            bool(self.rules) or removal.rule is not None,
+            pin,
             max(0, self.hidden + removal.hidden),
             self.reclaimed,
-            max(self.to_reclaim, self.head if removal.tagged else 0),
+            max(self.to_reclaim, removal.upto),
             self.set_back,
         )
 
-    def restore(self, snapshot: Snapshot) -> None:
-        self.head = self.assigned = self.drained = snapshot.head
-        self.snapshot_head = snapshot.head
-        self.last_ts = snapshot.ts
-        self.count = snapshot.count
-        self.bytes = snapshot.bytes
-        self.evict_floor = snapshot.evict_floor
-        self.floor_reason = snapshot.floor_reason or None  # type: ignore[assignment]
-        self.delete_floor = snapshot.delete_floor
-        self.earliest = snapshot.earliest
-        self.holes = joined(Hole(*hole) for hole in snapshot.holes)  # type: ignore[arg-type]
-        self.start_at(self.earliest)
-        self.pin = snapshot.pin
-        self.hidden = max(snapshot.hidden, 0)
-        self.reclaimed = snapshot.reclaimed
-        self.to_reclaim = snapshot.to_reclaim
-        self.set_back = snapshot.set_back
-        if snapshot.hidden < 0 and snapshot.rules:
-            self.to_reclaim = snapshot.head  # of a release that left all of it where it was
+    def saved(self, head: int) -> None:
+        """A snapshot up to `head` is written, or about to be."""
+        self.snapshot_head = head
 
-    def replay(self, batch: Batch) -> None:
-        """An entry that was written after the snapshot."""
-        # Seqs are given out one after the other: what is missing was acknowledged and then lost.
-        self.note_crash(self.head, batch.first_seq - 1)
-        self.assigned = batch.last_seq
-        self._note_clock(batch.first_seq, batch.accepted_ms)
-        self.last_ts = max(self.last_ts, batch.ts)
-        self.publish(batch)
-        self.drained = self.head
+    def hold_from(self, seq: int) -> None:
+        """Rows from `seq` on stay stored, although that is not durable yet."""
+        self.pin = min(self.pin or seq, seq)
+
+    def pinned(self, seq: int) -> None:
+        """It is durable that rows from `seq` on stay stored; 0: none need to."""
+        self.pin = seq
 
     def check(self) -> None:
         """Assert every invariant."""

@@ -29,25 +29,26 @@ from fairway.storage.wal import NO_META, Entry, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
 from fairway.topics.batch import VERSION, Batch, encode_batch
-from fairway.topics.live import Doubt, Write
+from fairway.topics.doubts import Doubt
 from fairway.topics.names import SeenKey
 from fairway.topics.once import Once
+from fairway.topics.operations import Hole, encode_snapshot
 from fairway.topics.outcome import Appended, Told, fail
 from fairway.topics.reserving import Reserving
-from fairway.topics.topic import Gap, encode_snapshot
+from fairway.topics.writes import Write
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Mapping
 
+    from fairway.kernel.writability import Writability
     from fairway.runtime.clock import Clock
-    from fairway.storage.log import Log
+    from fairway.storage.partitions import Partitions
     from fairway.topics.idempotency import KeyMemory
     from fairway.topics.live import LivePart
     from fairway.topics.retention import Retention
     from fairway.topics.tags import TagMemory
     from fairway.topics.tail import HotBytes
     from fairway.topics.topic import Topic
-    from fairway.topics.writability import Writability
     from fairway.wire.records import Records
     from fairway.wire.topics import LossReason
 
@@ -98,7 +99,7 @@ class Writing:
 
     def __init__(
         self,
-        log: Log,
+        log: Partitions,
         clock: Clock,
         *,
         hot: HotBytes,
@@ -176,31 +177,29 @@ class Writing:
 
     async def position_of(self, topic: Topic, producer: str) -> tuple[int, int] | None:
         """The (epoch, number) of a producer's last append, or None if it never made one."""
-        live = self._live(topic)
-        while producer not in live.producers:
-            failures = live.failures
+        writes = self._live(topic).writes
+        while producer not in writes.positions:
+            failures = writes.failures
             stored = await self._log.meta(topic.epoch, names.PRODUCER + producer)
-            if live.failures != failures:
+            if writes.failures != failures:
                 continue  # it may have been read before a write that was made and not confirmed
             if stored is None:
                 break
-            live.producers.setdefault(producer, names.decode_position(stored))
-        return live.producers.get(producer)
+            writes.read_position(producer, names.decode_position(stored))
+        return writes.positions.get(producer)
 
     async def written_position_of(self, topic: Topic, producer: str) -> tuple[int, int] | None:
         """As `position_of`, for whoever goes on behind it: nothing up to there may fail any more.
 
         To be asked when the producer itself queues nothing meanwhile.
         """
-        live = self._live(topic)
-        if live.under_way:
-            await asyncio.wait([live.under_way[-1].decided()])
+        await self._live(topic).writes.wait_decided()
         return await self.position_of(topic, producer)
 
     def _check_open(self, topic: Topic, live: LivePart) -> None:
-        if live.doubt:
+        if live.doubts.end:
             raise Unavailable(f"the end of topic {topic.name!r} is being looked up after a failure")
-        if live.changing:
+        if live.writes.halted:
             raise Unavailable(f"the durability of topic {topic.name!r} is being changed")
 
     def enqueue(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
@@ -216,11 +215,12 @@ class Writing:
         live = topic.live
         if live is None:
             live = self._live(topic)
-        if live.doubt or live.changing:
+        writes = live.writes
+        if writes.halted or live.doubts.end:
             self._check_open(topic, live)
         position = new.position
         if position is not None:
-            known = live.producers.get(position.producer)
+            known = writes.positions.get(position.producer)
             if known is not None and (position.epoch, position.number) <= known:
                 reply.set_result(Appended(topic.head, topic.head, deduped=True))
                 return
@@ -234,7 +234,6 @@ class Writing:
         if topic.owner in self.bounded:
             self.may_store(topic, size)
         assert not topic.weak or topic.assigned + count <= topic.reserved, "seqs are not reserved"
-        before = topic.assigned
         now_ms = self._clock.wall_ns() // 1_000_000
         first, ts = topic.place(count, now_ms)
         accepted = now_ms if now_ms < ts else 0
@@ -256,7 +255,7 @@ class Writing:
         if config.durability != "fsync":
             self.reserving.keep_ahead(topic, live)
         # Nothing is seen before what was numbered before it, whatever the class was then.
-        quick = config.durability in ("memory", "ephemeral") and live.all_shown
+        quick = config.durability in ("memory", "ephemeral") and writes.all_shown
         if config.durability == "ephemeral" and quick and not (new.extra or position or new.key):
             self._publish(topic, live, batch, tagged)
             reply.set_result(answer)
@@ -275,7 +274,7 @@ class Writing:
             then = partial(self._settle_quick, topic, live, batch, producer)
         else:
             then = partial(self._settle, topic, live, batch, tagged, answer, reply, producer)
-        write = Write(live, then)
+        write = Write(writes, then, count, size, quick)
         try:
             self._log.submit_for(
                 write,
@@ -285,18 +284,14 @@ class Writing:
                 urgent=config.priority is not None and config.priority >= URGENT,
             )
         except FairwayError:
-            topic.assigned = before  # nothing was accepted, and nobody else was numbered meanwhile
+            topic.take_back(first)  # nobody else was numbered meanwhile
             raise
-        live.under_way.append(write)
+        writes.add(write)
         if position is not None:
-            live.producers[position.producer] = (position.epoch, position.number)
+            writes.advance(position.producer, position.epoch, position.number)
         if quick:
-            live.quick += 1
             self._publish(topic, live, batch, tagged)
             reply.set_result(answer)
-        else:
-            live.pending_count += count
-            live.pending_bytes += size
 
     def enqueue_meta(
         self,
@@ -311,6 +306,7 @@ class Writing:
             raise NotFound("topic", topic.name)
         live = self._live(topic)
         self._check_open(topic, live)
+        writes = live.writes
         meta, producer = dict(extra), None
         if position is not None:
             meta[names.PRODUCER + position.producer] = names.encode_position(
@@ -319,21 +315,19 @@ class Writing:
         reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def settle(error: BaseException | None) -> None:
-            live.quick -= 1
             if error is not None:
                 self._failed(topic, live, error, producer)
                 fail(reply, error)
             elif not reply.done():
                 reply.set_result(None)
 
-        write = Write(live, settle)
+        write = Write(writes, settle, shown=True)  # there is nothing in it to show
         operation = Operation(meta=meta)
         self._log.submit_for(write, topic.epoch, operation, durability=durability)
-        live.under_way.append(write)
+        writes.add(write)
         if position is not None:
             producer = position.producer
-            live.producers[producer] = (position.epoch, position.number)
-        live.quick += 1  # there is nothing in it to show
+            writes.advance(producer, position.epoch, position.number)
         return reply
 
     def enqueue_gap(
@@ -344,14 +338,14 @@ class Writing:
             raise NotFound("topic", topic.name)
         live = self._live(topic)
         self._check_open(topic, live)
-        quick = topic.config.durability in ("memory", "ephemeral") and live.all_shown
+        writes = live.writes
+        quick = topic.config.durability in ("memory", "ephemeral") and writes.all_shown
         # Shown before it is written only within what a crash cannot give out again.
         quick = quick and topic.assigned + count <= topic.reserved
         topic.snapshot()  # if it cannot be summed up now, nothing is numbered
-        before = topic.assigned
         first, _ = topic.place(count, self._clock.wall_ns() // 1_000_000)
-        gap = Gap(first, topic.assigned, reason)
-        live.gaps.append(gap)
+        gap = Hole(first, topic.assigned, reason)
+        writes.begin_gap(gap)
         snapshot = encode_snapshot(topic.snapshot())
         producer = position.producer
         meta = {
@@ -361,17 +355,15 @@ class Writing:
         reply = self._create_future()
 
         def show() -> None:
-            topic.assigned = max(topic.assigned, gap.last)
-            topic.publish_gap(*gap)
+            topic.apply(gap)
             self._published(topic)
 
         def settle(error: BaseException | None) -> None:
-            live.quick -= quick
             if not quick:
-                live.gaps.remove(gap)
+                writes.end_gap(gap)
             if error is not None:
                 if isinstance(error, OutcomeUnknown) and not quick:
-                    live.in_doubt.append(Doubt(snapshot, gap.first, show))
+                    live.doubts.raise_change(Doubt(snapshot, gap.first, gap))
                 self._failed(topic, live, error, producer)
                 fail(reply, error)
                 return
@@ -380,18 +372,17 @@ class Writing:
             if not reply.done():
                 reply.set_result(Appended(gap.first, gap.last))
 
-        write = Write(live, settle)
+        write = Write(writes, settle, shown=quick)
         try:
             self._log.submit_for(write, topic.epoch, Operation(meta=meta))
         except FairwayError:
-            live.gaps.remove(gap)
-            topic.assigned = before
+            writes.end_gap(gap)
+            topic.take_back(first)
             raise
-        live.under_way.append(write)
-        live.producers[producer] = (position.epoch, position.number)
+        writes.add(write)
+        writes.advance(producer, position.epoch, position.number)
         if quick:  # as with records: a class that does not wait for the disk shows it at once
-            live.quick += 1
-            live.gaps.remove(gap)
+            writes.end_gap(gap)
             show()
         return reply
 
@@ -420,8 +411,6 @@ class Writing:
         producer: str | None,
         error: BaseException | None,
     ) -> None:
-        live.pending_count -= batch.count
-        live.pending_bytes -= batch.size
         if error is None:
             self._publish(topic, live, batch, tagged)
             if not reply.done():
@@ -438,7 +427,6 @@ class Writing:
         producer: str | None,
         error: BaseException | None,
     ) -> None:
-        live.quick -= 1
         if error is None or topic.config.durability == "ephemeral":
             return
         self._failed(topic, live, error, producer)
@@ -446,7 +434,7 @@ class Writing:
             return
         # Readers may have seen it: it is lost as by a crash, and told the same way.
         topic.lose_range(batch.first_seq, batch.last_seq, *topic.held_in(batch))
-        live.tail = type(live.tail)(topic.head + 1)
+        live.restart_tail(topic.head + 1)
         logger.warning("topic %s lost %d records: %s", topic.name, batch.count, error)
 
     def _holds(self, topic: Topic, batch: Batch) -> bool:
@@ -459,20 +447,18 @@ class Writing:
     def _failed(
         self, topic: Topic, live: LivePart, error: BaseException, producer: str | None
     ) -> None:
-        live.failures += 1
+        live.writes.fail(producer)
         self._writability.note(error, abs(topic.epoch))
-        if producer is not None:
-            live.producers.pop(producer, None)  # ask the store next time
-        if isinstance(error, OutcomeUnknown) and not live.doubt and topic.assigned > topic.head:
-            live.doubt = True
+        unknown = isinstance(error, OutcomeUnknown) and topic.assigned > topic.head
+        if unknown and live.doubts.raise_end():
             self._retention.doubt(topic)
-        if live.all_shown:
+        if live.writes.all_shown:
             topic.unassign()
 
     def _publish(self, topic: Topic, live: LivePart, batch: Batch, tagged: bool) -> None:
         if topic.epoch < 0:
             return  # deleted while it was being written
-        topic.publish(batch)
+        topic.apply(batch)
         self._hot.push(topic, live.tail, batch)
         durable = topic.config.durability == "fsync"  # what a failure may take is not noted
         if durable and (tagged or live.tags is not None):

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from fairway.wire.sockets import ErrorMessage, RequestId
+
 EVENTS_MAX: Final = 10_000
 """Boundaries in one push."""
 PUSH_WAIT_MS: Final = 5_000
@@ -352,7 +354,7 @@ class PushMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """`/v0/graphs/{graph}/accumulators/{source}`: one boundary."""
 
     data: Raw
-    id: str | int | None = None
+    id: RequestId | None = None
     """Comes back with the answer."""
 
 
@@ -365,4 +367,54 @@ class CommandMessage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     command: CommandName
     cache: dict[str, Raw] | None = None
     """For `fire_with`."""
-    id: str | int | None = None
+    id: RequestId | None = None
+    """Comes back with the answer."""
+
+
+class AckMessage(Struct, frozen=True, kw_only=True, tag_field="op", tag="ack"):
+    """A boundary was accepted: durably, if the graph is checkpointed."""
+
+    id: RequestId | UnsetType = UNSET
+
+
+class RefusedMessage(Struct, frozen=True, kw_only=True, tag_field="op", tag="refused"):
+    """Nothing was accepted: the source or the socket has no room, or a quota is used up."""
+
+    id: RequestId | UnsetType = UNSET
+    status: int
+    code: str
+    message: str
+    retry_after_ms: int
+    """Send it again, so late."""
+    detail: dict[str, Any] | UnsetType = UNSET
+
+
+class FiredMessage(FiringView, frozen=True, kw_only=True, tag_field="op", tag="fired"):
+    """The answer to `force_fire` and `fire_with`."""
+
+    id: RequestId | UnsetType = UNSET
+
+
+class StateMessage(GraphState, frozen=True, kw_only=True, tag_field="op", tag="state"):
+    """The answer to `get_state`."""
+
+    id: RequestId | UnsetType = UNSET
+
+
+class PausedMessage(GraphSummary, frozen=True, kw_only=True, tag_field="op", tag="paused"):
+    """The answer to `pause`."""
+
+    id: RequestId | UnsetType = UNSET
+
+
+class ResumedMessage(GraphSummary, frozen=True, kw_only=True, tag_field="op", tag="resumed"):
+    """The answer to `resume`."""
+
+    id: RequestId | UnsetType = UNSET
+
+
+PushAnswer: TypeAlias = AckMessage | RefusedMessage | ErrorMessage
+CommandAnswer: TypeAlias = (
+    FiredMessage | StateMessage | PausedMessage | ResumedMessage | RefusedMessage | ErrorMessage
+)
+"""A message that is wrong, or not allowed to this key, is answered by an `ErrorMessage`."""

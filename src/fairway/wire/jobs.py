@@ -13,6 +13,8 @@ from fairway.errors import Invalid
 
 JOBS_MAX: Final = 1_000
 ARGS_BYTES_MAX: Final = 1024 * 1024
+PROGRESS_BYTES_MAX: Final = 64 * 1024
+"""What a job says of how far it is. A worker holds the last of each job that runs."""
 TEXT_MAX: Final = 500
 """Characters of a kind, a key or a tenant: what is in an index of a database has an end there."""
 QUEUE_MAX: Final = 255

@@ -28,6 +28,8 @@ DOUBLE_DIGITS_MAX: Final = 309
 FIELD_SHOWN_MAX: Final = 64
 TAG_BYTES_MAX: Final = 256
 NODE_BYTES_MAX: Final = 128
+TRACE_BYTES_MAX: Final = 256
+"""Of a `traceparent`, which is stored with records and jobs."""
 LEVELS_PLAIN: Final = 128
 """Nesting that nobody has trouble with."""
 SHALLOW_BYTES: Final = 2 * LEVELS_PLAIN
@@ -175,6 +177,20 @@ def _check_record(at: int, record: NewRecord) -> None:
             raise InvalidRequest(
                 f"records[{at}].{name} has more than {most} bytes", code="record_too_large"
             )
+
+
+def check_tag(tag: object) -> None:
+    """Raises `InvalidRequest` for what cannot be the tag of a record."""
+    if tag is None:
+        return
+    if not isinstance(tag, str):
+        raise InvalidRequest(f"a tag is a text, not a {type(tag).__name__}")
+    try:
+        size = len(tag.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest("a tag holds half a character: a lone surrogate") from None
+    if size > TAG_BYTES_MAX:
+        raise InvalidRequest(f"a tag has {size:,} bytes, at most {TAG_BYTES_MAX}")
 
 
 def _levels_max(raw: bytes) -> int:

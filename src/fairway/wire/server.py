@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from msgspec import Struct
 
 
 class Health(Struct, frozen=True, kw_only=True):
     status: str
+
+
+class PartReadiness(Struct, frozen=True, kw_only=True):
+    """How one part is."""
+
+    state: Literal["ok", "degraded", "failed"]
+    ready: bool
+    """False if it keeps the server from being ready."""
+    reason: str | None = None
+    """Why it is not `ok`. Told to keys that may read everything; it names what is theirs."""
 
 
 class Readiness(Struct, frozen=True, kw_only=True):
@@ -18,6 +30,8 @@ class Readiness(Struct, frozen=True, kw_only=True):
     topics: int = 0
     pressure: float = 0.0
     pressure_cause: str | None = None
+    parts: dict[str, PartReadiness] = {}
+    """How each part is, by its name; none while there is nothing to serve."""
 
 
 class WorkerReadiness(Struct, frozen=True, kw_only=True):

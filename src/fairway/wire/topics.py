@@ -371,6 +371,8 @@ class ErrorReply(Struct, frozen=True, kw_only=True):
 
 def check_name(name: str, *, what: str = "topic") -> str:
     """`name`, or `InvalidRequest` if it cannot name a topic or a router."""
+    if not isinstance(name, str):
+        raise InvalidRequest(f"the name of a {what} is a text, not a {type(name).__name__}")
     pattern = ROUTER_NAME if what == "router" else NAME
     if not pattern.fullmatch(name):
         raise InvalidRequest(
@@ -391,7 +393,10 @@ def match_of(match: Match | None) -> Match | None:
 
 
 def check_writer(node: str | None, key: str | None) -> None:
-    """Refuse a node or an idempotency key that is too long."""
+    """Refuse a node or an idempotency key that is too long, or no text."""
+    for what, text in (("node", node), ("idempotency_key", key)):
+        if text is not None and not isinstance(text, str):
+            raise InvalidRequest(f"{what} is a text, not a {type(text).__name__}")
     try:
         if node is not None and len(node.encode()) > NODE_BYTES_MAX:
             raise InvalidRequest(

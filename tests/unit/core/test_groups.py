@@ -70,6 +70,31 @@ def test_a_group_has_so_many_bytes_of_each_key_and_in_all() -> None:
     assert shown(take(groups, size=50, total_size=250)) == ["c5"]
 
 
+def test_a_group_has_so_many_items_in_all() -> None:
+    groups = made("aaabbcc")
+    group = groups.take(keys=9, items=2, size=1000, total_items=5)
+    assert shown(group) == ["a1 a2", "b4 b5", "c6"]
+    groups.check()
+
+
+def test_bands_share_the_turns_by_weight() -> None:
+    groups: Groups[str, str] = Groups(LIMITS, bands={"low": 1, "high": 2})
+    for number, key in enumerate("abcdefXYZ"):
+        assert groups.offer(key, key, 10, number, band="high" if key.isupper() else "low") is None
+    assert shown(take(groups, keys=6)) == ["a", "X", "Y", "b", "Z", "c"]
+
+
+def test_what_is_left_over_waits_in_its_band() -> None:
+    groups: Groups[str, str] = Groups(LIMITS, bands={"low": 1, "high": 9})
+    for number, key in enumerate("aabXX"):
+        band = "high" if key.isupper() else "low"
+        assert groups.offer(key, f"{key}{number}", 10, 0, band=band) is None
+    for part in take(groups, items=1):
+        groups.settle(part, 0, "high" if part.key.isupper() else "low")
+    groups.check()
+    assert shown(take(groups, items=1, keys=2)) == ["X4", "a1"]
+
+
 def test_an_item_larger_than_a_group_still_goes() -> None:
     groups = made("ab", size=900)
     assert shown(take(groups, size=10, total_size=10)) == ["a1"]

@@ -271,7 +271,7 @@ def test_defect_09_each_child_is_supervised_by_itself_and_at_once() -> None:
     app = Fairway()
     feeds = {name: TestFeed() for name in ("first", "second", "third")}
     for name, feed in feeds.items():
-        app._declare_graph(counting(name, source=Source("ticks", int, feed=feed, required=False)))
+        app.add_graph(counting(name, source=Source("ticks", int, feed=feed, required=False)))
 
     async def play(kit: GraphsUnderTest) -> None:
         await kit.settled()
@@ -369,7 +369,7 @@ def test_defect_13_graphs_of_the_same_name_are_kept_apart_by_tenant() -> None:
     """Upstream keys state and checkpoints by the name of the graph alone."""
     app = Fairway()
     for tenant in ("red", "blue"):
-        app._declare_graph(counting("same", tenant=tenant, checkpoint=True))
+        app.add_graph(counting("same", tenant=tenant, checkpoint=True))
 
     async def play(kit: GraphsUnderTest) -> None:
         red, blue = kit.app.graphs.get("same", "red"), kit.app.graphs.get("same", "blue")

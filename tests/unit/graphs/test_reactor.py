@@ -36,6 +36,7 @@ from fairway.testing import TestFeed, run_graph
 
 if TYPE_CHECKING:
     from fairway.graphs.inputs import Strategy
+    from fairway.graphs.source import OnFull
     from fairway.testing import GraphsUnderTest
 
 
@@ -734,6 +735,123 @@ def test_a_feed_waits_for_room_and_nothing_is_lost() -> None:
         await kit.settled()
         assert kit.outputs(graph) == list(range(50))
         assert graph.running.accumulator("ticks").refused == 0
+
+    run_graph(graph, play)
+
+
+LARGE = 1000
+"""Bytes of a text: with its frame, a few more."""
+
+
+def large(on_full: OnFull, *, checkpoint: bool = False, feed: TestFeed | None = None) -> Graph:
+    """A graph whose source has room for the next large text and for two behind it."""
+    texts = Source("texts", str, feed=feed, capacity_bytes=2 * LARGE + 1, on_full=on_full)
+    graph = Graph("large", when=texts, inputs="sequential", checkpoint=checkpoint)
+
+    @graph.node
+    async def first(texts: str) -> str:
+        await asyncio.sleep(0.01)
+        return texts[0]
+
+    return graph
+
+
+def texts(letters: str) -> list[str]:
+    return [letter * LARGE for letter in letters]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_few_large_boundaries_fill_a_source_as_many_small_ones_do(checkpoint: bool) -> None:
+    graph = large("refuse", checkpoint=checkpoint)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.running.reactor.pause()
+        for text in texts("abc"):
+            await kit.push(graph, "texts", text)
+        with pytest.raises(Backpressure, match="2,001 bytes of boundaries") as refused:
+            await kit.push(graph, "texts", "d")
+        assert refused.value.depth == 3
+        assert refused.value.retry_after_ns > 0
+        await graph.running.reactor.resume()
+        await kit.settled()
+        assert kit.outputs(graph) == list("abc")
+        assert graph.running.reactor.inputs.size("texts") == 0
+        await kit.push(graph, "texts", "d")
+        await kit.settled()
+        assert kit.outputs(graph) == list("abcd")
+
+    run_graph(graph, play)
+
+
+def test_whoever_pushes_waits_for_room_for_large_boundaries() -> None:
+    graph = large("block")
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.running.reactor.pause()
+        async with asyncio.TaskGroup() as group:
+            pushed = [group.create_task(kit.push(graph, "texts", text)) for text in texts("abcde")]
+            await kit.advance(60)
+            assert [task.done() for task in pushed] == [True, True, True, False, False]
+            await graph.running.reactor.resume()
+        await kit.settled()
+        assert kit.outputs(graph) == list("abcde")
+
+    run_graph(graph, play)
+
+
+def test_a_feed_waits_for_room_for_large_boundaries() -> None:
+    feed = TestFeed()
+    graph = large("block", feed=feed)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        feed.push(*texts("abcdefgh"))
+        await kit.advance(0.005)
+        assert kit.state(graph).depths["texts"] == 2  # the next one is under way
+        await kit.settled()
+        assert kit.outputs(graph) == list("abcdefgh")
+
+    run_graph(graph, play)
+
+
+def test_as_many_are_dropped_as_make_room_for_a_large_one() -> None:
+    graph = large("drop_oldest")
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.running.reactor.pause()
+        for text in ["a", "b", "c", "d" * 3 * LARGE]:
+            await kit.push(graph, "texts", text)
+        await kit.push(graph, "texts", "e")  # all that came before is dropped, the large one too
+        assert graph.running.accumulator("texts").dropped == 4
+        await graph.running.reactor.resume()
+        await kit.settled()
+        assert kit.outputs(graph) == ["e"]
+
+    run_graph(graph, play)
+
+
+class Odd:
+    """Nothing that can be encoded, and it does not say how large it is."""
+
+    def __sizeof__(self) -> int:
+        raise RuntimeError("no idea")
+
+
+def test_a_boundary_whose_size_nobody_knows_counts_as_one_all_the_same() -> None:
+    source = Source("things", Any, capacity=3, capacity_bytes=1, on_full="refuse")
+    graph = Graph("odd", when=source, inputs="sequential")
+
+    @graph.node
+    def name(things: Any) -> str:
+        return type(things).__name__
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.running.reactor.pause()
+        for _ in range(3):
+            await kit.push(graph, "things", Odd())
+        with pytest.raises(Backpressure, match="3 boundaries"):
+            await kit.push(graph, "things", Odd())
+        await graph.running.reactor.resume()
+        assert kit.outputs(graph) == ["Odd"] * 3
 
     run_graph(graph, play)
 

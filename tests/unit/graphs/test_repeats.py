@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairway.graphs.repeats import Repeats, hashable, lasting
+from fairway.graphs.repeats import KEY_BYTES_MAX, Repeats, hashable, lasting
 
 MOST = 4
 steps = st.lists(st.tuples(st.sampled_from(("meet", "bring", "drop")), st.integers(0, 9)))
@@ -71,6 +72,22 @@ def test_a_lasting_key_is_the_same_when_it_comes_back(key: Any) -> None:
     back = hashable(msgspec.msgpack.decode(msgspec.msgpack.encode(there)))
     assert repr(back) == repr(there)
     hash(back)
+
+
+@pytest.mark.parametrize("key", [2**64, -(2**63) - 1, uuid.UUID(int=2**128 - 1).int])
+def test_a_number_beyond_64_bits_is_a_lasting_key(key: int) -> None:
+    """It is told from others, and from the text that stands for it."""
+    there = lasting(key)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(there)) == there
+    assert there not in (lasting(key + 1), lasting(str(there)), lasting(there))
+
+
+@pytest.mark.parametrize(
+    "key", ["\ud800", ("\ud800",), "x" * (KEY_BYTES_MAX + 1), b"x" * KEY_BYTES_MAX, (2**64,)]
+)
+def test_a_key_that_a_journal_cannot_hold_is_refused(key: Any) -> None:
+    with pytest.raises((ValueError, OverflowError)):
+        lasting(key)
 
 
 @pytest.mark.parametrize("key", [[1, [2, 3]], (1, (2, 3)), (1, [2, 3])])

@@ -45,7 +45,7 @@ class KafkaFeed:
         ("quotes", {"keep": 5, "feed": KafkaFeed()}, r"written by the graph; it has no feed"),
         ("quotes", {"keep": 5, "batch": Batch(size=2)}, r"is not batched"),
         ("quotes", {"keep": -2}, r"keep is a number of values, or ALL"),
-        ("quotes", {"version": 0}, r"count from 1"),
+        ("quotes", {"version": 0}, r"version is at least 1"),
         ("quotes", {"upgrades": {1: dict}}, r"leads nowhere"),
     ],
 )

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fairway import Closing, Fairway, FiringContext, Graph, Source, all_, any_
+from fairway import Closing, Fairway, FiringContext, Source, all_, any_
 from fairway.core.lease import Tenure
 from fairway.errors import Conflict, FeedLost, Fenced, GraphFailed, NotFound
+from fairway.graphs.graph import Graph
 from fairway.runtime.clock import clock_of
 from fairway.storage.ownership import Ownership
 from fairway.testing import InjectedCrash, TestFeed, run_graph

@@ -473,7 +473,7 @@ def test_the_context_is_given_by_its_type() -> None:
     ctx = context()
     outputs: dict[str, Any] = {}
     Traversal(built(with_context)).run({"quotes": Quote(3)}, ctx, outputs)
-    assert [effect.value for effect in ctx.effects] == [3]  # type: ignore[union-attr]
+    assert [effect.asked[1] for effect in ctx.effects] == [3]
 
 
 # Failures and counts

@@ -12,7 +12,8 @@ import pytest
 import uvloop
 
 from fairway.errors import Backpressure, Closing, InvalidConfig
-from fairway.runtime.blocking import BREATH_NS, BlockingPool, BusyMeter
+from fairway.runtime.blocking import BlockingPool, BusyMeter
+from fairway.runtime.turn import TURN
 from fairway.testing import PowerLoss, VirtualLoop, run
 
 if TYPE_CHECKING:
@@ -399,11 +400,11 @@ def test_the_loop_pauses_for_a_thread_only_while_a_call_runs(
 
     async def real() -> None:
         async with BlockingPool(1) as pool:
-            assert pool.breathe(7) == 7 + BREATH_NS
+            assert pool.yield_to_threads(7) == 7 + TURN.thread_pause_every_ns
             assert not paused, "nobody to pause for"
             call = asyncio.ensure_future(pool.run(release.wait, 30))
             await asyncio.sleep(0)
-            assert pool.breathe(0) > BREATH_NS
+            assert pool.yield_to_threads(0) > TURN.thread_pause_every_ns
             assert len(paused) == 1
             release.set()
             assert await call
@@ -412,7 +413,7 @@ def test_the_loop_pauses_for_a_thread_only_while_a_call_runs(
         async with BlockingPool(1) as pool:
             call = asyncio.ensure_future(pool.run(release.is_set))
             await asyncio.sleep(0)
-            assert pool.breathe(7) == 7 + BREATH_NS
+            assert pool.yield_to_threads(7) == 7 + TURN.thread_pause_every_ns
             await call
 
     asyncio.run(real())

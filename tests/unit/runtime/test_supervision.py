@@ -9,7 +9,8 @@ import pytest
 
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import Corrupt, GaveUp
-from fairway.runtime.service import StopSwitch, serve
+from fairway.runtime.lifecycle import Lifecycle
+from fairway.runtime.service import StopSwitch
 from fairway.runtime.supervision import Happening, Supervised, SupervisionEvent
 from fairway.testing import run
 
@@ -45,6 +46,24 @@ class Worker:
             raise OSError("cannot close either")
 
 
+class Alone(Lifecycle):
+    """Runs one supervised service, and drains and closes it."""
+
+    def __init__(self, supervised: Supervised) -> None:
+        self._supervised = supervised
+
+    async def open(self) -> None:
+        self.spawn(self._supervised.run(), "supervised")
+
+    async def drain(self) -> None:
+        if not self.cut_short:
+            await self._supervised.drain()
+
+    async def aclose(self) -> None:
+        if not self.cut_short:  # else the supervisor has closed what failed
+            await self._supervised.aclose()
+
+
 class Bench:
     """Makes the workers of one test and remembers what was reported."""
 
@@ -65,7 +84,8 @@ class Bench:
             stop = StopSwitch()
             if stop_at is not None:
                 asyncio.get_running_loop().call_at(stop_at, stop.press)
-            await serve(self.supervised, stop=stop)
+            async with Alone(self.supervised):
+                await stop.wait_pressed()
 
         run(main, seed=1)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from fairway.storage.completions import CATCH_UP, SHARE, Completions
+from fairway.runtime.turn import TURN
+from fairway.storage.completions import Completions
 from fairway.testing import run
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def test_a_flood_is_told_over_many_turns_and_a_single_one_in_the_first() -> None
     in_one_turn = [sum(turn == at for _, _, turn in log) for at in range(1, 20)]
     assert max(in_one_turn) == PER_TURN
     assert sum(1 for told in in_one_turn if told) >= 4
-    assert SHARE < PER_TURN
+    assert TURN.acks_per_partition < PER_TURN
 
 
 def test_callers_wait_for_a_turn_only_where_that_is_wanted() -> None:
@@ -127,7 +128,7 @@ def test_a_backlog_cannot_grow_for_ever() -> None:
             await asyncio.sleep(0)
         return most
 
-    assert run(main, quiet=True) <= (CATCH_UP + 2) * 10 * PER_TURN
+    assert run(main, quiet=True) <= (TURN.acks_backlog_share + 2) * 10 * PER_TURN
 
 
 def test_flushing_tells_the_rest_at_once_and_in_order() -> None:

@@ -163,7 +163,7 @@ def test_if_one_file_cannot_be_confined_none_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wal = two_shards(tmp_path)
-    second = wal._shards[1]._writer
+    second = wal.shards[1]._writer
     ask = sqlite_tables.room
 
     def room(connection: apsw.Connection) -> Room:

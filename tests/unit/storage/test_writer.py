@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -22,14 +22,23 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.runtime.telemetry import Telemetry
-from fairway.storage.group_service import CROWD
+from fairway.runtime.turn import TURN
 from fairway.storage.log import UPKEEP_S, Log
-from fairway.storage.urgency import FEW, WINDOW_NS
 from fairway.storage.wal import DELETE, INT_MAX, Entry, HardState, Operation
 from fairway.storage.wals.memory import MemoryWal
-from fairway.storage.writer import ENOUGH_BYTES, Durability, WriterConfig
+from fairway.storage.writer import Durability, WriterConfig
 from fairway.testing import run
 from fairway.testing.loop import LATENCY_NS
+
+if TYPE_CHECKING:
+    from fairway.storage.statistics import WriterStatistics
+
+
+def end_services(*names: str) -> None:
+    """Cancel services of the log, as nobody would who wants it to go on."""
+    for task in asyncio.all_tasks():
+        if task.get_name() in names:
+            task.cancel()
 
 
 class RecordingWal(MemoryWal):
@@ -73,11 +82,13 @@ def on_log(
     return store
 
 
+def written(log: Log) -> WriterStatistics:
+    return log.statistics()[0]
+
+
 async def under_way(log: Log) -> None:
     """Return once the worker has taken everything that waited."""
-    writer = log._writer
-    assert writer is not None
-    while writer._service.groups.waiting_keys:  # noqa: ASYNC110  (it is only a few turns away)
+    while written(log).waiting:  # noqa: ASYNC110  (it is only a few turns away)
         await asyncio.sleep(0)
 
 
@@ -480,8 +491,7 @@ def test_an_abrupt_end_tells_every_caller() -> None:
         async with Log(MemoryWal(), writer=WriterConfig(max_batch=1)) as log:
             waiters = [log.append(1, b"x") for _ in range(5)]
             await asyncio.sleep(0)
-            for service in log._services:
-                service.cancel()
+            end_services("log-writer", "log-reader", "log-upkeep")
             await asyncio.sleep(0.01)
             told["names"] = [type(waiter.exception()).__name__ for waiter in waiters]
             with pytest.raises(Closing):
@@ -612,7 +622,7 @@ def test_a_crowd_that_appends_pauses_for_the_thread_that_writes(
         return paused
 
     monkeypatch.setattr("fairway.runtime.blocking.pause_for_threads", pause)
-    assert asyncio.run(main(CROWD - 1)) == 0, "not for a few"
+    assert asyncio.run(main(TURN.offers_per_pause - 1)) == 0, "not for a few"
     accepted.clear()
     assert asyncio.run(main(4000)) > 0
 
@@ -626,20 +636,18 @@ def test_what_is_urgent_is_told_with_its_group_and_the_rest_in_turns() -> None:
     told: list[int] = []
 
     async def body(log: Log, wal: RecordingWal) -> None:
-        log.told_per_turn = 8
-        writer = log._writer
-        assert writer is not None
+        log.acks_per_turn = 8
         log.append(8, b"hold the worker")
         await under_way(log)
         others = [log.append(100 + number, b"x") for number in range(40)]
         for number in range(8):  # as many as may be; those of the others come first
             operation = Operation((Entry(number + 1, b"y"),))
             log.submit_for(Counted(), 2, operation, urgent=True)
-        assert writer.pressed
+        assert written(log).urgent_waits
         await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
         assert told == list(range(1, 9)), "all of them before most of the others"
         assert not all(waiter.done() for waiter in others)
-        assert not writer.pressed
+        assert not written(log).urgent_waits
         await asyncio.gather(*others)
 
     on_log(body)
@@ -649,8 +657,6 @@ def test_what_is_urgent_presses_until_it_is_written() -> None:
     """Also what leaves the last key where it was."""
 
     async def body(log: Log, wal: RecordingWal) -> None:
-        writer = log._writer
-        assert writer is not None
         loop = asyncio.get_running_loop()
         first, second = loop.create_future(), loop.create_future()
         log.submit_for(first, 2, Operation(meta={"a": b"1"}), urgent=True)
@@ -658,23 +664,21 @@ def test_what_is_urgent_presses_until_it_is_written() -> None:
         log.submit_for(second, 2, Operation(meta={"b": b"2"}), urgent=True)
         await first
         assert not second.done()
-        assert writer.pressed
+        assert written(log).urgent_waits
         await second
-        assert not writer.pressed
+        assert not written(log).urgent_waits
 
     on_log(body)
 
 
 def test_an_urgent_write_that_fails_presses_no_more() -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
-        writer = log._writer
-        assert writer is not None
         wal.answers = [OSError("no")]
         urgent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         log.submit_for(urgent, 2, Operation((Entry(1, b"y"),)), urgent=True)
         with pytest.raises(OutcomeUnknown):
             await urgent
-        assert not writer.pressed
+        assert not written(log).urgent_waits
 
     on_log(body)
 
@@ -684,24 +688,24 @@ def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_something_urgen
 
     async def main(urgent: bool) -> bool:
         async with Log(MemoryWal()) as log:
-            log.press_on()
+            log.expedite()
             waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             log.submit_for(waiter, 1, Operation((Entry(1, b"y"),)), urgent=urgent)
             await under_way(log)
-            while not log._pool.has_ended:
+            while not log.pool.has_ended:
                 pass  # its thread is about to say so
             assert not waiter.done()
-            log.press_on()
+            log.expedite()
             heard = waiter.done()
             await waiter
-        log.press_on()  # closed: nothing to hear of
+        log.expedite()  # closed: nothing to hear of
         return heard
 
     assert asyncio.run(main(urgent=True))
     assert not asyncio.run(main(urgent=False)), "better to wait for company"
 
 
-@pytest.mark.parametrize(("waiting", "heard"), [(ENOUGH_BYTES, True), (1000, False)])
+@pytest.mark.parametrize(("waiting", "heard"), [(TURN.group_enough_bytes, True), (1000, False)])
 def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_enough_waits(
     waiting: int, heard: bool
 ) -> None:
@@ -711,10 +715,10 @@ def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_enough_waits(
         async with Log(MemoryWal()) as log:
             first = log.append(1, b"x")
             await under_way(log)
-            while not log._pool.has_ended:
+            while not log.pool.has_ended:
                 pass  # its thread is about to say so
             second = log.append(2, b"y" * waiting)
-            log.press_on()
+            log.expedite()
             assert first.done() is heard
             assert groups_under_way(log), "of either"
             await asyncio.gather(first, second)
@@ -724,13 +728,11 @@ def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_enough_waits(
 
 def test_what_another_worker_writes_is_no_company_at_hand() -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
-        writer = log._writer
-        assert writer is not None
-        large = log.append(1, b"x" * ENOUGH_BYTES)
-        assert writer._enough
+        large = log.append(1, b"x" * TURN.group_enough_bytes)
+        assert written(log).enough_waits
         await under_way(log)
         small = log.append(2, b"y")
-        assert not writer._enough
+        assert not written(log).enough_waits
         await asyncio.gather(large, small)
 
     on_log(body, workers=2)
@@ -751,8 +753,8 @@ def test_a_turn_pauses_for_the_thread_that_writes_while_something_urgent_waits(
             waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             log.submit_for(waiter, 1, Operation((Entry(1, b"y"),)), urgent=urgent)
             await under_way(log)
-            log.press_on()
-            log.press_on()  # at once again, which is too soon if this machine is awake
+            log.expedite()
+            log.expedite()  # at once again, which is too soon if this machine is awake
             may_go_on.set()
             await waiter
 
@@ -784,16 +786,14 @@ class Client(asyncio.Future[int]):
 
 
 def groups_under_way(log: Log) -> int:
-    writer = log._writer
-    assert writer is not None
-    return len(writer._service._under_way)
+    return len(written(log).under_way)
 
 
 def test_a_group_waits_for_those_who_are_still_being_told() -> None:
     """They are told a few in each turn, and come again: one group instead of several small ones."""
 
     async def body(log: Log, wal: RecordingWal) -> None:
-        log.told_per_turn = 8
+        log.acks_per_turn = 8
         clients = [Client(log, partition, 4) for partition in range(50)]
         for client in clients:
             client.ask(1)
@@ -803,10 +803,10 @@ def test_a_group_waits_for_those_who_are_still_being_told() -> None:
     assert [len(group) for _, group in wal.groups] == [50] * 4
 
 
-@pytest.mark.parametrize("last", [b"y", b"y" * ENOUGH_BYTES])
+@pytest.mark.parametrize("last", [b"y", b"y" * TURN.group_enough_bytes])
 def test_a_group_waits_for_nobody_once_it_has_enough(last: bytes) -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
-        log.told_per_turn = 1
+        log.acks_per_turn = 1
         told = [log.append(partition, b"x") for partition in range(30)]
         await told[0]
         for _ in range(4):
@@ -824,18 +824,16 @@ def test_a_group_waits_for_nobody_once_it_has_enough(last: bytes) -> None:
     on_log(body, max_batch=5 if last == b"y" else 256)
 
 
-@pytest.mark.parametrize(("waiting", "meanwhile"), [(ENOUGH_BYTES, [2]), (1000, [1])])
+@pytest.mark.parametrize(("waiting", "meanwhile"), [(TURN.group_enough_bytes, [2]), (1000, [1])])
 def test_the_store_goes_on_while_callers_are_told_if_enough_bytes_wait(
     waiting: int, meanwhile: list[int]
 ) -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
-        writer = log._writer
-        assert writer is not None
         seen: list[int] = []
 
         class Told(asyncio.Future[int]):
             def set_result(self, key: int) -> None:
-                seen.extend(part.key for group in writer._service._under_way for part in group)
+                seen.extend(key for group in written(log).under_way for key in group)
                 super().set_result(key)
 
         first = Told()
@@ -850,12 +848,14 @@ def test_the_store_goes_on_while_callers_are_told_if_enough_bytes_wait(
     on_log(body)
 
 
-@pytest.mark.parametrize(("pressed_on", "count"), [(True, 1), (False, 1), (False, FEW + 1)])
+@pytest.mark.parametrize(
+    ("expedited", "count"), [(True, 1), (False, 1), (False, TURN.urgent_writes_per_window + 1)]
+)
 def test_what_is_urgent_waits_neither_for_those_nor_for_the_next_turn(
-    pressed_on: bool, count: int
+    expedited: bool, count: int
 ) -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
-        log.told_per_turn = 1
+        log.acks_per_turn = 1
         crowd = [log.append(partition, b"x") for partition in range(40)]
         await crowd[0]
         other = log.append(50, b"waits with it")
@@ -864,8 +864,8 @@ def test_what_is_urgent_waits_neither_for_those_nor_for_the_next_turn(
         for key, waiter in enumerate(urgent, 1):
             log.submit_for(waiter, 60, Operation((Entry(key, b"y"),)), urgent=True)
         assert not groups_under_way(log), "it waits for those who are being told"
-        if pressed_on:
-            log.press_on()
+        if expedited:
+            log.expedite()
         else:
             await asyncio.sleep(0)
         assert groups_under_way(log)
@@ -900,7 +900,10 @@ def test_a_group_with_something_urgent_follows_at_once_however_long_others_linge
     async def body(log: Log, wal: RecordingWal) -> None:
         loop = asyncio.get_running_loop()
         begin = loop.time()
-        for count in (FEW, FEW + 1):  # few, and so many that they do not press
+        for count in (
+            TURN.urgent_writes_per_window,
+            TURN.urgent_writes_per_window + 1,
+        ):  # few, and so many that none is expedited
             first = loop.create_future()
             log.submit_for(first, 1, Operation((Entry(count, b"y"),)), urgent=True)
             await under_way(log)
@@ -917,12 +920,10 @@ def test_a_group_with_something_urgent_follows_at_once_however_long_others_linge
     on_log(body, linger_ns=1_000_000_000)
 
 
-def test_where_much_is_urgent_nothing_presses() -> None:
+def test_where_much_is_urgent_nothing_is_expedited() -> None:
     """Then large groups are worth more; and it is over when a while has passed with little."""
 
     async def body(log: Log, wal: RecordingWal) -> None:
-        writer = log._writer
-        assert writer is not None
         loop = asyncio.get_running_loop()
         key = 0
 
@@ -933,30 +934,30 @@ def test_where_much_is_urgent_nothing_presses() -> None:
             log.submit_for(waiter, 2, Operation((Entry(key, b"y"),)), urgent=True)
             return waiter
 
-        waiters = [submit() for _ in range(FEW)]
-        assert writer.pressed
+        waiters = [submit() for _ in range(TURN.urgent_writes_per_window)]
+        assert written(log).urgent_waits
         waiters.append(submit())
-        assert not writer.pressed
+        assert not written(log).urgent_waits
         await asyncio.gather(*waiters)
-        await asyncio.sleep(WINDOW_NS / 1e9)
+        await asyncio.sleep(TURN.urgent_window_ns / 1e9)
         waiter = submit()
-        assert not writer.pressed, "there were many in the window before"
+        assert not written(log).urgent_waits, "there were many in the window before"
         await waiter
-        await asyncio.sleep(WINDOW_NS / 1e9)
+        await asyncio.sleep(TURN.urgent_window_ns / 1e9)
         waiter = submit()
-        assert writer.pressed
+        assert written(log).urgent_waits
         await waiter
-        await asyncio.gather(*(submit() for _ in range(FEW + 1)))
-        await asyncio.sleep(2 * WINDOW_NS / 1e9)
+        await asyncio.gather(*(submit() for _ in range(TURN.urgent_writes_per_window + 1)))
+        await asyncio.sleep(2 * TURN.urgent_window_ns / 1e9)
         waiter = submit()
-        assert writer.pressed, "that was long ago"
+        assert written(log).urgent_waits, "that was long ago"
         await waiter
 
     on_log(body, latency_ns=(1000, 1000))
 
 
 class Presser(asyncio.Future[int]):
-    """Whoever makes another request begin when it is told, which presses on."""
+    """Whoever makes another request begin when it is told, which expedites writes."""
 
     def __init__(self, log: Log, told: list[int], at: int) -> None:
         super().__init__()
@@ -969,12 +970,12 @@ class Presser(asyncio.Future[int]):
         super().set_result(key)
         if key == self._at:
             until_ended(self._log)
-            self._log.press_on()
+            self._log.expedite()
 
 
 def until_ended(log: Log) -> None:
     """Let this turn of a real loop last until the store has answered."""
-    while not log._pool.has_ended:
+    while not log.pool.has_ended:
         pass
 
 
@@ -985,7 +986,7 @@ def test_no_group_is_told_in_the_middle_of_another(per_turn: int | None) -> None
     async def main() -> list[int]:
         told: list[int] = []
         async with Log(MemoryWal(), writer=WriterConfig(max_batch=4)) as log:
-            log.told_per_turn = per_turn
+            log.acks_per_turn = per_turn
             waiters = [Presser(log, told, at=1) for _ in range(12)]
             for key, waiter in enumerate(waiters, 1):
                 log.submit_for(waiter, 1, Operation.appending(key, b"x", 0), urgent=key % 4 == 0)
@@ -997,7 +998,7 @@ def test_no_group_is_told_in_the_middle_of_another(per_turn: int | None) -> None
 
 def test_a_group_that_fails_while_others_are_told_stops_nobody() -> None:
     """On a real loop and a real thread. The second group of a partition fails, and the store has
-    said so while callers of its first are being told, one of whom presses on."""
+    said so while callers of its first are being told, one of whom expedites writes."""
     may_fail = threading.Event()
 
     class Failing(MemoryWal):
@@ -1013,7 +1014,7 @@ def test_a_group_that_fails_while_others_are_told_stops_nobody() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with Log(Failing()) as log:
-            log.told_per_turn = 4
+            log.acks_per_turn = 4
             told: list[int] = []
             first = [Presser(log, told, at=10) for _ in range(40)]
             for key, waiter in enumerate(first, 1):
@@ -1022,7 +1023,7 @@ def test_a_group_that_fails_while_others_are_told_stops_nobody() -> None:
             second, urgent, more = (loop.create_future() for _ in range(3))
             log.submit_for(second, 1, Operation.appending(41, b"x", 0))
             log.submit_for(urgent, 2, Operation.appending(1, b"x", 0), urgent=True)
-            log.press_on()
+            log.expedite()
             log.submit_for(more, 3, Operation.appending(1, b"x", 0), urgent=True)
             may_fail.set()
             with pytest.raises(WriteFailed):
@@ -1034,7 +1035,7 @@ def test_a_group_that_fails_while_others_are_told_stops_nobody() -> None:
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
-@pytest.mark.parametrize("behind", [1, ENOUGH_BYTES])
+@pytest.mark.parametrize("behind", [1, TURN.group_enough_bytes])
 def test_a_fault_while_callers_are_told_ends_the_log_and_leaves_nobody_waiting(
     monkeypatch: pytest.MonkeyPatch, behind: int
 ) -> None:
@@ -1066,20 +1067,20 @@ def test_a_pool_that_takes_nothing_fails_everybody_one_group_after_the_other() -
         def refuse(*args: Any) -> None:
             raise Closing("the pool is closing")
 
-        submit, log._pool.submit = log._pool.submit, refuse  # type: ignore[method-assign]
+        submit, log.pool.submit = log.pool.submit, refuse  # type: ignore[method-assign]
         waiters = [loop.create_future() for _ in range(3000)]
         for number, waiter in enumerate(waiters):
             operation = Operation.appending(1, b"x", 0)
             log.submit_for(waiter, 100 + number, operation, urgent=number == 2999)
         told = await asyncio.gather(*waiters, return_exceptions=True)
         assert all(isinstance(one, FairwayError) for one in told)
-        log._pool.submit = submit  # type: ignore[method-assign]
+        log.pool.submit = submit  # type: ignore[method-assign]
 
     on_log(body, max_group_partitions=1)
 
 
 def test_nothing_is_written_once_the_writer_has_ended() -> None:
-    """Not even for a caller who presses on when it is told that its write was abandoned."""
+    """Not even for a caller who expedites writes when it is told that its write was abandoned."""
 
     async def body(log: Log, wal: RecordingWal) -> None:
         await log.append(1, b"x")
@@ -1088,9 +1089,9 @@ def test_nothing_is_written_once_the_writer_has_ended() -> None:
             def set_exception(self, error: BaseException | type[BaseException]) -> None:
                 super().set_exception(error)
                 self.exception()
-                log.press_on()
+                log.expedite()
 
-        log._services[0].cancel()
+        end_services("log-writer")
         for partition in range(100, 300):
             log.submit_for(Abandoned(), partition, Operation.appending(1, b"x", 0))
         log.submit_for(Abandoned(), 400, Operation.appending(1, b"x", 0), urgent=True)
@@ -1104,7 +1105,7 @@ def test_who_waits_when_the_log_ends_hears_of_it_after_those_before() -> None:
     """Also where callers are told a few at a time, and some are still to be told."""
 
     async def body(log: Log, wal: RecordingWal) -> None:
-        log.told_per_turn = 1
+        log.acks_per_turn = 1
         told: list[tuple[int, bool]] = []
         waiters = [log.append(1, b"x") for _ in range(6)]
         await waiters[0]
@@ -1113,7 +1114,7 @@ def test_who_waits_when_the_log_ends_hears_of_it_after_those_before() -> None:
             waiter.add_done_callback(
                 lambda done, number=number: told.append((number, done.exception() is None))
             )
-        log._services[0].cancel()
+        end_services("log-writer")
         await asyncio.wait(waiters)
         assert told == [*((number, True) for number in range(6)), (6, False)]
 
@@ -1135,11 +1136,10 @@ def test_a_group_that_the_pool_refuses_is_told_after_the_one_that_is_being_told(
         def refuse(*args: Any) -> None:
             raise Closing("the pool is closing")
 
-        submit, log._pool.submit = log._pool.submit, refuse  # type: ignore[method-assign]
+        submit, log.pool.submit = log.pool.submit, refuse  # type: ignore[method-assign]
         await asyncio.wait(waiters)
-        log._pool.submit = submit  # type: ignore[method-assign]
+        log.pool.submit = submit  # type: ignore[method-assign]
         assert told == [(number, number <= 4) for number in range(1, 9)]
-        assert log._writer is not None
-        assert log._writer.tail(1).last_key == 4
+        assert log.last_key(1) == 4
 
     on_log(body, max_batch=4)

@@ -171,6 +171,18 @@ def test_a_timer_cancelled_by_another_of_the_same_instant_does_not_fire() -> Non
     run(main)
 
 
+def test_the_wall_clock_jumps_and_the_other_goes_on() -> None:
+    async def main() -> None:
+        clock = here().clock
+        assert isinstance(clock, VirtualClock)
+        clock.shift_wall(-2 * SECOND)
+        await asyncio.sleep(1)
+        assert clock.wall_ns() == loop.WALL_START_NS - SECOND
+        assert clock.now_ns() == SECOND
+
+    run(main)
+
+
 def test_the_wall_clock_starts_on_a_fixed_day() -> None:
     async def main() -> None:
         clock = here().clock

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from fairway.errors import FeedLost, InvalidConfig
@@ -139,6 +140,20 @@ class Kafka:
         }
 
 
+@dataclass(frozen=True)
+class KafkaStatistics:
+    """How the reading of a broker stands."""
+
+    group: str
+    """The consumer group, under which lag tools find it."""
+    assigned: tuple[str, ...]
+    """The partitions that the group has given to this reader, as `topic/number`."""
+    batches_waiting: int
+    """Batches that were read and not taken by the graph."""
+    paused: bool
+    """Whether nothing more is read until the graph has taken one."""
+
+
 class KafkaConnection:
     """The event loop's side: a `Reader` reads in its own thread, and its batches come here."""
 
@@ -190,6 +205,16 @@ class KafkaConnection:
             await self.aclose()
             raise
         inbox.connected = True
+
+    def statistics(self) -> KafkaStatistics:
+        """A snapshot. Nothing is assigned or waits while it is not connected."""
+        reader, inbox = self._reader, self._inbox
+        return KafkaStatistics(
+            group=self._settings["group.id"],
+            assigned=() if reader is None else reader.assigned,
+            batches_waiting=0 if inbox is None else len(inbox),
+            paused=reader is not None and reader.paused,
+        )
 
     async def receive(self) -> Sequence[Event]:
         assert self._inbox is not None, "connect comes first"
@@ -250,6 +275,9 @@ class Inbox:
         self._report = report
         self._batches: deque[list[Event]] = deque()
         self._some = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._batches)
 
     async def take(self) -> list[Event]:
         """The next batch. Raises what ended the reader once all it had read is taken."""

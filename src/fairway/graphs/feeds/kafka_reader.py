@@ -124,6 +124,16 @@ class Reader:
         self._committing = False
         self._committed_ns = 0
 
+    @property
+    def assigned(self) -> tuple[str, ...]:
+        """The partitions that the group has given to this reader, as `topic/number`."""
+        return tuple(self._assigned)
+
+    @property
+    def paused(self) -> bool:
+        """Whether it reads no more until somebody takes what it has read."""
+        return self._paused
+
     def make_room(self) -> None:
         """A batch was taken."""
         self._room.release()

@@ -10,6 +10,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from fairway.errors import FeedLost, InvalidConfig
+from fairway.graphs.amounts import SECOND_NS, length_ns
 from fairway.graphs.feed import Event
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.eager import EagerTask
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
     from fairway.graphs.boundary import Marks
     from fairway.graphs.feed import Surroundings
-
-SECOND_NS: Final = 1_000_000_000
 
 
 def poll(function: Callable[[], Any], *, every_s: float, blocking: bool = False) -> Poll:
@@ -46,15 +45,13 @@ class Poll:
     ) -> None:
         if not callable(function):
             raise InvalidConfig(f"poll asks a function, and {function!r} is none")
-        if not every_s > 0:
-            raise InvalidConfig("poll: every_s is above 0")
+        self.every_ns = length_ns("poll: every_s", every_s)
         if blocking and inspect.iscoroutinefunction(function):
             raise InvalidConfig(
                 f"poll: {_name(function)} is a coroutine function, which no thread can run;"
                 " leave blocking out"
             )
         self.function = function
-        self.every_ns = round(every_s * SECOND_NS)
         self.blocking = blocking
 
     def __repr__(self) -> str:

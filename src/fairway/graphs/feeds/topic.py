@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 def topic(name: str) -> TopicFeed:
     """Read topic `name` from its oldest record on, and after a restart where it was left.
 
-    The data of records are the JSON of events. While there is no such topic the source is
-    disconnected.
+    The data of records are the JSON of events. An app creates a topic that does not exist. When
+    the topic is deleted while the graph reads it, the source is disconnected; as soon as it
+    connects again, it reads the topic that was created since, or creates it.
     """
     return TopicFeed(name)
 

@@ -44,7 +44,8 @@ class MemoryWal:
     ) -> None:
         assert shards > 0
         self._sync = sync
-        self._before_write = before_write
+        self.before_write = before_write
+        """See above; it may be exchanged at any time."""
         self._shards = [_Shard() for _ in range(shards)]
         self._state = threading.Lock()  # guards what readers look at; never held during a sync
         self._syncs = 0
@@ -116,6 +117,20 @@ class MemoryWal:
                 heir.live = heir.synced.copy()
         return survivor
 
+    def inherit(self, dead: MemoryWal) -> None:
+        """Hold what `dead` held, which `crash` or `kill` returned and nobody has opened.
+
+        For a log with hooks or faults of its own that is to go on where another was killed. Whether
+        it vouches for what was not synced (`unsynced_kept`) stays as it is.
+        """
+        assert not self._opened
+        assert not dead._opened
+        self._shards = dead._shards
+
+    def latched(self, partition: int) -> bool:
+        """Whether the partition's shard refuses every write after a failed sync."""
+        return self._shards[partition % len(self._shards)].failure is not None
+
     def fail_shard(
         self, shard: int, *, write: OSError | None = None, sync: OSError | None = None
     ) -> None:
@@ -131,9 +146,9 @@ class MemoryWal:
 
     def write(self, group: Group, *, sync: bool) -> Failures:
         self._check_open()
-        if self._before_write is not None:
+        if self.before_write is not None:
             try:
-                self._before_write()
+                self.before_write()
             except OSError as fault:
                 return {number: _because(WriteFailed, fault) for number in group}
         failures: dict[int, FairwayError] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fairway.errors import (
@@ -68,6 +69,22 @@ NOT_APPENDED = re.compile(r"No space left|File too large|While appending|While o
 """Complaints after which the record is not in the log, or is cut short and dropped by recovery."""
 
 
+@dataclass(frozen=True)
+class RocksdbStatistics:
+    """How the store stands."""
+
+    groups: int
+    """Groups ever written."""
+    groups_marked: int
+    """How many of them the watermark vouches for: without these the store is refused."""
+    syncs: int
+    """How many times a log file was synced since the start."""
+    stalls: int
+    """How often a write waited because RocksDB's flushes lagged behind."""
+    spaces_deleted: int
+    """Deleted partitions whose rows are still to be swept."""
+
+
 class RocksdbWal:
     """Partitions in one RocksDB under `directory`. A group is written and fails as a whole.
 
@@ -123,6 +140,7 @@ class RocksdbWal:
         self._segment, self._segment_first = 1, 1  # of the next group
         self._next_space = 1
         self._dead: dict[int, bytes] = {}
+        self._stalls = 0
 
         self._state = threading.Condition()  # guards what readers look at; never held for long
         self._parts: dict[int, Part] = {}
@@ -138,6 +156,16 @@ class RocksdbWal:
     def syncs(self) -> int:
         """How many times a log file was synced."""
         return self._logs.syncs
+
+    def statistics(self) -> RocksdbStatistics:
+        """A snapshot; it waits for nobody."""
+        return RocksdbStatistics(
+            groups=self._group,
+            groups_marked=self._mark.value,
+            syncs=self._logs.syncs,
+            stalls=self._stalls,
+            spaces_deleted=len(self._dead),
+        )
 
     # -- the life of the log ----------------------------------------------------------------------
 
@@ -399,6 +427,7 @@ class RocksdbWal:
         try:
             change = fill(batch := self._batch(group))
             while not self._write(batch):
+                self._stalls += 1
                 self._stall.wait(STALL_POLL_S)  # flushes lag behind
                 change = fill(batch := self._batch(group))  # the other one is used up
         except Corrupt as error:

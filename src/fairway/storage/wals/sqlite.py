@@ -67,6 +67,11 @@ class SqliteWal:
         return len(self._shards) or self._wanted or 1
 
     @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The files of the log while it is open: partition p lives in shard p % parallelism."""
+        return tuple(self._shards)
+
+    @property
     def syncs(self) -> int:
         """How many transactions were synced."""
         return sum(shard.syncs for shard in self._shards)

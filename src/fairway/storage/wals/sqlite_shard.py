@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import apsw
@@ -74,6 +75,27 @@ UNDONE_KINDS = (
 )
 
 
+@dataclass(frozen=True)
+class ShardStatistics:
+    """How one database file stands: what it holds, and how its -wal keeps to its bound."""
+
+    place: str
+    groups: int
+    """Groups ever written."""
+    groups_marked: int
+    """How many of them the watermark vouches for: without these the file is refused."""
+    syncs: int
+    """Transactions that were synced since the start."""
+    wal_bytes: int
+    """What the -wal holds; its file may be longer, and is written over."""
+    wal_bytes_bound: int
+    """Past this a commit waits for a checkpoint; lower while the disk is nearly full."""
+    wal_bytes_blocked: int
+    """How much the -wal held when a reader last kept it from starting over; 0 once it has."""
+    checkpoints_alone: int
+    """How often commits were held up for a checkpoint since the start."""
+
+
 class Shard:
     """One database file. Writes are serialised by a lock, reads have connections of their own."""
 
@@ -101,6 +123,7 @@ class Shard:
         self._checkpoint_lock = threading.Lock()
         self._wal_pages = 0
         self._stuck_pages = 0  # how long the -wal was when a reader kept it from starting over
+        self._checkpoints_alone = 0
         self._groups = self._groups_seen = 0
         self._deleted: set[int] = set()
         self._full_sync = True
@@ -209,6 +232,19 @@ class Shard:
     def groups(self) -> int:
         """How many groups were ever written."""
         return self._groups
+
+    def statistics(self) -> ShardStatistics:
+        """A snapshot; it waits for nobody."""
+        return ShardStatistics(
+            place=self.place,
+            groups=self._groups,
+            groups_marked=self._mark.value,
+            syncs=self.syncs,
+            wal_bytes=self._wal_pages * FRAME_SIZE,
+            wal_bytes_bound=self._wal_bound,
+            wal_bytes_blocked=self._stuck_pages * FRAME_SIZE,
+            checkpoints_alone=self._checkpoints_alone,
+        )
 
     def _journal_exists(self) -> bool:
         return self._path.with_name(self._path.name + "-journal").exists()
@@ -473,6 +509,7 @@ class Shard:
         with self._lock:
             if self._writer is None:
                 return
+            self._checkpoints_alone += 1
             mode = apsw.SQLITE_CHECKPOINT_RESTART  # the file is kept and written over: it is faster
             if self._cramped:
                 mode = apsw.SQLITE_CHECKPOINT_TRUNCATE
@@ -548,7 +585,7 @@ class Shard:
     def _connect(self, *, read_only: bool = False) -> apsw.Connection:
         vfs = self._vfs
         if vfs is None:
-            vfs = _checksum_vfs()
+            vfs = checksum_vfs()
         if not read_only:
             connection = apsw.Connection(self.place, vfs=vfs)
         elif walfile.generation(self.place) is not None:
@@ -664,7 +701,8 @@ def _uri(path: Path) -> str:
     return path.absolute().as_uri()
 
 
-def _checksum_vfs() -> str:
+def checksum_vfs() -> str:
+    """The VFS through which every file of a log is opened: it verifies each page it reads."""
     if CHECKSUM_VFS not in apsw.vfs_names():
         apsw.sqlite_extra.load(apsw.Connection(":memory:"), "cksumvfs")
     return CHECKSUM_VFS

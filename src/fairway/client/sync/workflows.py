@@ -1,0 +1,115 @@
+# Generated from aio/workflows.py: edit that one, then run `make client`.
+"""`client.workflows`: start runs of workflows on a running server, follow and steer them.
+
+A thin shell over `workflow_calls`, where every request is made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from fairway.client import workflow_calls as calls
+from fairway.client.workflow_calls import RUNS_DEFAULT, WaitingForRun
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fairway.client.sync.client import Client
+    from fairway.client.workflow_calls import RunSummaries, ScheduleViews, WorkflowViews
+    from fairway.wire.jobs import StatusName
+    from fairway.wire.workflows import RunActionReply, RunView, StartReply, WorkflowView
+
+T = TypeVar("T")
+
+
+class RemoteWorkflows:
+    """The workflows of a server, their runs and schedules.
+
+    run = client.workflows.start("nightly", {"day": "2030-01-31"})
+    client.workflows.wait(run.id, 600)
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def list(self) -> WorkflowViews:
+        """Every workflow that the server declares."""
+        reply = self._client.call(calls.workflows())
+        return reply.workflows
+
+    def get(self, workflow: str) -> WorkflowView:
+        """One of them. Raises `NotFound`."""
+        return calls.named(self.list(), workflow)
+
+    def start(
+        self,
+        workflow: str,
+        context: Mapping[str, Any] | None = None,
+        *,
+        key: str | None = None,
+        window_s: float = 0.0,
+        delay_s: float = 0.0,
+    ) -> StartReply:
+        """Start a run, durable when this returns; `context` is added to the declared one.
+
+        At most one run has the `key` at a time, and for `window_s` after it started. A context
+        that a first task does not take is refused (`InvalidRequest`). A lost answer is
+        `OutcomeUnknown`, unless there is a `key` with a `window_s` of a minute or more: then the
+        client repeats itself safely.
+        """
+        return self._client.call(calls.start(workflow, context, key, window_s, delay_s))
+
+    def runs(
+        self, workflow: str, *, status: StatusName | None = None, limit: int = RUNS_DEFAULT
+    ) -> RunSummaries:
+        """The runs of a workflow, newest first, 200 at most."""
+        reply = self._client.call(calls.runs(workflow, status, limit))
+        return reply.runs
+
+    def run(self, id: int, *, wait_ms: int = 0) -> RunView:
+        """A run with its tasks, once it has ended or `wait_ms` are over."""
+        return self._client.call(calls.run(id, wait_ms))
+
+    @overload
+    def wait(self, id: int, timeout_s: float | None = None, *, type: type[T]) -> T: ...
+    @overload
+    def wait(self, id: int, timeout_s: float | None = None, *, type: Any = Any) -> Any: ...
+    def wait(self, id: int, timeout_s: float | None = None, *, type: Any = Any) -> Any:
+        """What a run came to: its context. Raises `JobFailed`, or `TimeoutError` if it takes
+        longer."""
+        clock = self._client._exchange.clock
+        waiting = WaitingForRun(id, timeout_s, clock.now_ns())
+        while True:
+            run = self._client.call(waiting.next_call(clock.now_ns()))
+            if waiting.over(run, clock.now_ns()):
+                return calls.result_of(run, type)
+
+    def pause(self, id: int) -> RunActionReply:
+        """Start no more tasks of a run; what runs goes on. Raises `Conflict` if it has ended."""
+        return self._client.call(calls.steer(id, "pause"))
+
+    def resume(self, id: int) -> RunActionReply:
+        """Let a paused run go on."""
+        return self._client.call(calls.steer(id, "resume"))
+
+    def cancel(self, id: int, *, reason: str = "cancelled") -> RunActionReply:
+        """End a run and its tasks; those that run are told to stop, and why."""
+        return self._client.call(calls.steer(id, "cancel", reason))
+
+    def retry(self, id: int) -> RunActionReply:
+        """Go on with a run that failed or was cancelled: what failed runs again, and what comes
+        after. Raises `Conflict` if it is not such a run."""
+        return self._client.call(calls.steer(id, "retry"))
+
+    def schedules(self) -> ScheduleViews:
+        """Every schedule, with what came of its latest times."""
+        reply = self._client.call(calls.schedules())
+        return reply.schedules
+
+    def pause_schedule(self, name: str) -> None:
+        """Stop a schedule from firing. Raises `NotFound`."""
+        self._client.call(calls.pause_schedule(name, True))
+
+    def resume_schedule(self, name: str) -> None:
+        """Let a schedule fire again."""
+        self._client.call(calls.pause_schedule(name, False))

@@ -1,0 +1,472 @@
+"""A `JobStore` in one SQLite file, which several processes of a machine may share.
+
+Writes go through one thread and share commits (`writer`); what they do is in the modules
+beside this one, a noun each. Whatever somebody else was promised is synced before the call returns:
+jobs that were added, settled, signalled, cancelled or retried, and settings. Claims, leases and
+timers are not: after a power cut they come back older, and are made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fairway.errors import Closing, InvalidConfig
+from fairway.jobs.job import NO_TENANT, Status, distinct
+from fairway.jobs.moves import Facts, cancelled, may_be_retried, reason_to_end, retried
+from fairway.jobs.store import Cancelled, Delivered, Exchanged, retry_order
+from fairway.jobs.stores.sqlite import claiming, upkeep
+from fairway.jobs.stores.sqlite.browsing import SqliteReader
+from fairway.jobs.stores.sqlite.calls import (
+    COMMAND,
+    ENQUEUE,
+    UPKEEP,
+    WORKER,
+    Caller,
+    size_of_jobs,
+    size_of_settlements,
+)
+from fairway.jobs.stores.sqlite.connections import answering, inspect
+from fairway.jobs.stores.sqlite.heartbeat import SqliteHeart
+from fairway.jobs.stores.sqlite.intake import intake_of
+from fairway.jobs.stores.sqlite.schema import (
+    CANCELLED,
+    DEAD,
+    DONE,
+    FAILED,
+    STATUSES,
+    UNFINISHED,
+    UNHAPPY,
+    WAITING,
+)
+from fairway.jobs.stores.sqlite.settling import SqliteSettling
+from fairway.jobs.stores.sqlite.timetable import SqliteTimetable
+from fairway.jobs.stores.sqlite.transaction import WHY, names_in, numbers
+from fairway.jobs.stores.sqlite.within import OPENED, add_within
+from fairway.jobs.stores.sqlite.writer import SqliteWriter
+from fairway.runtime.blocking import BlockingPool
+from fairway.runtime.clock import Clock, clock_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from fairway.jobs.job import (
+        Claim,
+        Enqueued,
+        Filter,
+        Job,
+        Limits,
+        NewJob,
+        QueueState,
+        Reaped,
+        Settlement,
+    )
+    from fairway.jobs.store import Cursor, Promoted, Want
+    from fairway.jobs.stores.sqlite.transaction import Transaction
+
+FAMILY = f"""
+WITH RECURSIVE family(id) AS (
+    SELECT value FROM carray(?1)
+    UNION SELECT job.id FROM job JOIN family ON job.parent = family.id
+)
+SELECT id, status FROM job WHERE id IN family AND {UNFINISHED} ORDER BY id DESC
+"""
+
+
+RETRIED = f"""
+SELECT status, unique_key, window_ns, waited_until_ns, names, {upkeep.PARENT_LIVES},
+    {upkeep.REPORTERS_LIVE}
+FROM job WHERE id = ?
+"""
+
+
+class SqliteStore:
+    """Jobs in the SQLite file at `path`, made if it is not there.
+
+    A call that has to wait more than five seconds for another process is refused with
+    `Unavailable`. The processes that share the file must be on one machine, and so have one clock.
+    """
+
+    def __init__(self, path: str | Path, *, clock: Clock | None = None) -> None:
+        if not str(path) or str(path).startswith((":", "file:")):
+            raise InvalidConfig(f"jobs live in a file of their own, and {path!s} names none")
+        self._place = os.path.realpath(path)
+        self._clock = clock
+        self._writer: SqliteWriter | None = None
+        self._reader: SqliteReader | None = None
+
+    async def inspect(self) -> None:
+        """See `Inspected`."""
+        OPENED[self._place] += 1
+        try:
+            async with BlockingPool(1, name="fairway-jobs-inspect", clock=self._now()) as pool:
+                await pool.run(self._inspect)
+        finally:
+            OPENED[self._place] -= 1
+
+    def _inspect(self) -> None:
+        with answering(self._place):
+            inspect(self._place)
+
+    async def open(self) -> None:
+        clock = self._now()
+        writer, reader = SqliteWriter(self._place, clock), SqliteReader(self._place, clock)
+        OPENED[self._place] += 1
+        try:
+            await writer.open()
+            await reader.open()
+        except BaseException:
+            await self._close(writer, reader)
+            raise
+        self._writer, self._reader = writer, reader
+
+    @property
+    def timetable(self) -> SqliteTimetable:
+        return SqliteTimetable(self._write, self._read)
+
+    async def aclose(self) -> None:
+        writer, reader = self._writer, self._reader
+        self._writer = self._reader = None
+        if writer is not None and reader is not None:
+            await self._close(writer, reader)
+
+    async def _close(self, writer: SqliteWriter, reader: SqliteReader) -> None:
+        try:
+            await reader.aclose()  # before the writer: the last connection tidies the files up
+        finally:
+            await writer.aclose()
+            OPENED[self._place] -= 1
+
+    def _now(self) -> Clock:
+        return self._clock or clock_of(asyncio.get_running_loop())
+
+    @property
+    def _write(self) -> SqliteWriter:
+        if self._writer is None:
+            raise Closing(f"{self._place} is not open")
+        return self._writer
+
+    @property
+    def _read(self) -> SqliteReader:
+        if self._reader is None:
+            raise Closing(f"{self._place} is not open")
+        return self._reader
+
+    # Enqueueing
+
+    async def enqueue(
+        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
+    ) -> list[Enqueued]:
+        """See `JobStore`. `within` runs in the caller's thread, that of the event loop."""
+        if within is not None:
+            return add_within(within, self._place, self._now().wall_ns(), jobs, cursor)
+        if not jobs and cursor is None:
+            return []
+        size = size_of_jobs(jobs)
+        caller = Caller(ENQUEUE, distinct(jobs)[0].tenant if jobs else NO_TENANT)
+        if cursor is None:
+            return await self._write.enqueue(jobs, caller, size)
+        add = partial(_enqueue_behind, jobs, cursor)
+        return await self._write.run(add, caller, durable=True, size=size)
+
+    async def cursor(self, name: str) -> Cursor | None:
+        return await self._read.cursor(name)
+
+    # Workers
+
+    async def register(self, name: str, ttl_ns: int) -> int:
+        def register(transaction: Transaction) -> int:
+            transaction.connection.execute(
+                "INSERT INTO worker (name, until_ns) VALUES (?, ?)",
+                (name, transaction.now_ns + ttl_ns),
+            )
+            return transaction.connection.last_insert_rowid()
+
+        return await self._write.run(register, Caller(WORKER), durable=False)
+
+    async def unregister(self, worker: int) -> None:
+        await self._write.run(
+            partial(upkeep.dismiss, worker=worker), Caller(WORKER, worker), durable=False
+        )
+
+    async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
+        rows = [(one.id, one.step, one.attempt, one.crashes, worker, one.token) for one in claims]
+
+        def count(transaction: Transaction) -> None:
+            transaction.connection.executemany(
+                f"UPDATE job SET crashes = crashes + 1 WHERE id = ? AND {UNFINISHED}"
+                " AND step = ? AND attempt = ? AND crashes = ? AND NOT EXISTS"
+                " (SELECT 1 FROM lease WHERE job = id AND worker = ? AND token = ?)",
+                rows,
+            )
+
+        await self._write.run(count, Caller(WORKER, worker), durable=True)
+
+    def heart(self) -> SqliteHeart:
+        return SqliteHeart(self._place, self._now())
+
+    async def exchange(
+        self,
+        worker: int,
+        token: int,
+        settlements: Sequence[Settlement] = (),
+        wants: Sequence[Want] = (),
+        probe: Collection[str] = (),
+    ) -> Exchanged:
+        exchange = partial(_exchange, worker, token, settlements, wants, probe)
+        size = size_of_settlements(settlements) if settlements else 0
+        caller = Caller(WORKER, worker)
+        return await self._write.run(exchange, caller, durable=bool(settlements), size=size)
+
+    async def progress(self, worker: int, values: Mapping[int, bytes]) -> None:
+        def progress(transaction: Transaction) -> None:
+            transaction.connection.executemany(
+                "UPDATE job SET progress = ? WHERE id = (SELECT job FROM lease WHERE job = ?"
+                " AND worker = ?)",
+                [(value, id, worker) for id, value in values.items()],
+            )
+
+        size = sum(map(len, values.values()))
+        await self._write.run(progress, Caller(WORKER, worker), durable=False, size=size)
+
+    # Maintenance
+
+    async def promote(self, limit: int) -> Promoted:
+        return await self._write.run(
+            partial(upkeep.promote, limit=limit), Caller(UPKEEP, "promote"), durable=False
+        )
+
+    async def reap(self, limit: int) -> Reaped:
+        return await self._write.run(
+            partial(upkeep.reap, limit=limit), Caller(UPKEEP, "reap"), durable=False
+        )
+
+    async def age(self, limit: int) -> int:
+        return await self._write.run(
+            partial(upkeep.age, limit=limit), Caller(UPKEEP, "age"), durable=False
+        )
+
+    async def prune(
+        self,
+        older_than_ns: int,
+        *,
+        failed_older_than_ns: int | None = None,
+        dedup_older_than_ns: int | None = None,
+        exact: bool = True,
+    ) -> int:
+        """See `JobStore`. In several transactions, so that others get their turn between them."""
+        now_ns = self._now().wall_ns()
+        failed_ns = older_than_ns if failed_older_than_ns is None else failed_older_than_ns
+        horizons_ns = {
+            FAILED: now_ns - failed_ns,
+            DEAD: now_ns - failed_ns,
+            CANCELLED: now_ns - older_than_ns,
+            DONE: now_ns - older_than_ns,
+        }
+        gone = await self._prune(horizons_ns)
+        if exact:
+            # What a parent might have read goes after it.
+            while some := await self._prune(horizons_ns):
+                gone += some
+        if dedup_older_than_ns is not None:
+            horizon_ns = now_ns - dedup_older_than_ns
+            forget = partial(upkeep.forget_signal_keys, horizon_ns=horizon_ns)
+            while await self._write.run(forget, Caller(UPKEEP, "prune"), durable=False):
+                pass
+        return gone
+
+    async def _prune(self, horizons_ns: Mapping[int, int]) -> int:
+        """Go once through the jobs that ended so by then, and forget what no parent may read."""
+        gone = 0
+        for code, horizon_ns in horizons_ns.items():
+            place: upkeep.PrunePlace | None = upkeep.PrunePlace()
+            while place is not None:
+                prune = partial(upkeep.prune, code=code, horizon_ns=horizon_ns, place=place)
+                caller = Caller(UPKEEP, "prune")
+                count, place = await self._write.run(prune, caller, durable=False)
+                gone += count
+        return gone
+
+    # From outside
+
+    async def signal(
+        self, target: int | str, name: str, payload: bytes, *, dedup: str | None = None
+    ) -> Delivered:
+        def signal(transaction: Transaction) -> Delivered:
+            id = transaction.keyed(target) if isinstance(target, str) else target
+            if id is None:
+                return Delivered(None, False, None)
+            return transaction.deliver(id, name, payload, dedup)
+
+        caller = Caller(COMMAND, target)
+        return await self._write.run(signal, caller, durable=True, size=len(payload))
+
+    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
+        if not jobs:
+            return Cancelled((), ())
+        return await self._write.run(partial(_cancel, jobs, reason), Caller(COMMAND), durable=True)
+
+    async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
+        return await self._write.run(partial(_retry, jobs, anew), Caller(COMMAND), durable=True)
+
+    async def discard(self, jobs: Sequence[int]) -> list[int]:
+        def discard(transaction: Transaction) -> list[int]:
+            rows = transaction.connection.execute(
+                f"DELETE FROM job WHERE id IN carray(?) AND {UNHAPPY}"
+                f" AND NOT {upkeep.PARENT_LIVES} RETURNING id",
+                (numbers(jobs),),
+            ).fetchall()
+            gone = {id for (id,) in rows}
+            for table in ("signal", "signal_key"):
+                transaction.connection.execute(
+                    f"DELETE FROM {table} WHERE job IN carray(?)", (numbers(gone),)
+                )
+            return [id for id in dict.fromkeys(jobs) if id in gone]
+
+        return await self._write.run(discard, Caller(COMMAND), durable=True)
+
+    async def set_paused(self, queue: str, paused: bool) -> None:
+        def set_paused(transaction: Transaction) -> None:
+            transaction.connection.execute(
+                "UPDATE queue SET paused = ? WHERE id = ?", (paused, transaction.names.queue(queue))
+            )
+
+        await self._write.run(set_paused, Caller(COMMAND), durable=True)
+
+    async def set_limits(self, queue: str, limits: Limits) -> None:
+        def set_limits(transaction: Transaction) -> None:
+            transaction.connection.execute(
+                "UPDATE queue SET concurrency = ?, rate_per_s = ?, burst = ?, tokens = ?,"
+                " refilled_ns = ? WHERE id = ?",
+                (
+                    limits.concurrency,
+                    limits.rate_per_s,
+                    limits.burst,
+                    float(limits.burst),
+                    transaction.now_ns,
+                    transaction.names.queue(queue),
+                ),
+            )
+
+        await self._write.run(set_limits, Caller(COMMAND), durable=True)
+
+    # Looking
+
+    async def find(self, id: int) -> Job | None:
+        return await self._read.find(id)
+
+    async def find_by_key(self, unique_key: str) -> Job | None:
+        return await self._read.find_by_key(unique_key)
+
+    async def browse(self, filter: Filter) -> list[Job]:
+        return await self._read.browse(filter)
+
+    async def queues(self) -> list[QueueState]:
+        return await self._read.queues()
+
+
+def _enqueue_behind(
+    jobs: Sequence[NewJob], cursor: Cursor, transaction: Transaction
+) -> list[Enqueued]:
+    intake = intake_of(transaction)
+    return intake.add(jobs) if intake.advance(cursor) else []
+
+
+def _exchange(
+    worker: int,
+    token: int,
+    settlements: Sequence[Settlement],
+    wants: Sequence[Want],
+    probe: Collection[str],
+    transaction: Transaction,
+) -> Exchanged:
+    settling = SqliteSettling(transaction)
+    claims = claiming.SqliteClaiming(transaction, worker, token)
+    held_back: dict[str, int] = {}
+    if transaction.alive(worker):
+        settling.settle(worker, settlements)
+        held_back = claims.claim(wants)
+    else:
+        settling.stale.extend(settlement.claim.id for settlement in settlements)
+    return Exchanged(
+        claims=claims.claims,
+        contended=claims.contended,
+        stale=settling.stale,
+        lanes=claiming.probe(transaction, probe),
+        woken=transaction.woken(),
+        held_back_ns=held_back,
+        ended=settling.ended,
+        cancelling=claiming.cancelling(transaction, worker) if probe else {},
+    )
+
+
+def _cancel(jobs: Sequence[int], reason: str, transaction: Transaction) -> Cancelled:
+    ended: list[int] = []
+    running: list[int] = []
+    family = transaction.connection.execute(FAMILY, (numbers(jobs),)).fetchall()
+    for id, code in family:
+        move = cancelled(Facts(STATUSES[code]))
+        (running if move is None else ended).append(id)
+    if running:
+        transaction.connection.execute(
+            "UPDATE job SET cancelling = 1, error = ? WHERE id IN carray(?) AND cancelling = 0",
+            (reason, numbers(running)),
+        )
+    for id in sorted(ended):  # parents first: none wakes, or hears, for its children
+        # One that was cancelled while it ran, and came back to its lane, has its reason.
+        (before,) = transaction.connection.execute(WHY, (id,)).fetchone()
+        why = reason_to_end(Facts(Status.READY, reason=before), reason)
+        transaction.end(id, Status.CANCELLED, None, why)
+    return Cancelled(tuple(sorted(ended)), tuple(sorted(running)))
+
+
+def _retry(jobs: Sequence[int], anew: bool, transaction: Transaction) -> list[int]:
+    execute = transaction.connection.execute
+    again = set()
+    asked = execute(
+        "SELECT id, parent, notify FROM job WHERE id IN carray(?)", (numbers(jobs),)
+    ).fetchall()
+    parents = {id: parent for id, parent, _ in asked}
+    reporting = {id for id, _, notify in asked if notify is not None}
+    for id in retry_order(jobs, parents, reporting):
+        found = execute(RETRIED, (id,)).fetchone()
+        if found is None:
+            continue
+        (
+            code, unique_key, window_ns, waited_until_ns, names, parent_lives, reporters_live,
+        ) = found  # fmt: skip
+        job = Facts(STATUSES[code], names=names_in(names), waited_until_ns=waited_until_ns)
+        if not may_be_retried(
+            job, parent_lives=bool(parent_lives), reporters_live=bool(reporters_live)
+        ):
+            continue
+        if unique_key is not None:
+            if transaction.keyed(unique_key) not in (None, id):
+                continue  # another job stands for the key now
+            execute(
+                "INSERT OR REPLACE INTO unique_key (key, job, until_ns) VALUES (?, ?, ?)",
+                (unique_key, id, transaction.now_ns + window_ns),
+            )
+        execute(
+            "UPDATE job SET attempt = 0, crashes = 0, retries = retries + 1,"
+            " error = NULL, result = NULL, waited_until_ns = NULL WHERE id = ?",
+            (id,),
+        )
+        if anew:
+            execute("UPDATE job SET timed_out = 0, names = NULL WHERE id = ?", (id,))
+            execute("DELETE FROM signal WHERE job = ?", (id,))
+            # What went with its inbox may be sent again; what it has dealt with may not.
+            execute("DELETE FROM signal_key WHERE job = ? AND consumed_ns IS NULL", (id,))
+        again.add(id)
+        waits = not anew and transaction.still_waits(id, job.names)
+        if retried(job, anew=anew, waits=waits).to is Status.WAITING:
+            execute(
+                f"UPDATE job SET status = {WAITING}, due_ns = ? WHERE id = ?",
+                (waited_until_ns or None, id),
+            )
+        else:
+            transaction.make_ready(id)
+    return [id for id in dict.fromkeys(jobs) if id in again]

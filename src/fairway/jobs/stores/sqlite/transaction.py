@@ -1,0 +1,216 @@
+"""What happens to single jobs inside a transaction: they become ready, end, hear a signal.
+
+The twin of these methods in memory says what they mean; here each is a statement or two. Where
+many jobs go the same way the callers have statements of their own, for all of them at once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any
+
+import apsw
+from msgspec import json
+
+from fairway.jobs.job import Status, ending
+from fairway.jobs.moves import Facts, signalled, still_waits
+from fairway.jobs.store import Delivered
+from fairway.jobs.stores.sqlite.schema import (
+    BLOCKED,
+    CODES,
+    DONE,
+    HOME,
+    IS_READY,
+    RUNNING,
+    STATUSES,
+    UNFINISHED,
+    WAITING,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from fairway.jobs.job import Lane
+    from fairway.jobs.stores.sqlite.lanes import Names
+    from fairway.jobs.stores.sqlite.schema import Tables
+
+REASON = "iif(cancelling, coalesce(error, 'cancelled'), NULL)"
+"""Why a job is to end, if somebody cancelled it: its error says so until it has."""
+WHY = f"SELECT {REASON} FROM job WHERE id = ?"
+BECOME_READY = f"{IS_READY}, due_ns = NULL, since_ns = ?, lane = {HOME}"
+READY_ONE = f"UPDATE job SET {BECOME_READY} WHERE id = ?"
+UNBLOCK = f"UPDATE job SET {IS_READY} WHERE id IN carray(?)"
+
+# What ended badly keeps what it waited for, or was given: a retry by hand takes it up.
+END_ONE = f"""
+UPDATE job SET status = ?1, result = ?2, error = ?3, since_ns = ?4, due_ns = NULL,
+    names = iif(?1 = {DONE}, NULL, names), cancelling = 0,
+    waited_until_ns = iif(?1 > {DONE} AND status = {WAITING}, coalesce(due_ns, 0), NULL)
+WHERE id = ?5 RETURNING partition_key, parent, notify
+"""
+
+# The first that waits for each key, if nobody has it. Looked for before anything is changed: mostly
+# there is none, and a statement that might write costs ten times as much.
+FIRST_BLOCKED = f"""
+SELECT first FROM (
+    SELECT (
+        SELECT id FROM job WHERE partition_key = value AND {UNFINISHED} AND status = {BLOCKED}
+        ORDER BY id LIMIT 1
+    ) AS first
+    FROM json_each(?) WHERE NOT EXISTS (
+        SELECT 1 FROM job WHERE partition_key = value AND {UNFINISHED} AND status = {RUNNING}
+    )
+) WHERE first IS NOT NULL
+"""
+AWAITED = f"""EXISTS (
+    SELECT 1 FROM job AS child WHERE child.parent = job.id AND child.notify IS NULL
+    AND child.{UNFINISHED}
+)"""
+DONE_WAITING = f"""
+SELECT id FROM job WHERE id IN carray(?) AND status = {WAITING} AND names IS NULL AND NOT {AWAITED}
+"""
+
+# What a unique key stands for: its job is unfinished, or its window is.
+KEYED = f"""
+SELECT unique_key.job FROM unique_key LEFT JOIN job ON job.id = unique_key.job
+WHERE unique_key.key = ?
+AND (unique_key.until_ns > ? OR job.{UNFINISHED})
+"""
+
+
+def numbers(ids: Collection[int]) -> Any:
+    """Ids as one parameter, for `carray(?)`: SQLite reads them without the interpreter's lock."""
+    return apsw.carray(array("q", ids or (0,)))  # an empty one has no address; no job is 0
+
+
+def names_column(names: Sequence[str]) -> str | None:
+    return json.encode(names).decode() if names else None
+
+
+def names_in(column: str | None) -> tuple[str, ...]:
+    return json.decode(column, type=tuple[str, ...]) if column is not None else ()
+
+
+class Transaction:
+    """One call's work on the tables, at one moment, inside a transaction that others began."""
+
+    __slots__ = ("connection", "names", "now_ns", "readied")
+
+    def __init__(self, connection: Tables, names: Names, now_ns: int) -> None:
+        self.connection = connection
+        self.names = names
+        self.now_ns = now_ns
+        self.readied: set[int] = set()
+        """Jobs this call may have made ready; `woken` looks which of them are."""
+
+    def let_go(self, ids: Collection[int]) -> None:
+        """Nobody has these any more; their status is set by who says so."""
+        self.connection.execute("DELETE FROM lease WHERE job IN carray(?)", (numbers(ids),))
+
+    def make_ready(self, id: int) -> None:
+        self.connection.execute(READY_ONE, (self.now_ns, id))
+        self.readied.add(id)
+
+    def give_back(self, id: int, key: str | None) -> None:
+        """A job that a worker had is ready again, and its key is free."""
+        self.make_ready(id)
+        self.unblock(key)
+
+    def unblock(self, *keys: str | None) -> None:
+        """For each key, the first job that waits for it may try for it."""
+        wanted = [key for key in keys if key is not None]
+        if not wanted:
+            return
+        found = self.connection.execute(FIRST_BLOCKED, (json.encode(wanted).decode(),)).fetchall()
+        if found:
+            ids = [id for (id,) in found]
+            self.connection.execute(UNBLOCK, (numbers(ids),))
+            self.readied.update(ids)
+
+    def park(self, id: int, key: str | None, status: Status, delay_ns: int | None) -> None:
+        due_ns = None if delay_ns is None else self.now_ns + delay_ns
+        self.connection.execute(
+            "UPDATE job SET status = ?, due_ns = ? WHERE id = ?",
+            (CODES[status], due_ns, id),
+        )
+        self.unblock(key)
+
+    def end(self, id: int, status: Status, result: bytes | None, error: str | None) -> None:
+        """End a job and tell its parent."""
+        key, parent, notify = self.connection.execute(
+            END_ONE, (CODES[status], result, error, self.now_ns, id)
+        ).fetchall()[0]
+        if status is Status.DONE:
+            self.connection.execute("DELETE FROM signal WHERE job = ?", (id,))
+        self.unblock(key)
+        if parent is None:
+            return
+        if notify is not None:
+            self.deliver(parent, notify, ending(id, status, result, error), None)
+            return
+        self.wake_parents([parent])
+
+    def wake_parents(self, ids: Collection[int]) -> None:
+        """Of these, make ready who waited for children and has none left to wait for."""
+        for (id,) in self.connection.execute(DONE_WAITING, (numbers(ids),)).fetchall():
+            self.make_ready(id)
+
+    def deliver(self, id: int, name: str, payload: bytes, dedup: str | None) -> Delivered:
+        """Put a signal into a job's inbox, and wake the job if it waits for that."""
+        found = self.connection.execute(
+            "SELECT status, names FROM job WHERE id = ?", (id,)
+        ).fetchone()
+        code, names = found or (DONE, None)
+        if code >= DONE:
+            return Delivered(None, False, None)
+        if dedup is not None:
+            self.connection.execute(
+                "INSERT OR IGNORE INTO signal_key (job, key) VALUES (?, ?)", (id, dedup)
+            )
+            if not self.connection.changes():
+                return Delivered(id, False, None)
+        self.connection.execute(
+            "INSERT INTO signal (job, name, payload, dedup) VALUES (?, ?, ?, ?)",
+            (id, name, payload, dedup),
+        )
+        if signalled(Facts(STATUSES[code], names=names_in(names)), name) is not None:
+            self.make_ready(id)
+            return Delivered(id, True, self._lane(id))
+        return Delivered(id, True, None)
+
+    def still_waits(self, id: int, names: Collection[str]) -> bool:
+        """Whether no signal of these names is there; without names, whether a child has not ended
+        that the job counts."""
+        if names:
+            rows = self.connection.execute("SELECT name FROM signal WHERE job = ?", (id,))
+            return still_waits(names, [name for (name,) in rows.fetchall()], False)
+        (awaited,) = self.connection.execute(
+            f"SELECT {AWAITED} FROM job WHERE id = ?", (id,)
+        ).fetchone()
+        return still_waits((), (), bool(awaited))
+
+    def keyed(self, key: str) -> int | None:
+        """The job a unique key stands for, as long as it does."""
+        job: int | None
+        (job,) = self.connection.execute(KEYED, (key, self.now_ns)).fetchone() or (None,)
+        return job
+
+    def alive(self, worker: int) -> bool:
+        found = self.connection.execute(
+            "SELECT 1 FROM worker WHERE id = ? AND until_ns > ?", (worker, self.now_ns)
+        ).fetchone()
+        return found is not None
+
+    def woken(self) -> set[Lane]:
+        """The lanes of those that became ready and still are."""
+        return self.ready_lanes(self.readied) if self.readied else set()
+
+    def ready_lanes(self, ids: Collection[int]) -> set[Lane]:
+        found = self.connection.execute(
+            f"SELECT DISTINCT lane FROM job WHERE id IN carray(?) AND {IS_READY}", (numbers(ids),)
+        )
+        return self.names.lanes(lane for (lane,) in found.fetchall())
+
+    def _lane(self, id: int) -> Lane:
+        (lane,) = self.connection.execute("SELECT lane FROM job WHERE id = ?", (id,)).fetchone()
+        return self.names.lane(lane)

@@ -1,0 +1,191 @@
+"""What nobody asks for but time: timers, workers that died, waiting too long, forgetting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from fairway.core.priority import Band
+from fairway.jobs.job import Died, Reaped, Status
+from fairway.jobs.moves import Facts, death_error, worker_died
+from fairway.jobs.store import Promoted
+from fairway.jobs.stores.sqlite.claiming import ready_lanes
+from fairway.jobs.stores.sqlite.schema import (
+    AGED_BAND,
+    BAND_MASK,
+    CANCELLED,
+    DEAD,
+    DONE,
+    FAILED,
+    IS_DONE,
+    IS_READY,
+    QUEUE_SHIFT,
+    UNFINISHED,
+    UNHAPPY,
+    WAITING,
+)
+from fairway.jobs.stores.sqlite.transaction import BECOME_READY, REASON, numbers
+
+if TYPE_CHECKING:
+    from fairway.jobs.job import Lane
+    from fairway.jobs.stores.sqlite.transaction import Transaction
+
+PRUNE_CHUNK = 1_000
+BEYOND_ALL_LANES = (1 << 63) - 1
+
+PROMOTE = f"""
+UPDATE job SET timed_out = timed_out OR status = {WAITING}, {BECOME_READY} WHERE id IN carray(?)
+"""
+LEASED = f"""
+SELECT id, kind, partition_key, attempt, crashes, max_attempts, max_crashes, {REASON}
+FROM lease JOIN job ON id = job WHERE worker = ? ORDER BY job LIMIT ?
+"""
+FORGET = """
+DELETE FROM worker WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM lease WHERE worker = ?1)
+"""
+AGE = f"""
+UPDATE job SET lane = (lane & ~{BAND_MASK}) | {AGED_BAND}
+WHERE id IN (
+    SELECT id FROM job WHERE {IS_READY} AND lane = ?2
+    ORDER BY id LIMIT ?3
+) AND {AGED_BAND} > (lane & {BAND_MASK})
+"""
+PARENT_LIVES = f"""EXISTS (
+    SELECT 1 FROM job AS parent WHERE parent.id = job.parent AND parent.{UNFINISHED}
+)"""
+PARENT_MAY_READ = f"""EXISTS (
+    SELECT 1 FROM job AS parent WHERE parent.id = job.parent AND parent.status <> {DONE}
+)"""
+"""Whether the parent is there and not done: it lives, or may be retried."""
+REPORTERS_LIVE = f"""EXISTS (
+    SELECT 1 FROM job AS child WHERE child.parent = job.id AND child.notify IS NOT NULL
+    AND child.{UNFINISHED}
+)"""
+PRUNABLE = """
+SELECT id, since_ns, {parent_may_read} FROM job
+WHERE {status} AND since_ns BETWEEN ?1 AND ?3 AND (since_ns > ?1 OR id > ?2)
+ORDER BY since_ns, id LIMIT ?4
+"""
+PRUNABLE_OF: Final = {
+    code: PRUNABLE.format(
+        parent_may_read=PARENT_MAY_READ,
+        status=IS_DONE if code == DONE else f"{UNHAPPY} AND status = {code}",
+    )
+    for code in (DONE, CANCELLED, FAILED, DEAD)
+}
+"""Those that ended in one way, in the order of their ending, by an index."""
+FORGET_SIGNAL_KEYS = """
+DELETE FROM signal_key WHERE (job, key) IN (
+    SELECT job, key FROM signal_key WHERE consumed_ns IS NOT NULL AND consumed_ns <= ? LIMIT ?
+)
+"""
+
+
+class PrunePlace(NamedTuple):
+    """How far pruning has come, in the order of ending."""
+
+    ended_ns: int = 0
+    id: int = 0
+
+
+def promote(transaction: Transaction, limit: int) -> Promoted:
+    connection = transaction.connection
+    due = connection.execute(
+        "SELECT id FROM job WHERE due_ns <= ? ORDER BY due_ns, id LIMIT ?",
+        (transaction.now_ns, limit),
+    ).fetchall()
+    lanes: frozenset[Lane] = frozenset()
+    if due:
+        ids = [id for (id,) in due]
+        connection.execute(PROMOTE, (transaction.now_ns, numbers(ids)))
+        lanes = frozenset(transaction.ready_lanes(ids))
+    (next_ns,) = connection.execute(
+        "SELECT min(due_ns) FROM job WHERE due_ns IS NOT NULL"
+    ).fetchone()
+    wait_ns = None if next_ns is None else max(0, next_ns - transaction.now_ns)
+    return Promoted(len(due), lanes, wait_ns)
+
+
+def reap(transaction: Transaction, limit: int) -> Reaped:
+    connection = transaction.connection
+    lost = connection.execute(
+        "SELECT id FROM worker WHERE until_ns <= ? ORDER BY id", (transaction.now_ns,)
+    ).fetchall()
+    returned: list[int] = []
+    died: list[Died] = []
+    for (worker,) in lost:
+        rows = connection.execute(LEASED, (worker, limit)).fetchall()
+        limit -= len(rows)
+        if rows:
+            transaction.let_go([id for id, *_ in rows])
+        for id, kind, key, attempt, crashes, max_attempts, max_crashes, reason in rows:
+            crashes += 1
+            connection.execute("UPDATE job SET crashes = ? WHERE id = ?", (crashes, id))
+            move = worker_died(
+                Facts(Status.RUNNING, attempt, crashes, max_attempts, max_crashes, reason)
+            )
+            if move.to is Status.CANCELLED:
+                transaction.end(id, move.to, None, reason)
+            elif move.ends:
+                error = death_error(crashes)
+                died.append(Died(id, kind, attempt + crashes, error))
+                transaction.end(id, move.to, None, error)
+            else:
+                returned.append(id)
+                transaction.give_back(id, key)
+        connection.execute(FORGET, (worker,))
+    lanes = frozenset(transaction.ready_lanes(returned)) if returned else frozenset()
+    return Reaped(len(lost), len(returned), len(died), lanes, tuple(sorted(died)))
+
+
+def dismiss(transaction: Transaction, worker: int) -> None:
+    """A worker ends; what it still holds is the reaper's at once."""
+    transaction.connection.execute(FORGET, (worker,))
+    transaction.connection.execute(
+        "UPDATE worker SET until_ns = min(until_ns, ?) WHERE id = ?", (transaction.now_ns, worker)
+    )
+
+
+def age(transaction: Transaction, limit: int) -> int:
+    paused = {
+        id for (id,) in transaction.connection.execute("SELECT id FROM queue WHERE paused = 1")
+    }
+    moved = 0
+    # From the highest lane down: nothing that moves up is looked at twice.
+    for lane in reversed(ready_lanes(transaction, 0, BEYOND_ALL_LANES)):
+        if lane >> QUEUE_SHIFT not in paused and lane & BAND_MASK != Band.B4:
+            transaction.connection.execute(AGE, (transaction.now_ns, lane, limit))
+            moved += transaction.connection.changes()
+    return moved
+
+
+def forget_signal_keys(transaction: Transaction, horizon_ns: int) -> bool:
+    """Forget one chunk of dedup keys whose signals were dealt with by then; whether more are."""
+    transaction.connection.execute(FORGET_SIGNAL_KEYS, (horizon_ns, PRUNE_CHUNK))
+    return transaction.connection.changes() == PRUNE_CHUNK
+
+
+def prune(
+    transaction: Transaction, code: int, horizon_ns: int, place: PrunePlace
+) -> tuple[int, PrunePlace | None]:
+    """Forget one chunk of jobs that ended so by `horizon_ns`: how many, and where to go on."""
+    connection = transaction.connection
+    rows = connection.execute(PRUNABLE_OF[code], (*place, horizon_ns, PRUNE_CHUNK)).fetchall()
+    gone = [id for id, _, may_be_read in rows if not may_be_read]
+    if gone:
+        ids = numbers(gone)
+        connection.execute(
+            "UPDATE unique_key SET orphaned = 1 FROM job"
+            " WHERE job.id IN carray(?) AND unique_key.key = job.unique_key"
+            " AND unique_key.job = job.id",
+            (ids,),
+        )
+        for table in ("signal", "signal_key"):
+            connection.execute(f"DELETE FROM {table} WHERE job IN carray(?)", (ids,))
+        connection.execute("DELETE FROM job WHERE id IN carray(?)", (ids,))
+    connection.execute(
+        "DELETE FROM unique_key WHERE orphaned = 1 AND until_ns <= ?", (transaction.now_ns,)
+    )
+    if len(rows) < PRUNE_CHUNK:
+        return len(gone), None
+    id, ended_ns, _ = rows[-1]
+    return len(gone), PrunePlace(ended_ns, id)

@@ -1,0 +1,316 @@
+"""The one connection that writes, and the lanes before it: whoever waits shares a commit, in turns.
+
+The event loop decides what is in a group (`calls`); one thread runs it as one transaction. A group
+is made of what came while the one before was committed, so nothing waits for company and no timer
+runs. Decides what a failure means: of one call, of the whole group, or nobody knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+import apsw
+
+from fairway.errors import (
+    Backpressure,
+    Closing,
+    Corrupt,
+    FairwayError,
+    Invalid,
+    OutcomeUnknown,
+    Unavailable,
+    WriteFailed,
+)
+from fairway.jobs.stores.sqlite.calls import Caller, StoreCall, lanes_of_calls, next_group, weight
+from fairway.jobs.stores.sqlite.connections import answering, create
+from fairway.jobs.stores.sqlite.intake import intake_of
+from fairway.jobs.stores.sqlite.lanes import Names
+from fairway.jobs.stores.sqlite.mark import Count, Mark
+from fairway.jobs.stores.sqlite.transaction import Transaction
+from fairway.jobs.stores.sqlite.turn import Turn
+from fairway.runtime.blocking import BlockingPool
+from fairway.storage.wals.sqlite_shard import UNDONE_ERRORS, UNDONE_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from fairway.core.lanes import Drained
+    from fairway.jobs.job import Enqueued, NewJob
+    from fairway.runtime.clock import Clock
+
+T = TypeVar("T")
+Outcome: TypeAlias = "tuple[Any, BaseException | None]"
+Group: TypeAlias = "list[Drained[Caller, StoreCall[Any]]]"
+
+
+class Commits(Protocol):
+    """What a `SqliteWriter` needs of its thread: see `Committer`."""
+
+    def open(self) -> None: ...
+
+    def commit(self, group: Sequence[StoreCall[Any]]) -> list[Outcome]: ...
+
+    def close(self) -> None: ...
+
+
+class SqliteWriter:
+    """Runs calls on the tables, each all or nothing; those of one caller in the order they came."""
+
+    def __init__(self, place: str, clock: Clock, committer: Commits | None = None) -> None:
+        self._place = place
+        self._clock = clock
+        self._lanes = lanes_of_calls()
+        self._busy = False
+        self._closing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._pool = BlockingPool(1, name="fairway-jobs-writer", clock=clock)
+        self._committer: Commits = Committer(place, clock) if committer is None else committer
+
+    async def open(self) -> None:
+        await self._pool.run(self._committer.open)
+
+    async def aclose(self) -> None:
+        """Refuse new calls, commit those that wait, close."""
+        self._closing = True
+        await self._idle.wait()
+        await self._pool.run(self._committer.close)
+        await self._pool.aclose()
+
+    async def run(
+        self,
+        function: Callable[[Transaction], T],
+        caller: Caller,
+        *,
+        durable: bool,
+        size: int = 0,
+    ) -> T:
+        """Run `function` in a transaction that others may share; returns when it is committed.
+
+        `durable` syncs the disk. Raises `Backpressure`, with nothing accepted, if too much of this
+        caller waits already, or of all. If the caller is cancelled before its turn, nothing
+        happens.
+        """
+        return await self._wait(StoreCall(function, durable), caller, size)
+
+    async def enqueue(self, jobs: Sequence[NewJob], caller: Caller, size: int) -> list[Enqueued]:
+        """Add jobs, as `run` would; with the jobs of others that wait, if there are any."""
+
+        def add(transaction: Transaction) -> list[Enqueued]:
+            return intake_of(transaction).add(jobs)
+
+        return await self._wait(StoreCall(add, True, jobs), caller, size)
+
+    async def _wait(self, call: StoreCall[T], caller: Caller, size: int) -> T:
+        if self._closing:
+            raise Closing(f"{self._place} is closing")
+        loop = asyncio.get_running_loop()
+        call.outcome = outcome = loop.create_future()
+        now_ns, kind = self._clock.now_ns(), caller.kind
+        refusal = self._lanes.offer(caller, call, weight(size), now_ns, caller.finishing, kind)
+        if refusal is not None:
+            raise Backpressure(
+                f"{self._place}/{kind}/{caller.who}",
+                depth=refusal.depth,
+                limit=refusal.limit,
+                retry_after_ns=refusal.retry_after_ns,
+            )
+        if not self._busy:
+            self._busy = True
+            self._idle.clear()
+            loop.call_soon(self._start)  # with whoever else comes in this turn of the loop
+        result: T = await outcome
+        return result
+
+    def _start(self) -> None:
+        while group := next_group(self._lanes):
+            calls = [call for part in group for call in part.items if not call.cancelled]
+            if calls:
+                self._commit(group, calls)
+                return
+            self._settle(group)
+        self._busy = False
+        self._idle.set()
+
+    def _commit(self, group: Group, calls: Sequence[StoreCall[Any]]) -> None:
+        def done(outcomes: list[Outcome] | None, error: BaseException | None) -> None:
+            # The next group goes to the thread before those of this one wake.
+            self._settle(group)
+            self._start()
+            for number, call in enumerate(calls):
+                _resolve(call, *((None, error) if outcomes is None else outcomes[number]))
+
+        self._pool.submit(done, self._committer.commit, calls)
+
+    def _settle(self, group: Group) -> None:
+        now_ns = self._clock.now_ns()
+        for part in group:
+            self._lanes.settle(part, now_ns, part.key.kind)
+
+
+def _resolve(call: StoreCall[Any], result: Any, error: BaseException | None) -> None:
+    outcome = call.outcome
+    if outcome is None or outcome.done():
+        return  # its caller is gone
+    if isinstance(error, asyncio.CancelledError):
+        outcome.cancel()
+    elif error is not None:
+        outcome.set_exception(error)
+    else:
+        outcome.set_result(result)
+
+
+class Committer:
+    """The half of the writer that is in its thread."""
+
+    def __init__(self, place: str, clock: Clock) -> None:
+        self._place = place
+        self._clock = clock
+        self._connection: apsw.Connection | None = None
+        self._names: Names | None = None
+        self._turn = Turn(place)
+        self._count = Count()
+        self._mark = Mark(place)
+        self._synced = True  # what the connection's `synchronous` stands at
+        self._failed: str | None = None
+
+    def open(self) -> None:
+        with answering(self._place):
+            self._connection = create(self._place, self._turn.begin)
+        self._names = Names(self._connection)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close(force=True)
+            self._connection = None
+        self._turn.close()
+        self._mark.close()
+
+    def commit(self, group: Sequence[StoreCall[Any]]) -> list[Outcome]:
+        """Run the calls in one transaction; how each ended."""
+        connection = self._connection
+        if connection is None:
+            raise Closing(f"{self._place} is not open")
+        if self._failed is not None:
+            raise WriteFailed(f"{self._place} stopped: {self._failed}")
+        committing = False
+        number = 0
+        try:
+            self._begin(connection, any(call.durable for call in group))
+            changes = connection.total_changes()
+            if len(group) == 1:
+                outcomes = [self._run(connection, group[0])]
+                if outcomes[0][1] is not None:
+                    self._roll_back(connection)
+                    return outcomes
+            else:
+                outcomes = [
+                    outcome
+                    for calls in together(group)
+                    for outcome in self._run_several(connection, calls)
+                ]
+            if connection.total_changes() != changes:  # else there is nothing to write or sync
+                number = self._count.add(connection)
+            committing = True
+            connection.execute("COMMIT")
+        except apsw.Error as error:
+            raise self._failure(connection, error, committing) from error
+        except BaseException:
+            self._roll_back(connection)
+            raise
+        if number:
+            self._count.committed(connection, number)
+            if self._synced:
+                self._mark.advance(number)  # before anybody is told
+        return outcomes
+
+    def _begin(self, connection: apsw.Connection, durable: bool) -> None:
+        if durable is not self._synced:
+            connection.pragma("synchronous", "FULL" if durable else "NORMAL")
+            self._synced = durable
+        try:
+            self._turn.begin(connection)
+        except (apsw.BusyError, apsw.LockedError) as error:
+            raise Unavailable(f"{self._place} is held by somebody else: {error}") from error
+
+    def _run_several(
+        self, connection: apsw.Connection, calls: Sequence[StoreCall[Any]]
+    ) -> list[Outcome]:
+        """Run calls that go `together`: if that fails, each by itself, to see whose fault it is."""
+        if len(calls) > 1:
+            jobs = [job for call in calls for job in call.jobs or ()]
+            added, error = self._run_apart(
+                connection, StoreCall(lambda transaction: intake_of(transaction).add(jobs), True)
+            )
+            if error is None:
+                rest = iter(added)
+                return [([next(rest) for _ in call.jobs or ()], None) for call in calls]
+        return [self._run_apart(connection, call) for call in calls]
+
+    def _run_apart(self, connection: apsw.Connection, call: StoreCall[Any]) -> Outcome:
+        """Run one of several calls: if it fails, it alone is undone."""
+        connection.execute("SAVEPOINT call")
+        outcome = self._run(connection, call)
+        if outcome[1] is not None:
+            connection.execute("ROLLBACK TO call")
+            assert self._names is not None
+            self._names.forget()
+        connection.execute("RELEASE call")
+        return outcome
+
+    def _run(self, connection: apsw.Connection, call: StoreCall[Any]) -> Outcome:
+        assert self._names is not None
+        try:
+            return call.function(Transaction(connection, self._names, self._clock.wall_ns())), None
+        except apsw.TooBigError as error:
+            return None, Invalid(f"more than {self._place} can take: {error}")
+        except apsw.Error as error:
+            if not connection.in_transaction or not isinstance(error, apsw.ConstraintError):
+                raise  # not about this call: the file, the disk or the memory
+            return None, WriteFailed(f"{self._place}: {error}; nothing was written")
+        except Exception as error:  # a value that cannot be bound, for instance
+            return None, error
+
+    def _roll_back(self, connection: apsw.Connection) -> None:
+        assert self._names is not None
+        self._names.forget()
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+    def _failure(
+        self, connection: apsw.Connection, error: apsw.Error, committing: bool
+    ) -> FairwayError:
+        """What a failed transaction means. Known to be undone, or in doubt and therefore final."""
+        code = getattr(error, "extendedresult", 0)
+        reason = f"{type(error).__name__} {error} (code {code})"
+        undone = isinstance(error, UNDONE_KINDS) or code in UNDONE_ERRORS
+        doubtful = committing and not undone
+        try:
+            self._roll_back(connection)
+        except apsw.Error as second:
+            reason += f", and the rollback failed: {second}"
+            self._failed = reason
+            doubtful = committing
+        if doubtful:
+            # After a failed sync the system may have dropped the pages and will call the next one
+            # a success. Nothing can be acknowledged until the file was opened anew.
+            self._failed = reason
+            return OutcomeUnknown(f"{self._place}: {reason}; reopen the store to recover")
+        if isinstance(error, (apsw.CorruptError, apsw.NotADBError)):
+            self._failed = reason
+            return Corrupt(reason, place=self._place)
+        return WriteFailed(f"{self._place}: {reason}; nothing was written")
+
+
+def together(calls: Sequence[StoreCall[Any]]) -> Iterator[Sequence[StoreCall[Any]]]:
+    """The calls in order, those that only enqueue side by side: their jobs are added in one go."""
+    start = 0
+    for at, call in enumerate(calls):
+        if call.jobs is None:
+            if start < at:
+                yield calls[start:at]
+            yield (call,)
+            start = at + 1
+    if start < len(calls):
+        yield calls[start:]

@@ -1,0 +1,1 @@
+"""What every part stands on, and the contract of a part."""

@@ -1,0 +1,1 @@
+"""Who may ask, and how much: keys, tickets, quotas and the audit of commands."""

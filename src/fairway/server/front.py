@@ -1,0 +1,119 @@
+"""What a part shows in the server, and all that the server shows.
+
+A front says which paths it serves, whose turn a request takes when requests have to wait, and what
+it needs while a host lives. It has no state of its own: what it keeps for a host is kept by the
+host (`Host.keep`), so one front serves any number of servers.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from fairway.server.http.exchange import Reply, Request, json_reply
+from fairway.server.http.openapi import DESCRIPTION, document
+from fairway.server.http.router import Route, Routes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from fairway.app import Fairway
+    from fairway.core.priority import Band
+    from fairway.kernel.part import PartHealth
+    from fairway.server.host import Host
+    from fairway.server.http.asgi import Application
+
+
+class Shown(Protocol):
+    """What the server asks of every part that runs."""
+
+    @property
+    def name(self) -> str: ...
+
+    def health(self) -> PartHealth: ...
+
+
+class Turn(NamedTuple):
+    """Whose turn a request takes, if its path begins with `prefix`: each key has its own line."""
+
+    prefix: str
+    key_of: Callable[[str], str]
+    """The key of a path. All that is about one thing shares one, or many paths were many turns."""
+    band_of: Callable[[Host, str], Band | None] | None = None
+    """How urgent what waits under a key is, if that is known; the middle band if not."""
+
+
+class Front:
+    """A part's face. A subclass says what it has; what it leaves out, it has not."""
+
+    name: ClassVar[str]
+    routes: ClassVar[Sequence[Route]] = ()
+    sockets: ClassVar[Sequence[Route]] = ()
+    """WebSockets by their paths. They are called with the host, the request, `receive`, `send` and
+    the arguments of the path, and raise before they accept if they refuse."""
+    mount: ClassVar[str | None] = None
+    """How the paths begin that `application` serves by a protocol of its own."""
+    turns: ClassVar[Sequence[Turn]] = ()
+    schemas: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """What the API document says of messages beyond the types of their fields, by their names."""
+
+    description: ClassVar[str] = ""
+    """What the API document says of what is not in it, in a sentence."""
+
+    def parts(self, app: Fairway) -> Sequence[Shown]:
+        """The parts that it shows, as they run. The host has them by their types."""
+        return ()
+
+    def start(self, host: Host) -> None:
+        """Set up what it needs, before the first request."""
+
+    def lasts(self, request: Request) -> bool:
+        """Whether `application` answers this with an event stream, which a ticket may open."""
+        return False
+
+    def application(self, host: Host) -> Application:
+        """What serves the paths that begin with `mount`. Asked once, after `start`."""
+        raise AssertionError(f"{self.name} serves nothing at {self.mount}")
+
+    async def prepare(self, host: Host) -> None:
+        """Do what has to be done before the server says that it is ready; requests are served."""
+
+    async def run(self, host: Host) -> None:
+        """Look after it until cancelled, if there is anything to look after."""
+
+    def review(self, host: Host) -> None:
+        """Look at what keys may use now: they may have changed. Called every second or so."""
+
+    def stop_admitting(self, host: Host) -> None:
+        """The server ends: refuse what is new."""
+
+
+class Fronts:
+    """All fronts of a server, and what they come to together.
+
+    Raises `InvalidConfig` if two of them serve the same path.
+    """
+
+    def __init__(self, fronts: Iterable[Front]) -> None:
+        self._fronts = tuple(fronts)
+        own = Route("GET", "/openapi.json", self.openapi_json, "This document", public=True)
+        self.routes = Routes([*(one for front in self._fronts for one in front.routes), own])
+        self.sockets = Routes([one for front in self._fronts for one in front.sockets])
+        self.turns = tuple(turn for front in self._fronts for turn in front.turns)
+
+    def __iter__(self) -> Iterator[Front]:
+        return iter(self._fronts)
+
+    def document(self) -> dict[str, Any]:
+        """The OpenAPI document of all routes."""
+        schemas = {name: more for front in self for name, more in front.schemas.items()}
+        more = [front.description for front in self if front.description]
+        return document(self.routes.all, schemas, " ".join((DESCRIPTION, *more)))
+
+    @cached_property
+    def _document(self) -> Reply:
+        """Made once: that takes as long as hundreds of requests, and anybody may ask for it."""
+        return json_reply(self.document())
+
+    async def openapi_json(self, host: Host | None, request: Request) -> Reply:
+        return self._document

@@ -1,0 +1,174 @@
+"""A graph as an event stream: its state whenever it changes, and its firings, in bounded pieces.
+
+A stream asks, a few times a second; nothing is queued for it and no firing waits for it or knows of
+it. What a reader was too slow to see is counted, and the state it sees next is the newest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from fairway.errors import NotFound
+from fairway.server.fronts.graphs.views import last_firings, state_of, summarised
+from fairway.server.http.sse import EventStream, Frame
+from fairway.wire.graphs import FiringsEvent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairway.graphs.engine import Graphs, Managed
+    from fairway.graphs.live import LiveGraph
+    from fairway.runtime.clock import Clock
+    from fairway.server.http.connection import Connection
+
+EVERY_MS: Final = 250
+EVERY_MS_MIN: Final = 50
+SOON_S: Final = 0.02
+"""A change of state is told after so long: what changes together is told together."""
+FIRINGS_TOLD_MAX: Final = 100
+"""Firings in one event, the newest."""
+
+_json = msgspec.json.Encoder().encode
+
+
+class GraphStream(EventStream):
+    """One reader of one graph."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        on_closed: Callable[[], None],
+        graphs: Graphs,
+        managed: Managed,
+        clock: Clock,
+        *,
+        every_ms: int,
+        cache: bool,
+    ) -> None:
+        super().__init__(connection, on_closed)
+        self._graphs = graphs
+        self._managed = managed
+        self._clock = clock
+        self._every_s = every_ms / 1000
+        self._cache = cache
+        self._live: LiveGraph | None = managed.live
+        self._told = _firings(self._live)
+        self._shown: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._soon = False
+
+    def start(self) -> None:
+        self._managed.watchers.append(self._changed)
+        self._look()
+
+    def stop(self) -> None:
+        """Safe to call twice."""
+        if self._changed in self._managed.watchers:
+            self._managed.watchers.remove(self._changed)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _changed(self) -> None:
+        if not self._soon:
+            self._soon = True
+            self._arm(SOON_S)
+
+    def _resume(self) -> None:
+        """The reader has read enough: it is told what there is now."""
+        self._look()
+
+    def _arm(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+
+    def _look(self) -> None:
+        self._soon = False
+        if self.connection.closed:
+            return
+        self._arm(self._every_s)
+        try:
+            here = self._graphs.get(self._managed.graph.name, self._managed.graph.tenant)
+        except NotFound:
+            here = None
+        if here is not self._managed:
+            self._unloaded()
+        elif self.connection.writable and self._tell_firings():
+            self._tell_state()
+
+    def _tell_firings(self) -> bool:
+        live = self._managed.live
+        if live is not self._live:  # started anew, and so are its numbers
+            self._live, self._told = live, 0
+        now = _firings(live)
+        fresh = now - self._told
+        if live is None or not fresh:
+            return True
+        firings = last_firings(live, min(fresh, FIRINGS_TOLD_MAX))
+        event = FiringsEvent(
+            graph=live.graph.name,
+            tenant=live.graph.tenant,
+            firings=[summarised(each) for each in firings],
+            skipped=fresh - len(firings),
+        )
+        if not self._say(b"firings", event):
+            return False
+        self._told = now
+        return True
+
+    def _tell_state(self) -> None:
+        shown = _look_of(self._managed)
+        if shown != self._shown:
+            state = state_of(self._managed, self._clock.now_ns(), cache=self._cache)
+            if self._say(b"state", state):
+                self._shown = shown
+
+    def _unloaded(self) -> None:
+        graph = self._managed.graph
+        self._say(b"unloaded", {"graph": graph.name, "tenant": graph.tenant})
+        self.stop()
+        self.connection.finish()
+
+    def _say(self, event: bytes, message: object) -> bool:
+        return self.send(Frame(b"event: %b\ndata: %b\n\n" % (event, _json(message))))
+
+
+def _firings(live: LiveGraph | None) -> int:
+    return live.reactor.logged if live is not None else 0
+
+
+def _look_of(managed: Managed) -> Any:
+    """What tells one state from another, cheap to take."""
+    live = managed.live
+    if live is None:
+        return (managed.state, managed.failed)
+    reactor = live.reactor
+    return (
+        managed.state,
+        managed.failed,
+        id(live),
+        reactor.paused,
+        reactor.halted,
+        reactor.number,
+        reactor.fired,
+        reactor.failed,
+        reactor.health.checkpoint_fails,
+        live.outbox.depth,
+        tuple(
+            (
+                health.state,
+                each.events,
+                each.refused,
+                each.dropped,
+                each.collected,
+                reactor.inputs.depth(name),
+            )
+            for (name, each), health in zip(
+                live.accumulators.items(), live.healths.values(), strict=True
+            )
+        ),
+    )

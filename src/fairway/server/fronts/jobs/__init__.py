@@ -1,0 +1,1 @@
+"""Jobs and queues over HTTP."""

@@ -1,0 +1,136 @@
+"""The routes about the server itself: health, readiness, metrics, tickets and the API document."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from fairway.errors import FairwayError
+from fairway.server.front import Front
+from fairway.server.http import metrics
+from fairway.server.http.asgi import WAITS, identify
+from fairway.server.http.exchange import Reply, Request, json_reply
+from fairway.server.http.router import Route
+from fairway.topics.engine import Topics
+from fairway.wire.server import Health, PartReadiness, Readiness, TicketReply, TicketRequest
+
+if TYPE_CHECKING:
+    from fairway.server.host import Host
+
+_TICKET = msgspec.json.Decoder(TicketRequest)
+
+
+async def healthz(host: Host | None, request: Request) -> Reply:
+    return json_reply(Health(status="ok"))
+
+
+async def readyz(host: Host | None, request: Request) -> Reply:
+    if host is None:
+        waits = request.scope.get(WAITS, "recovering")
+        return json_reply(Readiness(ready=False, writable=False, reason=waits), 503)
+    health = {part.name: part.health() for part in host.parts}
+    unready = next((one for one in health.values() if not one.ready), None)
+    told = _may_be_told(host, request)
+    ladder = host.kernel.ladder
+    return json_reply(
+        Readiness(
+            ready=unready is None,
+            writable=unready is None,
+            reason=None if unready is None else unready.reason,
+            topics=len(host.part(Topics)),
+            pressure=round(ladder.pressure, 3),
+            pressure_cause=ladder.cause,
+            parts={
+                name: PartReadiness(
+                    state=one.state, ready=one.ready, reason=one.reason if told else None
+                )
+                for name, one in health.items()
+            },
+        ),
+        200 if unready is None else 503,
+    )
+
+
+def _may_be_told(host: Host, request: Request) -> bool:
+    """Whether who asks may know what reasons tell of, such as names of graphs. Strangers may ask
+    how the server is; they learn no more than that."""
+    try:
+        identify(host, request).require_prefix("read", "")
+    except FairwayError:
+        return False
+    return True
+
+
+async def render_metrics(host: Host, request: Request) -> Reply:
+    request.identity.require("read")
+    return metrics.reply(host.telemetry)
+
+
+async def issue_ticket(host: Host, request: Request) -> Reply:
+    message = await request.json(_TICKET, empty=b"{}")
+    now_ns = host.clock.now_ns()
+    ticket = host.tickets.issue(request.identity, now_ns, path=message.path)
+    expires_in_ms = (ticket.expires_at_ns - now_ns) // 1_000_000
+    return json_reply(TicketReply(ticket=ticket.secret, expires_in_ms=expires_in_ms), 201)
+
+
+async def docs_page(host: Host | None, request: Request) -> Reply:
+    return _docs_page()
+
+
+@cache
+def _docs_page() -> Reply:
+    page = files("fairway.server.http").joinpath("docs.html").read_bytes()
+    policy = b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline';"
+    policy += b" connect-src 'self'"
+    return Reply(
+        200,
+        page,
+        ((b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", policy)),
+    )
+
+
+ROUTES: Final = (
+    Route(
+        "POST",
+        "/v0/tickets",
+        issue_ticket,
+        "A single-use ticket for EventSource and WebSocket, good for a minute",
+        body=TicketRequest,
+        body_optional=True,
+        reply=TicketReply,
+        statuses={201: "issued"},
+    ),
+    Route(
+        "GET",
+        "/healthz",
+        healthz,
+        "Whether the process lives",
+        reply=Health,
+        public=True,
+        vital=True,
+    ),
+    Route(
+        "GET",
+        "/readyz",
+        readyz,
+        "Whether requests are served and writes taken",
+        reply=Readiness,
+        statuses={503: "not ready; `reason` says why"},
+        replies=(503,),
+        public=True,
+        vital=True,
+    ),
+    Route("GET", "/metrics", render_metrics, "Prometheus metrics", probe=True),
+    Route("GET", "/docs", docs_page, "This API, to try out", public=True),
+)
+
+
+class SystemFront(Front):
+    """The server itself, which is no part."""
+
+    name = "system"
+    routes = ROUTES

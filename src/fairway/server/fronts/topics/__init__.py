@@ -1,0 +1,1 @@
+"""Topics and routers over HTTP, server-sent events and WebSocket."""

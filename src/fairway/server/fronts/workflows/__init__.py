@@ -1,0 +1,1 @@
+"""Workflows and schedules over HTTP."""

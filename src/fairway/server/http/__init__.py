@@ -1,0 +1,1 @@
+"""How requests come in and answers go out: the protocol, the router, streams, and their bounds."""

@@ -1,0 +1,258 @@
+"""Which calls share a transaction of the SQLite job store: the decision, and its writer."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fairway.errors import Backpressure, Closing
+from fairway.jobs.job import NewJob
+from fairway.jobs.stores.sqlite.calls import (
+    COMMAND,
+    ENQUEUE,
+    GROUP_BYTES_MAX,
+    GROUP_CALLS_MAX,
+    JOB_BYTES,
+    LANE,
+    PART_CALLS_MAX,
+    RESERVE,
+    TOTAL,
+    UPKEEP,
+    WORKER,
+    Caller,
+    StoreCall,
+    lanes_of_calls,
+    next_group,
+)
+from fairway.jobs.stores.sqlite.writer import Outcome, SqliteWriter, together
+from fairway.runtime.clock import clock_of
+from fairway.testing import run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+LOUD, QUIET = Caller(ENQUEUE, "loud"), Caller(ENQUEUE, "quiet")
+
+
+def nothing(transaction: Any) -> None:
+    pass
+
+
+def groups_of(*offered: tuple[Caller, int], size: int = 0) -> list[list[tuple[str | int, int]]]:
+    """Offer so many calls of each caller; the groups until none waits, as (who, how many)."""
+    lanes = lanes_of_calls()
+    for caller, count in offered:
+        for _ in range(count):
+            assert lanes.offer(caller, StoreCall(nothing, True), size, 0, band=caller.kind) is None
+    groups = []
+    while group := next_group(lanes):
+        groups.append([(part.key.who, len(part.items)) for part in group])
+        for part in group:
+            lanes.settle(part, 0, part.key.kind)
+        lanes.check()
+    return groups
+
+
+def test_a_lone_caller_fills_the_transactions() -> None:
+    assert groups_of((LOUD, 2 * PART_CALLS_MAX + 1)) == [
+        [("loud", PART_CALLS_MAX)],
+        [("loud", PART_CALLS_MAX)],
+        [("loud", 1)],
+    ]
+
+
+def test_two_callers_fill_a_transaction() -> None:
+    assert groups_of((LOUD, GROUP_CALLS_MAX), (QUIET, PART_CALLS_MAX))[0] == [
+        ("loud", PART_CALLS_MAX),
+        ("quiet", PART_CALLS_MAX),
+    ]
+
+
+def test_a_quiet_tenant_and_a_worker_are_in_the_next_transaction_whatever_waits() -> None:
+    first, *rest = groups_of((LOUD, 8_000), (QUIET, 1), (Caller(WORKER, 7), 1))
+    assert first == [(7, 1), ("quiet", 1), ("loud", GROUP_CALLS_MAX // 3)]
+    assert all(group == [("loud", group[0][1])] for group in rest)
+
+
+def test_who_has_least_to_say_hears_first() -> None:
+    (group,) = groups_of((LOUD, 50), (QUIET, 3), (Caller(COMMAND), 1))
+    assert group == [("", 1), ("quiet", 3), ("loud", 50)]
+
+
+def test_a_crowd_of_tenants_leaves_room_for_the_other_kinds() -> None:
+    """A lane each for eight thousand tenants: the kinds of calls take turns all the same."""
+    crowd = [(Caller(ENQUEUE, f"tenant {number}"), 1) for number in range(8_000)]
+    first = groups_of(*crowd, (Caller(UPKEEP, "reap"), 1), (Caller(WORKER, 7), 1))[0]
+    assert len(first) == GROUP_CALLS_MAX
+    assert {7, "reap"} <= {who for who, _ in first}
+
+
+def test_a_transaction_has_so_many_bytes_and_at_least_one_call() -> None:
+    half = GROUP_BYTES_MAX // 2
+    assert groups_of((LOUD, 3), size=half) == [[("loud", 2)], [("loud", 1)]]
+    assert groups_of((LOUD, 2), size=GROUP_BYTES_MAX + 1) == [[("loud", 1)], [("loud", 1)]]
+
+
+def test_calls_that_enqueue_side_by_side_go_together() -> None:
+    def call(letter: str) -> StoreCall[Any]:
+        return StoreCall(nothing, True, [NewJob(kind=letter)] if letter.islower() else None)
+
+    calls = [call(letter) for letter in "abXcYZde"]
+    parts = [[job.kind for one in part for job in one.jobs or ()] for part in together(calls)]
+    assert parts == [["a", "b"], [], ["c"], [], [], ["d", "e"]]
+
+
+# --- the writer, with a thread that only writes down what it was given
+
+
+class Recorded:
+    """Stands for the thread: remembers who was in each transaction."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[str]] = []
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def commit(self, group: Any) -> list[Outcome]:
+        said = [call.function(None) for call in group]
+        self.groups.append([f"{who} {len(list(some))}" for who, some in groupby(said)])
+        return [(who, None) for who in said]
+
+
+def on_writer(body: Callable[[SqliteWriter, Recorded], Coroutine[Any, Any, None]]) -> Recorded:
+    recorded = Recorded()
+
+    async def main() -> None:
+        writer = SqliteWriter("jobs.db", clock_of(asyncio.get_running_loop()), recorded)
+        await writer.open()
+        await body(writer, recorded)
+        with suppress(Closing):
+            await writer.aclose()
+
+    run(main, quiet=True)
+    return recorded
+
+
+def ask(writer: SqliteWriter, caller: Caller, **options: Any) -> Coroutine[Any, Any, Any]:
+    return writer.run(lambda _: caller.who, caller, durable=True, **options)
+
+
+def test_a_flood_delays_others_by_the_transaction_that_is_under_way() -> None:
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8_000):
+                group.create_task(ask(writer, LOUD))
+            await asyncio.sleep(0)  # they wait
+            await asyncio.sleep(0)  # and the first of them are under way
+            others = [QUIET, Caller(WORKER, 7)]
+            answers = [group.create_task(ask(writer, caller)) for caller in others]
+            await asyncio.wait(answers)
+            assert len(recorded.groups) == 2
+
+    recorded = on_writer(body)
+    assert recorded.groups[0] == ["loud 128"]
+    assert sorted(recorded.groups[1]) == ["7 1", "loud 85", "quiet 1"]
+    assert len(recorded.groups) == 63  # as many as without the others
+
+
+def test_calls_of_one_caller_stay_in_order() -> None:
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        order: list[int] = []
+
+        def note(number: int) -> Callable[[Any], str]:
+            return lambda _: order.append(number) or "noted"  # type: ignore[func-returns-value]
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(1_000):
+                group.create_task(writer.run(note(number), LOUD, durable=True))
+                group.create_task(ask(writer, QUIET))
+        assert order == list(range(1_000))
+
+    on_writer(body)
+
+
+def test_a_caller_who_has_gone_before_the_turn_is_left_out() -> None:
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(ask(writer, LOUD))
+            second = group.create_task(ask(writer, QUIET))
+            await asyncio.sleep(0)
+            second.cancel()
+            await first
+
+    assert on_writer(body).groups == [["loud 1"]]
+
+
+def test_when_everybody_has_gone_nothing_is_committed() -> None:
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        gone = asyncio.ensure_future(ask(writer, LOUD))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert await ask(writer, QUIET) == "quiet"
+
+    assert on_writer(body).groups == [["quiet 1"]]
+
+
+def test_a_full_lane_refuses_and_leaves_the_others_room() -> None:
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(LANE.items):
+                group.create_task(ask(writer, LOUD))
+            await asyncio.sleep(0)
+            with pytest.raises(Backpressure) as refused:
+                await ask(writer, LOUD)
+            assert refused.value.depth == LANE.items
+            assert refused.value.retry_after_ns > 0
+            assert await ask(writer, QUIET) == "quiet"
+
+    recorded = on_writer(body)
+    assert (
+        sum(int(some.split()[1]) for group in recorded.groups for some in group) == LANE.items + 1
+    )
+
+
+def test_a_full_store_refuses_enqueues_and_still_settles() -> None:
+    lanes = lanes_of_calls()
+    tenants = [Caller(ENQUEUE, f"tenant {number}") for number in range(TOTAL.items)]
+    for caller in tenants:
+        assert lanes.offer(caller, StoreCall(nothing, True), 0, 0, band=ENQUEUE) is None
+    assert lanes.offer(QUIET, StoreCall(nothing, True), 0, 0, band=ENQUEUE) is not None
+    for _ in range(RESERVE[0]):
+        worker = Caller(WORKER, 7)
+        assert worker.finishing
+        assert lanes.offer(worker, StoreCall(nothing, True), 0, 0, True, WORKER) is None
+    assert lanes.offer(worker, StoreCall(nothing, True), 0, 0, True, WORKER) is not None
+
+
+def test_the_largest_call_is_welcome_and_fills_a_lane_with_a_few_like_it() -> None:
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        huge = 10 * LANE.size
+        async with asyncio.TaskGroup() as group:
+            for _ in range(2):
+                group.create_task(ask(writer, LOUD, size=huge))
+            await asyncio.sleep(0)
+            with pytest.raises(Backpressure, match="bytes"):
+                await ask(writer, LOUD, size=JOB_BYTES)
+
+    assert on_writer(body).groups == [["loud 1"], ["loud 1"]]
+
+
+def test_whoever_closes_commits_what_was_accepted_and_refuses_the_rest() -> None:
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        accepted = asyncio.ensure_future(ask(writer, LOUD))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(writer.aclose())
+        await asyncio.sleep(0)
+        with pytest.raises(Closing):
+            await ask(writer, QUIET)
+        assert await accepted == "loud"
+        await closing
+
+    assert on_writer(body).groups == [["loud 1"]]

@@ -1,0 +1,42 @@
+"""What a job is enqueued with reaches every store: a new option cannot be forgotten in one."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from fairway.jobs.job import NewJob
+from fairway.jobs.stores.postgres.columns import COLUMNS, arrays_of, values_of
+from fairway.jobs.stores.postgres.schema import statements
+from fairway.jobs.stores.sqlite import intake
+
+LANE = {"queue", "tenant"}
+TIMES = {"delay_ns", "at_wall_ns"}
+RENAMED = {"pkey": "partition_key", "ukey": "unique_key", "window_us": "window_ns"}
+FIELDS = {one.name for one in structs.fields(NewJob)}
+
+
+def test_sqlite_has_a_column_for_every_option() -> None:
+    assert {*intake.OPTIONS} | LANE | TIMES | {"state", "parent"} == FIELDS
+    assert len(set(intake.COLUMNS)) == len(intake.COLUMNS)
+    assert (intake.COLUMNS[0], intake.COLUMNS[-1]) == ("id", "state")  # what `INSERT_ALIKE` is by
+
+
+def test_postgres_has_a_column_for_every_option() -> None:
+    stored = {RENAMED.get(name, name) for name in COLUMNS}
+    assert stored | LANE | TIMES | {"state"} == FIELDS
+
+
+def test_every_statement_that_moves_a_whole_job_takes_all_columns_along() -> None:
+    text = statements("s")
+    for name in ("enqueue", "enqueue_alike", "trade", "finish", "end_jobs", "revive"):
+        assert text[name].count(", ".join(COLUMNS)) >= 1, name
+
+
+def test_columns_have_the_values_of_their_options() -> None:
+    job = NewJob(kind="k", partition_key="p", unique_key="u", window_ns=1_001, trace="t", parent=9)
+    values = dict(zip(COLUMNS, values_of(job), strict=True))
+    assert values["window_us"] == 2
+    for name, value in values.items():
+        if name != "window_us":
+            assert value == getattr(job, RENAMED.get(name, name)), name
+    assert arrays_of([job, job]) == [[value, value] for value in values_of(job)]

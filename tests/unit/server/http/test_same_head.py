@@ -1,0 +1,237 @@
+"""A request whose head is known from the one before is the same request without the parser."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairway.server.http.limits import HttpLimits
+from fairway.server.http.same_head import TRIES, SameHead
+from fairway.testing import run
+from tests.support.http_protocol import Client, echo, end_of, on_virtual_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fairway.server.http.connection import Answer
+
+SMALL = HttpLimits(url_bytes_max=200, head_bytes_max=400, header_count_max=8, body_bytes_max=100)
+
+
+class Begins:
+    """A site where every request begins at once, and is the app's."""
+
+    ownership = None
+    door = None
+
+    def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
+        begin()
+
+    def lost(self, peer: Any) -> None: ...
+
+    def express(self, answer: Answer) -> bool:
+        return False
+
+
+class Counting:
+    """A parser that counts how often it is asked."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def feed_data(self, data: bytes) -> None:
+        self.asked += 1
+        self._parser.feed_data(data)
+
+
+def post(body: bytes = b"hello", *, path: str = "/t", more: str = "", length: str = "") -> bytes:
+    spelled = length or f"content-length: {len(body)}"
+    return f"POST {path} HTTP/1.1\r\nhost: a\r\n{spelled}\r\n{more}\r\n".encode() + body
+
+
+def talk(parts: list[bytes], *, learns: bool = True) -> tuple[bytes, list[Any], float, int]:
+    """What is answered, what the app saw, when it was over, and how often the parser was asked."""
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        kept = {name: scope[name] for name in scope if name not in ("state", "extensions")}
+        seen.append({**kept, "headers": [*scope["headers"]]})
+        scope["headers"].append((b"app", b"its own"))  # which is nobody else's
+        await echo(scope, receive, send)
+
+    async def scenario() -> tuple[bytes, list[Any], float, int]:
+        with socket.socket() as held:
+            client = Client(app, held, SMALL, Begins())
+            parser: Any = Counting(client.protocol.parser)
+            client.protocol.parser = parser
+            if not learns:
+                client.protocol._tries = 0
+            for part in parts:
+                if client.transport.ended_at is None:
+                    client.send(part)
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+            ended = await end_of(client)
+            assert not client.state.tasks
+            return bytes(client.transport.sent), seen, ended, parser.asked
+
+    return run(scenario, seed=1, quiet=True)
+
+
+def test_the_parser_sees_a_head_that_repeats_only_once() -> None:
+    bodies = [b"a", b"bc" * 20, b"d", b"e" * 100]
+    sent, seen, _, asked = talk([post(body) for body in bodies])
+    assert asked == 1
+    assert [one["path"] for one in seen] == ["/t"] * 4
+    for body, one in zip(bodies, seen, strict=True):
+        assert one["headers"] == [(b"host", b"a"), (b"content-length", b"%d" % len(body))]
+        assert b"content-length: %d\r\n\r\n%b" % (len(body), body) in sent
+
+
+def test_another_head_is_parsed_and_known_from_then_on() -> None:
+    parts = [post(), post(path="/u?x=1"), post(path="/u?x=1"), post(more="x: y\r\n"), post()]
+    _, seen, _, asked = talk(parts)
+    assert asked == 4
+    assert [(one["path"], one["query_string"]) for one in seen] == [
+        ("/t", b""),
+        ("/u", b"x=1"),
+        ("/u", b"x=1"),
+        ("/t", b""),
+        ("/t", b""),
+    ]
+
+
+def test_a_body_that_looks_like_the_request_before_is_a_body() -> None:
+    head, body = post(post())[: -len(post())], post()
+    parts = [post(), head, body, post()]
+    _, seen, _, asked = talk(parts)
+    assert [one["headers"][1][1] for one in seen] == [b"5", b"%d" % len(body), b"5"]
+    assert asked == 4
+    assert talk(parts, learns=False)[:3] == talk(parts)[:3]
+
+
+def test_requests_in_advance_are_bounded_also_if_their_head_is_known() -> None:
+    class Holds(Begins):
+        def admit(self, scope: Any, begin: Callable[[], object]) -> None:
+            pass
+
+    async def scenario() -> None:
+        with socket.socket() as held:
+            client = Client(echo, held, SMALL, Holds())
+            client.send(post())
+            for _ in range(10 * SMALL.pipeline_max):
+                client.send(post())
+            assert len(client.protocol.pipeline) <= SMALL.pipeline_max
+            client.transport.abort()
+            await end_of(client)
+
+    on_virtual_time(scenario)
+
+
+def test_a_client_that_repeats_itself_now_and_then_is_learned_again() -> None:
+    parts = [post(path=f"/{number // 2}") for number in range(8 * TRIES)]
+    assert talk(parts)[3] == 4 * TRIES
+
+
+def test_a_client_that_never_repeats_itself_is_not_learned_for_ever() -> None:
+    learned: list[SameHead | None] = []
+
+    async def scenario() -> None:
+        with socket.socket() as held:
+            client = Client(echo, held, SMALL, Begins())
+            for number in range(2 * TRIES):
+                client.send(post(path=f"/{number}"))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                learned.append(client.protocol._same_head)  # type: ignore[attr-defined]
+            await end_of(client)
+
+    on_virtual_time(scenario)
+    assert len({id(one) for one in learned[:TRIES]}) == TRIES
+    assert learned[TRIES:] == [None] * TRIES
+
+
+END_OF_POST = b"a\r\ncontent-length: 5\r\n\r\nhello"
+ODD = ["CONTENT-LENGTH:5", "content-length:   5", "content-length: 5 ", "content-length: 05"]
+ODD += ["content-length: +5", "content-length: 5\r\ncontent-length: 5", "x: content-length: 5"]
+ODD += [
+    "content-length: 5\r\ncontent-length: 6",
+    "content-length: 999",
+    "transfer-encoding: chunked",
+]
+REQUESTS = st.one_of(
+    st.integers(1, 101).map(lambda size: post(b"x" * size)),
+    st.integers(1, 101).map(lambda size: post(b"x" * size)),
+    st.just(post()),
+    st.sampled_from(["a: 1\r\n", "a: 2\r\n"]).map(lambda more: post(more=more)),
+    st.sampled_from(ODD).map(lambda spelled: post(length=spelled)),
+    st.sampled_from(["connection: close\r\n", "expect: 100-continue\r\n", "upgrade: x\r\n"]).map(
+        lambda more: post(more=more)
+    ),
+    st.sampled_from(
+        [
+            b"GET /t HTTP/1.1\r\nhost: a\r\n\r\n",
+            b"\r\n" + post(),
+            post() + b"\r\n",
+            post(length="content-length: 0"),
+            b"POST /t HTTP/1.0\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello",
+            post(length="transfer-encoding: chunked", body=b"5\r\nhello\r\n0\r\n\r\n"),
+        ]
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [post(b"x" * 101)],
+        [post(length="content-length: 05")],
+        [post(more="a: 1\r\n"), post(more="a: 2\r\n")],
+        [b"POST /u HTTP/1.1\r\nhost: a\r\nx: ", post()],
+        [post(more="connection: close\r\n")],
+        [b"POST /t HTTP/1.1\r\nhost: ", END_OF_POST, END_OF_POST],
+        [post() + b"P", post()[1:], post()[1:]],
+        [post() + b"POST ", post()[5:], post()[5:]],
+        [post() + b"P", post()],
+        [post() + b"\r\n", post(), post()],
+        [post(b"x" * 40, more="x: y\r\n" * 5, path="/" + "u" * 180), post(b"x" * 101)],
+    ],
+)
+def test_nobody_can_tell(parts: list[bytes]) -> None:
+    *known, _ = talk([post(), *parts, post()])
+    *parsed, _ = talk([post(), *parts, post()], learns=False)
+    assert known == parsed
+
+
+@given(st.lists(REQUESTS, max_size=6), st.lists(st.integers(0, 800), max_size=3), st.booleans())
+def test_nobody_can_tell_whether_a_head_was_known(
+    requests: list[bytes], cuts: list[int], joined: bool
+) -> None:
+    """However the requests are spelled, cut into pieces or sent in advance."""
+    parts = [b"".join(requests)] if joined else requests
+    for cut in cuts:
+        parts = [piece for part in parts for piece in (part[:cut], part[cut:]) if piece]
+    *known, _ = talk([post(), *parts, post(), post(b"end")])
+    *parsed, _ = talk([post(), *parts, post(), post(b"end")], learns=False)
+    assert known == parsed
+
+
+@given(st.binary(max_size=40), st.integers(0, 12))
+def test_what_is_not_this_head_with_its_body_is_left_to_the_parser(noise: bytes, at: int) -> None:
+    scope = {"method": "POST", "path": "/t", "raw_path": b"/t", "query_string": b""}
+    head = SameHead.of(post(), 5, {**scope, "headers": [(b"content-length", b"5")]})
+    assert head is not None
+    begin = post().index(b"5\r\n") - 2
+    mutant = post()[: begin + at] + noise + post()[begin + at :]
+    found = head.body_at(mutant)
+    if found:
+        assert mutant[:found] == post(mutant[found:])[:found]

@@ -1,0 +1,1 @@
+"""Programs for contributors; nothing of this is installed."""
