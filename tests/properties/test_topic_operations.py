@@ -272,8 +272,8 @@ def _count_said(operation: Operation, otherwise: int) -> int:
 
 async def quiet(topics: Topics, topic: Topic) -> None:
     """Nothing is under way or in doubt, and what must go by now is gone."""
-    doubts = topics.live(topic).doubts
-    while topics.live(topic).writes or doubts or topics.writability.trouble:
+    live = topics.live(topic)
+    while live.writes or live.doubts or live.reservation.under_way or topics.writability.trouble:
         await until_idle(topics, topic)
         await asyncio.sleep(10 * MS)
     if topic.thinned:

@@ -214,13 +214,15 @@ class Topic:
         Those that a life before has reserved and not written may have been acknowledged. With
         `all_written` each that was given out is there, if its class waits for that.
         """
-        if self.config.durability == "ephemeral" and self.floor <= self.head:
-            self.lose_all("crash")  # live or not: nobody must look for it in the store
         if self.weak and self.reserved:
             skipped = all_written and self.config.durability == "disk"
             # Not written down here: until it is, the jump in the seqs tells of a crash.
             self._leave_out(Hole(self.head + 1, self.reserved, SKIPPED if skipped else "crash"))
             self.reserved = self.head
+        if self.config.durability == "ephemeral" and self.floor <= self.head:
+            # Live or not, and behind a deleted prefix too: nobody must look for it in the store,
+            # and memory, which begins behind the head now, must reach back to the floor.
+            self.lose_all("crash")
         self.drained = self.head
 
     # Writing

@@ -113,6 +113,29 @@ def test_an_ephemeral_topic_tells_what_memory_had_no_room_for() -> None:
     virtually(main)
 
 
+def test_an_ephemeral_topic_that_was_emptied_deletes_and_evicts_after_a_crash() -> None:
+    """What a crash took lies behind a deleted prefix; its new records are in memory alone."""
+
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            await topics.put("e", TopicPatch(durability="ephemeral", cap_records=4))
+            await topics.append("e", new(1, 2, 3))
+            await topics.delete_records("e", before_seq=4)
+            await asyncio.sleep(10)  # until it is snapshotted
+            dead = wal.kill()
+        async with topics_on(dead) as topics:
+            await topics.append("e", new("x", tag="a"))
+            await topics.append("e", new("y", "z"))
+            _, deleted = await topics.delete_records("e", match=TagMatch("a"))
+            assert deleted == 1
+            assert values(await read_all(topics, "e")) == ["y", "z"]
+            await topics.append("e", new(4, 5, 6))
+            assert values(await read_all(topics, "e")) == ["z", 4, 5, 6]
+
+    virtually(main)
+
+
 def test_keys_are_forgotten_oldest_first_and_then_looked_up() -> None:
     seen = SeenKey(1, 1, 0)
     keys = KeyMemory(3 * (KEY_OVERHEAD + 1), cold_until_ms=0)
