@@ -409,7 +409,8 @@ class Retention:
             topic.apply(batch)
         for doubt in true:
             topic.apply(doubt.change)
-        live.restart_tail(topic.head + 1)
+        if topic.config.durability != "ephemeral":  # whose records are nowhere else
+            live.restart_tail(topic.head + 1)
         topic.unassign(last)
         live.doubts.settle_end()
         self.wrote(topic)

@@ -32,6 +32,7 @@ from fairway.topics.operations import Ruling
 from fairway.topics.reserving import SEQS_MIN
 from fairway.topics.retention import RetentionConfig
 from fairway.topics.topic import Topic
+from fairway.topics.writing import Position
 from fairway.wire.records import RECORD_OVERHEAD
 from fairway.wire.topics import TopicPatch
 from tests.support.topics import PLAIN, Notes, new, read_all, topics_on, values
@@ -506,6 +507,28 @@ class Ill(MemoryWal):
                 super().write(group, sync=sync)
             raise RuntimeError(self.how)
         return super().write(group, sync=sync)
+
+
+def test_an_ephemeral_topic_keeps_its_records_when_a_write_of_others_is_in_doubt() -> None:
+    """The store is asked where the topic ends; its records are in memory, and stay there."""
+
+    async def main() -> None:
+        wal = Ill()
+        async with topics_on(wal) as topics:
+            topic, _ = await topics.put("e", TopicPatch(durability="ephemeral"))
+            await topics.append("e", new(1, 2))
+            wal.how = "before"
+            gap = topics.writing.enqueue_gap(topic, 9_000, "source_trim", Position("p", 1, 1))
+            with pytest.raises(OutcomeUnknown):
+                await gap
+            wal.how = ""
+            assert topics.live(topic).doubts
+            await asyncio.sleep(10)
+            assert not topics.live(topic).doubts
+            await topics.append("e", new(3))
+            assert values(await read_all(topics, "e")) == [1, 2, 3]
+
+    virtually(main)
 
 
 @pytest.mark.parametrize("how", ["full", "before", "after"])
