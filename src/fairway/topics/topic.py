@@ -142,7 +142,7 @@ class Topic:
         elif isinstance(change, Ruling):
             self._rule(change)
         elif isinstance(change, Reserved):
-            self.reserved = max(self.reserved, change.upto) if change.upto else 0
+            self.reserved = change.upto
         elif isinstance(change, TopicConfig):
             self.config = change
 

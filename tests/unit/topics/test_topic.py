@@ -6,13 +6,13 @@ import time
 
 from fairway.topics.batch import VERSION, Batch
 from fairway.topics.match import TagMatch
-from fairway.topics.operations import Hole, Removal, Ruling
+from fairway.topics.operations import Hole, Removal, Reserved, Ruling
 from fairway.topics.topic import Due, Gap, Topic
 from fairway.wire.records import parse_records
 from fairway.wire.topics import TopicConfig
 
 
-def topic_with(*counts: int, **config: int) -> tuple[Topic, list[Batch]]:
+def topic_with(*counts: int, **config: object) -> tuple[Topic, list[Batch]]:
     topic = Topic("t", 1, TopicConfig(**config))  # type: ignore[arg-type]
     batches = []
     for count in counts:
@@ -110,6 +110,15 @@ def test_replay_takes_a_jump_for_a_loss() -> None:
     assert topic.holes == (Hole(3, 5, "crash"),)
     assert (topic.head, topic.count) == (9, 6)
     topic.check()
+
+
+def test_a_crash_takes_what_was_reserved_last_as_the_store_keeps_it() -> None:
+    """A change of the class that failed took a reservation back, and the next one is smaller."""
+    topic, _ = topic_with(1, durability="memory")
+    topic.apply(Reserved(9_000))
+    topic.apply(Reserved(5_000))
+    topic.take_over(all_written=False)
+    assert topic.gap_after(1) == Gap(2, 5_000, "crash")
 
 
 def test_adjacent_gaps_are_one() -> None:
