@@ -194,7 +194,8 @@ class FairWriter:
         """
         if self._completions.telling:
             return
-        self._urgent.expedite(self._service.go_on)
+        if self._urgent.waits:
+            self._urgent.expedite(self._service.go_on)
         if self._pool.has_ended and self._enough:
             self._pool.collect()  # the store has company at hand, and need not wait for the turn
 

@@ -37,7 +37,7 @@ from fairway.server.http.limits import (
 )
 from fairway.server.http.peers import NOWHERE, Peer, Peers
 from fairway.server.http.read_turns import Standing
-from fairway.server.http.same_head import TRIES, SameHead
+from fairway.server.http.same_head import TRIES, Heads
 
 if TYPE_CHECKING:
     import asyncio
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
     from fairway.server.http.door import Door
+    from fairway.server.http.same_head import SameHead
     from fairway.storage.ownership import Ownership
 
 PROBES = (b"GET /healthz ", b"GET /readyz ", b"GET /metrics ")
@@ -109,6 +110,7 @@ class HttpProtocol(HttpToolsProtocol):
     site: ClassVar[Site | None] = None
     held: ClassVar[HeldBytes] = HeldBytes(limits.held_bytes_max)
     peers: ClassVar[Peers] = Peers(limits)
+    heads: ClassVar[Heads] = Heads()
     cycle: Answer
 
     @classmethod
@@ -122,6 +124,7 @@ class HttpProtocol(HttpToolsProtocol):
             "site": site,
             "held": HeldBytes(limits.held_bytes_max),
             "peers": Peers(limits),
+            "heads": Heads(),
         }
         return type(cls.__name__, (cls,), shared)
 
@@ -277,7 +280,7 @@ class HttpProtocol(HttpToolsProtocol):
         # The parser may have had the first letters of the method before, which `data` then lacks.
         whole = data.startswith(answer.scope["method"].encode() + b" ")
         if whole and answer.begins_whole and answer.keep_alive:
-            self._same_head = SameHead.of(data, self._body_bytes, answer.scope)
+            self._same_head = self.heads.learn(data, self._body_bytes, answer.scope)
 
     def _repeats(self, data: bytes) -> bool:
         """Take in a request whose head is known, without the parser; or return False."""

@@ -3,12 +3,16 @@
 Most clients send the same head again and again; only the length of the body differs. What such a
 head means is known: it need not be parsed, and the parser, which is between two requests, need not
 know of it. This is about as much work as all else that is done for a small append.
+
+Connections that send the same head share what it means: thousands of copies would be as many places
+in memory to fetch, one for each request.
 """
 
 from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +29,7 @@ _END: Final = b"\r\n\r\n"
 class SameHead:
     """One head that was parsed and found right, with what it means for its request."""
 
-    __slots__ = ("_headers", "_length_at", "_meaning", "_prefix", "_suffix")
+    __slots__ = ("__weakref__", "_headers", "_length_at", "_meaning", "_prefix", "_suffix")
 
     def __init__(self, prefix: bytes, suffix: bytes, scope: Mapping[str, Any]) -> None:
         self._prefix = prefix
@@ -33,20 +37,6 @@ class SameHead:
         self._meaning = {name: scope[name] for name in MEANING}
         self._headers: list[tuple[bytes, bytes]] = [*scope["headers"]]
         self._length_at = [name for name, _ in self._headers].index(LENGTH)
-
-    @classmethod
-    def of(cls, data: bytes, size: int, scope: Mapping[str, Any]) -> SameHead | None:
-        """The head of `data`, if that is a request with a body of `size` bytes and nothing else.
-
-        `scope` is what the head was found to say.
-        """
-        end = data.find(_END, 0, HEAD_BYTES_MAX) + len(_END)
-        if end < len(_END) or len(data) - end != size:
-            return None
-        found = _LENGTH.search(data, 0, end)
-        if found is None or int(found[1]) != size:
-            return None
-        return cls(data[: found.start(1)], data[found.end(1) : end], scope)
 
     def body_at(self, data: bytes) -> int:
         """Where the body of `data` begins, if that is one request with this head; else 0.
@@ -70,3 +60,31 @@ class SameHead:
         headers = self._headers.copy()
         headers[self._length_at] = (LENGTH, b"%d" % size)
         return {**self._meaning, "headers": headers}
+
+
+class Heads:
+    """The heads that the connections of one server know. One that none of them knows any more is
+    forgotten: it may hold a key."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[tuple[bytes, bytes], SameHead] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def learn(self, data: bytes, size: int, scope: Mapping[str, Any]) -> SameHead | None:
+        """The head of `data`, if that is a request with a body of `size` bytes and nothing else.
+
+        `scope` is what the head was found to say.
+        """
+        end = data.find(_END, 0, HEAD_BYTES_MAX) + len(_END)
+        if end < len(_END) or len(data) - end != size:
+            return None
+        found = _LENGTH.search(data, 0, end)
+        if found is None or int(found[1]) != size:
+            return None
+        parts = data[: found.start(1)], data[found.end(1) : end]
+        known = self._known.get(parts)
+        if known is None:
+            known = self._known[parts] = SameHead(*parts, scope)
+        return known

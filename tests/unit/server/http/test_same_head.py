@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairway.server.http.limits import HttpLimits
-from fairway.server.http.same_head import TRIES, SameHead
+from fairway.server.http.same_head import TRIES, Heads, SameHead
 from fairway.testing import run
 from tests.support.http_protocol import Client, echo, end_of, on_virtual_time
 
@@ -160,6 +161,35 @@ def test_a_client_that_never_repeats_itself_is_not_learned_for_ever() -> None:
     assert learned[TRIES:] == [None] * TRIES
 
 
+def test_connections_share_a_head_and_it_is_forgotten_with_the_last_of_them() -> None:
+    async def scenario() -> None:
+        with socket.socket() as first, socket.socket() as second, socket.socket() as other:
+            heads = Heads()
+            clients = [Client(echo, held, SMALL, Begins()) for held in (first, second, other)]
+            for client in clients:
+                client.protocol.heads = heads  # as connections of one server have
+            for client, request in zip(
+                clients, (post(), post(b"more"), post(path="/o")), strict=True
+            ):
+                client.send(request)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            known = [client.protocol._same_head for client in clients]  # type: ignore[attr-defined]
+            assert known[0] is known[1] is not known[2]
+            assert len(heads) == 2
+            for client in clients:
+                client.send(post(path="/another"))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            known.clear()
+            gc.collect()
+            assert len(heads) == 1
+            for client in clients:
+                await end_of(client)
+
+    on_virtual_time(scenario)
+
+
 END_OF_POST = b"a\r\ncontent-length: 5\r\n\r\nhello"
 ODD = ["CONTENT-LENGTH:5", "content-length:   5", "content-length: 5 ", "content-length: 05"]
 ODD += ["content-length: +5", "content-length: 5\r\ncontent-length: 5", "x: content-length: 5"]
@@ -228,7 +258,7 @@ def test_nobody_can_tell_whether_a_head_was_known(
 @given(st.binary(max_size=40), st.integers(0, 12))
 def test_what_is_not_this_head_with_its_body_is_left_to_the_parser(noise: bytes, at: int) -> None:
     scope = {"method": "POST", "path": "/t", "raw_path": b"/t", "query_string": b""}
-    head = SameHead.of(post(), 5, {**scope, "headers": [(b"content-length", b"5")]})
+    head = Heads().learn(post(), 5, {**scope, "headers": [(b"content-length", b"5")]})
     assert head is not None
     begin = post().index(b"5\r\n") - 2
     mutant = post()[: begin + at] + noise + post()[begin + at :]
