@@ -108,6 +108,7 @@ class Reactor:
         turn: TurnBudget = TURN,
     ) -> None:
         """`consumed` is told how far a source is, for good; `wrote` what is new in a state."""
+        self.name = graph.name
         self.health = health
         self.log: deque[Firing] = deque(maxlen=LOG_MAX)
         self.logged = 0
