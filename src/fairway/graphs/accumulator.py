@@ -85,6 +85,10 @@ class Accumulator:
                 most = min(most, VALUE_BYTES_MAX)
             self._collector = collector_of(source.batch, Bound(most, self._size_of))
         self._flushed = Bell()
+        queues = reactor.inputs.queues(source.name)
+        # What is overtaken is dropped as it is: what fills its source is what tells repeats.
+        self._drops = queues and source.on_full == "drop_oldest"
+        self._overtakes = not queues
         self._window: list[Any] = []
         self._written = 0
         # What is written to a state is part of what is kept, and what completes a window may be
@@ -279,7 +283,7 @@ class Accumulator:
         return None if value is None else self._fitting(self.source.item_schema, value)
 
     def _make_room(self) -> None:
-        if self.source.on_full != "drop_oldest":
+        if not self._drops:
             self.refused += 1
             raise self._refusal(self._bound())
         while self._reactor.inputs.room(self._name) <= 0:
@@ -296,6 +300,8 @@ class Accumulator:
 
     def _bound(self) -> str:
         """Which of the bounds is reached."""
+        if self._overtakes:
+            return "what is kept of boundaries that were overtaken"
         if self._reactor.inputs.depth(self._name) >= self.source.capacity:
             return f"{self.source.capacity} boundaries"
         return f"{self.source.capacity_bytes:,} bytes of boundaries"
@@ -471,7 +477,7 @@ class Accumulator:
             )
         while self._window_full:
             await self._flushed.wait()
-        if self.source.on_full == "drop_oldest" and self._reactor.inputs.room(self._name) <= 0:
+        if self._drops and self._reactor.inputs.room(self._name) <= 0:
             self._make_room()
         await self._reactor.wait_room(self._name)
 

@@ -143,6 +143,7 @@ class Reactor:
                 name in graph.firing_sources,
                 source.capacity_bytes,
                 source.size_of,
+                source.dedupe is not None or source.batch is not None,
             )
             for name, source in graph.sources.items()
         ]
