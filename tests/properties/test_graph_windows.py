@@ -450,6 +450,18 @@ def test_a_long_gap_within_the_lateness_costs_no_more_than_a_short_one() -> None
     assert [[each.at for each in window] for window in values(windows)] == [[0], [10**9]]
 
 
+def test_late_events_do_not_add_up_behind_one_from_the_future() -> None:
+    """Nothing ends its window, so none of them is consumed before it."""
+    collector = collector_of(by_event(10, 10))
+    assert pushed(collector, Event("p", 1, 10**9)) == []
+    for offset in range(2, 1_000):
+        assert pushed(collector, Event("p", offset, 5)) == []
+    assert collector.late == 998
+    assert len(collector._arrived) == 1
+    (window,) = collector.push(Event("p", 1_000, 10**9 + 10), {"p": 1_000}, (), None, 0)
+    assert window.marks["p"] == 999, "they are consumed with it"
+
+
 def test_tokens_go_with_the_first_window_after_them() -> None:
     collector = collector_of(Window(count=2, step=1))
     given = feed(collector, [Event("p", n, n) for n in (1, 2, 3)])
