@@ -223,6 +223,22 @@ class PeerEnvironment:
 LINE_MAX = 100
 """Characters of what a program printed that stand in a reason."""
 
+ADDRESS = re.compile(
+    r"""
+      \S*[/\\]\S*                                  # a URL or a path
+    | \bhost=(?:'[^']*'|"[^"]*"|[^\s,)]+)          # as the HTTP client of pip says it
+    | \bport=\d+
+    | [^\s('"]+@[^\s)'"]+                          # with credentials
+    | \[[0-9a-fA-F:.]*:[0-9a-fA-F:.]*\](?::\d+)?   # IPv6
+    | (?<![\w:.])(?:[0-9a-fA-F]{0,4}:){2,}[0-9a-fA-F.]*
+    | (?<![\w.=])\d+\.\d+\.\d+\.\d+(?::\d+)?      # a version of four numbers stands behind `==`
+    | (?<![\w.=-])[\w-]+(?:\.[\w-]+)*:\d{2,5}\b    # a name and a port
+    | (?<![\w.=-])[\w-]+(?:\.[\w-]+)+\.[a-z]{2,}\b # a name of three parts, as machines have
+    """,
+    re.VERBOSE,
+)
+"""What tells where a machine is, or what it talks to."""
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -261,5 +277,5 @@ def last_line(text: str) -> str:
     """The last line that a program printed, fit for a table: short, and without the addresses and
     paths of the machine that it ran on."""
     line = (text.strip().splitlines() or ["nothing"])[-1].strip()
-    line = re.sub(r"\S*[/\\]\S*", "…", line)
+    line = ADDRESS.sub("…", line)
     return line if len(line) <= LINE_MAX else line[: LINE_MAX - 1] + "…"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from benchmarks.__main__ import available, main
-from benchmarks.harness import Report, Target, peer_environment, readable
+from benchmarks.harness import Report, Target, last_line, peer_environment, readable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -195,6 +195,28 @@ def test_what_pip_says_becomes_one_short_line_without_addresses(
     assert len(reason.splitlines()) == 1
     assert len(reason) < 140
     assert not re.search(r"://|/|\\", reason)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (
+            "ERROR: HTTPSConnectionPool(host='pypi.example.com', port=443): Max retries exceeded"
+            " with url: /simple/foo/",
+            "ERROR: HTTPSConnectionPool(…, …): Max retries exceeded with url: …",
+        ),
+        ("ERROR: no proxy for foo==1 (10.1.2.3:3128)", "ERROR: no proxy for foo==1 (…)"),
+        ("ERROR: no route to 10.1.2.3 (port=3128)", "ERROR: no route to … (…)"),
+        ("ERROR: cannot reach cache-2:8080 for foo==1", "ERROR: cannot reach … for foo==1"),
+        ("ERROR: Failed to resolve 'pypi.example.com'", "ERROR: Failed to resolve '…'"),
+        ("ERROR: no route to [fd00::1:2]:3128 or ::1", "ERROR: no route to … or …"),
+        ("ERROR: refused by me:secret@proxy", "ERROR: refused by …"),
+        ("ERROR: 404: no foo==1.2.3.4 (line 19)", "ERROR: 404: no foo==1.2.3.4 (line 19)"),
+        ("ERROR: No matching release of ruamel.yaml", "ERROR: No matching release of ruamel.yaml"),
+    ],
+)
+def test_addresses_of_every_form_are_left_out(line: str, told: str) -> None:
+    assert last_line(f"noise\n{line}\n") == told
 
 
 def test_a_peer_whose_environment_cannot_be_made_says_so(

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from fairway.graphs.boundary import Boundary
+from fairway.graphs import inputs as inputs_module
+from fairway.graphs.boundary import PUSH, Boundary
 from fairway.graphs.criteria import Gate, all_, any_, debounce, every, quorum, where
 from fairway.graphs.inputs import PASSED, Inputs, News, PredicateFailed, Slot, Taken
 from tests.properties.graph_twin import SlowInputs, SlowTaken
@@ -102,7 +103,9 @@ class Pair:
         self.asked = 0
         gate = setup.gate(self.worth_it)
         self.names = [*setup.names, OTHER]
-        slots = [Slot(name, fires=name != OTHER, size_of=lambda _: 1) for name in self.names]
+        slots = [
+            Slot(name, fires=name != OTHER, size_of=lambda _: 1, hoards=True) for name in self.names
+        ]
         self.inputs = Inputs(slots, gate, setup.strategy, START_NS)
         wanted = self.worth_it if setup.where else lambda values: True
         next_ns = START_NS + gate.period_ns
@@ -542,6 +545,44 @@ def test_overtaken_news_costs_the_same_however_much_was_overtaken() -> None:
     assert taken.news[0].tokens == tuple(range(1, 5_001))
     assert len(taken.news[0].keys) == 5_000
     assert taken.news[0].marks == {"p": 5_000}
+
+
+@pytest.mark.parametrize("fires", [True, False])
+def test_what_is_kept_of_overtaken_boundaries_is_bounded(
+    fires: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source has no room at so many, at so many bytes of keys, and of pushes in the journal. A
+    firing that fails gives them back."""
+    monkeypatch.setattr(inputs_module, "OVERTAKEN_MAX", 100)
+    monkeypatch.setattr(inputs_module, "KEYS_BYTES_MAX", 1000)
+
+    def fill(marks: Any, key: Any, size: int = 0) -> tuple[Inputs, int]:
+        slots = [
+            Slot("a", fires=fires, hoards=True, capacity_bytes=500, size_of=lambda _: size),
+            Slot("b"),
+        ]
+        inputs = Inputs(slots, any_("a", "b") if fires else any_("b"), "latest")
+        number = 0
+        while inputs.room("a") > 0:
+            number += 1
+            inputs.arrive("a", Boundary(number, marks(number), key(number)), 0)
+        return inputs, number
+
+    inputs, number = fill(lambda n: {}, lambda n: (n,))
+    assert number == 100
+    inputs, number = fill(lambda n: {}, lambda n: (f"{n:0100}",))
+    assert number == 10
+    pushed, number = fill(lambda n: {PUSH: n}, lambda n: (n,), 50)
+    assert number == 11, "the first of them is not counted"
+    assert pushed.size("a") == 500
+    for each in (inputs, pushed):
+        taken = each.force()
+        assert each.room("a") == 1
+        each.restore(taken)
+        assert each.room("a") == 0
+        each.force()
+        assert each.room("a") == 1
+        assert each.size("a") == 0
 
 
 def test_every_looks_at_multiples_only() -> None:

@@ -21,8 +21,10 @@ from hypothesis import strategies as st
 from fairway.errors import InvalidConfig
 from fairway.graphs.windows import (
     SECOND_NS,
+    UNBOUND,
     WINDOW,
     Batch,
+    Bound,
     Collected,
     Collector,
     Window,
@@ -184,17 +186,125 @@ def test_batches(events: list[Event], size: int | None, every: int) -> None:
     assert collector.deadline_ns() is None
 
 
+# Bytes
+
+bounds = st.integers(1, 12)
+
+
+def size_of(each: Event, keys: tuple[Any, ...] = ()) -> int:
+    return each.offset % 4 + 1
+
+
+def sizes(events: list[Event]) -> int:
+    return sum(map(size_of, events))
+
+
+def pushed(collector: Collector, each: Event, now_ns: int = 0) -> list[list[Any]]:
+    return values(collector.push(each, {each.stream: each.offset}, (), None, now_ns))
+
+
+@given(events=event_lists(), most=bounds)
+def test_a_batch_is_given_before_it_passes_its_bytes(events: list[Event], most: int) -> None:
+    collector = collector_of(Batch(every_s=3600), Bound(most, size_of))
+    expected: list[list[Event]] = []
+    open_: list[Event] = []
+    for each in events:
+        if open_ and sizes([*open_, each]) > most:
+            expected.append(open_)
+            open_ = []
+        open_.append(each)
+        if sizes(open_) >= most:
+            expected.append(open_)
+            open_ = []
+    given: list[list[Event]] = []
+    for each in events:
+        given += pushed(collector, each)
+        assert collector.bytes == sizes(list(collector._values)) < most
+    assert given == expected
+    assert values(collector.flush()) == ([open_] if open_ else [])
+    assert collector.bytes == 0
+
+
+@given(events=event_lists(disorder=3), shape=counts, most=bounds, by_arrival=st.booleans())
+def test_a_window_of_time_that_comes_to_its_bytes_is_given_in_parts(
+    events: list[Event], shape: tuple[int, int], most: int, by_arrival: bool
+) -> None:
+    length, step = shape
+    declared = Window(seconds=length, step_s=step) if by_arrival else by_event(*shape)
+    collector = collector_of(declared, Bound(most, size_of))
+    given: list[list[Event]] = []
+    now = 0
+    for each in events:
+        now = max(now, 1_000 + each.at)
+        given += values(collector.due(now * SECOND_NS))
+        given += pushed(collector, each, now * SECOND_NS)
+        held = [one.value for one in collector._held]
+        assert collector.bytes == sizes(held)
+        assert collector.bytes <= most or len(held) == 1, "what passes the bound is alone"
+    given += values(collector.flush())
+    assert collector.bytes == 0
+    assert not collector.full
+    for window in given:
+        assert sizes(window) <= most or len(window) == 1
+    if length == step:
+        used = Counter(each for window in given for each in window)
+        assert all(count == 1 for count in used.values()), "an event is in two windows"
+        assert len(events) - len(used) == collector.late
+
+
+@given(events=event_lists(), shape=counts, most=bounds)
+def test_a_window_by_count_is_given_whole_whatever_its_bytes(
+    events: list[Event], shape: tuple[int, int], most: int
+) -> None:
+    """Whoever fills it asks first whether it is full."""
+    collector = collector_of(Window(count=shape[0], step=shape[1]), Bound(most, size_of))
+    given: list[list[Event]] = []
+    for each in events:
+        given += pushed(collector, each)
+        held = list(collector._values)
+        assert collector.bytes == sizes(held)
+        assert collector.full == (sizes(held) >= most)
+    assert given == slow_count_windows(events, *shape)
+
+
+@MANY
+@given(
+    events=event_lists(),
+    shape=counts,
+    most=bounds,
+    stop=st.integers(0, 60),
+    used=st.integers(0, 60),
+)
+def test_a_crash_between_parts_by_bytes_loses_nothing(
+    events: list[Event], shape: tuple[int, int], most: int, stop: int, used: int
+) -> None:
+    bound = Bound(most, size_of)
+    for declared in (Batch(size=shape[0]), by_event(shape[0], shape[0])):
+        whole = values(feed(collector_of(declared, bound), events))
+        first, second = two_lives(declared, events, stop, used, bound)
+        if isinstance(declared, Batch):
+            assert values(first) + values(second) == whole
+        assert_consumed_once(first + second, events)
+        given = [each for window in values(first) + values(second) for each in window]
+        assert [*dict.fromkeys(given)] == given, "an event is in two windows"
+        assert given == events[: len(given)], "an event is left out"
+
+
 # Crashes
 
 
 def two_lives(
-    declared: Window | Batch, events: list[Event], stop: int, used: int
+    declared: Window | Batch,
+    events: list[Event],
+    stop: int,
+    used: int,
+    bound: Bound = UNBOUND,
 ) -> tuple[list[Collected], list[Collected]]:
     """The windows of a life up to `stop` of which `used` were used; and those of the next."""
-    first = feed(collector_of(declared), events[:stop])
+    first = feed(collector_of(declared, bound), events[:stop])
     first = first[: used % (len(first) + 1)]
     marks = merged(first)
-    collector = collector_of(declared)
+    collector = collector_of(declared, bound)
     collector.resume(marks)
     return first, feed(collector, after(events, marks))
 
@@ -338,6 +448,18 @@ def test_a_long_gap_within_the_lateness_costs_no_more_than_a_short_one() -> None
     feed(collector, [Event("p", 1, 0), Event("p", 2, 10**9)])
     windows = feed(collector, [Event("p", 3, 3 * 10**9)])
     assert [[each.at for each in window] for window in values(windows)] == [[0], [10**9]]
+
+
+def test_late_events_do_not_add_up_behind_one_from_the_future() -> None:
+    """Nothing ends its window, so none of them is consumed before it."""
+    collector = collector_of(by_event(10, 10))
+    assert pushed(collector, Event("p", 1, 10**9)) == []
+    for offset in range(2, 1_000):
+        assert pushed(collector, Event("p", offset, 5)) == []
+    assert collector.late == 998
+    assert len(collector._arrived) == 1
+    (window,) = collector.push(Event("p", 1_000, 10**9 + 10), {"p": 1_000}, (), None, 0)
+    assert window.marks["p"] == 999, "they are consumed with it"
 
 
 def test_tokens_go_with_the_first_window_after_them() -> None:

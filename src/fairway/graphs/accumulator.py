@@ -9,6 +9,7 @@ was received, and pushes go on meanwhile.
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,10 +18,12 @@ from fairway.errors import Backpressure, InvalidRequest
 from fairway.graphs.boundary import PUSH, WHOLE, Boundary
 from fairway.graphs.checkpoint import STATE, Pushed
 from fairway.graphs.journal import RECORD_BYTES_MAX
-from fairway.graphs.repeats import Repeats, hashable, lasting
+from fairway.graphs.pace import RETRY_CAP_NS
+from fairway.graphs.repeats import Repeats, hashable, lasting, size_of
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Several, Ticket
-from fairway.graphs.windows import Batching, collector_of
+from fairway.graphs.waiting import Bell
+from fairway.graphs.windows import Batching, Bound, collector_of
 from fairway.runtime.usercode import reraise_interrupt
 from fairway.runtime.words import brief, described, named, said
 
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from fairway.graphs.reactor import Reactor
     from fairway.graphs.source import Source
     from fairway.runtime.clock import Clock
+
+logger = logging.getLogger("fairway.graphs")
 
 VALUE_BYTES_MAX: Final = RECORD_BYTES_MAX - 64 * 1024
 """What is pushed to a checkpointed graph: the record of it fits the journal."""
@@ -73,7 +78,17 @@ class Accumulator:
         self._name = source.name
         self._journaled = journaled
         self._repeats = Repeats(KEYS_MAX)
-        self._collector = collector_of(source.batch) if source.batch is not None else None
+        self._collector = None
+        if source.batch is not None:
+            most = source.capacity_bytes
+            if journaled:  # it goes into the record of one firing
+                most = min(most, VALUE_BYTES_MAX)
+            self._collector = collector_of(source.batch, Bound(most, self._size_of))
+        self._flushed = Bell()
+        queues = reactor.inputs.queues(source.name)
+        # What is overtaken is dropped as it is: what fills its source is what tells repeats.
+        self._drops = queues and source.on_full == "drop_oldest"
+        self._overtakes = not queues
         self._window: list[Any] = []
         self._written = 0
         # What is written to a state is part of what is kept, and what completes a window may be
@@ -146,7 +161,11 @@ class Accumulator:
     # Pushes
 
     def room(self) -> bool:
-        return self._reactor.inputs.room(self._name) > 0 and not self._reactor.clogged
+        return (
+            self._reactor.inputs.room(self._name) > 0
+            and not self._reactor.clogged
+            and not self._window_full
+        )
 
     def push(self, value: Any, ticket: Ticket | None) -> None:
         """Take in a value. Raises `Backpressure` or `InvalidRequest`; then nothing happened."""
@@ -220,6 +239,15 @@ class Accumulator:
                 limit="what may wait to be durable",
                 retry_after_ns=UNCLOG_NS,
             )
+        if self._window_full:
+            assert self._collector is not None
+            self.refused += 1
+            raise Backpressure(
+                f"source {self._name}",
+                depth=self._collector.depth,
+                limit=self._window_bound(),
+                retry_after_ns=RETRY_CAP_NS,
+            )
         if self._reactor.inputs.room(self._name) <= 0:
             if self._collector is not None:
                 self._collector.check(value)
@@ -255,7 +283,7 @@ class Accumulator:
         return None if value is None else self._fitting(self.source.item_schema, value)
 
     def _make_room(self) -> None:
-        if self.source.on_full != "drop_oldest":
+        if not self._drops:
             self.refused += 1
             raise self._refusal(self._bound())
         while self._reactor.inputs.room(self._name) <= 0:
@@ -272,6 +300,8 @@ class Accumulator:
 
     def _bound(self) -> str:
         """Which of the bounds is reached."""
+        if self._overtakes:
+            return "what is kept of boundaries that were overtaken"
         if self._reactor.inputs.depth(self._name) >= self.source.capacity:
             return f"{self.source.capacity} boundaries"
         return f"{self.source.capacity_bytes:,} bytes of boundaries"
@@ -409,10 +439,26 @@ class Accumulator:
         if self._collector is not None:
             for window in self._collector.flush():
                 self._give(window)
+            self._flushed.ring()
+
+    def _size_of(self, value: Any, keys: tuple[Any, ...]) -> int:
+        return self.source.item_schema.size_of(value) + size_of(keys)
+
+    @property
+    def _window_full(self) -> bool:
+        return self._collector is not None and self._collector.full
+
+    def _window_bound(self) -> str:
+        assert self._collector is not None
+        return f"{self._collector.bound.most:,} bytes of a window that is given whole"
 
     @property
     def collected(self) -> int:
         return self._collector.depth if self._collector is not None else 0
+
+    @property
+    def collected_bytes(self) -> int:
+        return self._collector.bytes if self._collector is not None else 0
 
     @property
     def late(self) -> int:
@@ -422,7 +468,16 @@ class Accumulator:
 
     async def wait_room(self) -> None:
         """Wait until there is room for an event, or make some."""
-        if self.source.on_full == "drop_oldest" and self._reactor.inputs.room(self._name) <= 0:
+        if self._window_full:
+            logger.error(
+                "graph %s, source %s: reads no more, it comes to %s",
+                self._reactor.name,
+                self._name,
+                self._window_bound(),
+            )
+        while self._window_full:
+            await self._flushed.wait()
+        if self._drops and self._reactor.inputs.room(self._name) <= 0:
             self._make_room()
         await self._reactor.wait_room(self._name)
 

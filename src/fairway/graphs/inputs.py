@@ -26,6 +26,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
+from fairway.graphs.boundary import PUSH
+from fairway.graphs.repeats import size_of
 from fairway.graphs.timing import Timing
 from fairway.runtime.usercode import reraise_interrupt
 from fairway.runtime.words import named
@@ -43,6 +45,10 @@ CAPACITY: Final = 256
 CAPACITY_BYTES: Final = 64 * 1024 * 1024
 """And their bytes. What is next is not counted, so that whoever fires at once counts nothing; and
 what passes the bound is taken."""
+OVERTAKEN_MAX: Final = 10_000
+"""Boundaries of one source that were overtaken and left something: keys, or somebody who waits."""
+KEYS_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Bytes of the keys of one source that wait for the same firing: its record holds them all."""
 
 
 def _weightless(value: Any) -> int:
@@ -60,6 +66,9 @@ class Slot:
     capacity_bytes: int = CAPACITY_BYTES
     size_of: Callable[[Any], int] = _weightless
     """The bytes of a value, as they count."""
+    hoards: bool = False
+    """Whether pushes that are overtaken stay in the journal until they are consumed: for their
+    keys, or since they were collected."""
 
 
 class News(NamedTuple):
@@ -136,6 +145,29 @@ class _Queue(deque[_Waiting]):
         return queue
 
 
+class _Overtaken:
+    """What newer values of a source overtook, and is kept until a firing has consumed it."""
+
+    __slots__ = ("keys", "pushes", "taken")
+
+    def __init__(self) -> None:
+        self.keys = 0
+        """Bytes of the keys that tell their repeats."""
+        self.pushes = 0
+        """Bytes of those that a journal holds; what came first of them is not counted."""
+        self.taken = (0, 0)
+        """Both, of what was taken last."""
+
+    def take(self) -> None:
+        self.taken = self.keys, self.pushes
+        self.keys = self.pushes = 0
+
+    def restore(self) -> None:
+        self.keys += self.taken[0]
+        self.pushes += self.taken[1]
+        self.taken = (0, 0)
+
+
 class Inputs:
     """The input cache, the flags and the queues of one graph."""
 
@@ -162,6 +194,11 @@ class Inputs:
         self._aside: dict[str, list[News]] = {}
         # `latest`: the sources that have news. All that are needed, not all that were seen so far.
         self._dirty: dict[str, list[News]] = {}
+        self._overtaken = {
+            slot.name: _Overtaken()
+            for slot in slots
+            if slot.hoards and not (slot.fires and self._sequential)
+        }
         self._first_ns = 0  # when the first of them got it
         self._released = False  # time has let them pass, and they were not taken yet
         self._refused = False  # a predicate said no, and nothing came since
@@ -178,14 +215,27 @@ class Inputs:
     # What comes in
 
     def room(self, source: str) -> int:
-        """How many more boundaries of a source fit, if they are small. `latest` always has room:
-        it overtakes."""
+        """How many more boundaries of a source fit, if they are small. `latest` has room while
+        little is kept of what it overtakes."""
         queue = self._queues.get(source)
         if queue is None:
-            return 1
+            parts = self._dirty.get(source) or self._aside.get(source)
+            return 1 if parts is None else self._room_to_overtake(source, len(parts))
         if queue.bytes >= queue.slot.capacity_bytes:
             return 0
         return queue.slot.capacity - len(queue)
+
+    def _room_to_overtake(self, source: str, parts: int) -> int:
+        kept = self._overtaken.get(source)
+        full = parts >= OVERTAKEN_MAX or (
+            kept is not None
+            and (kept.keys >= KEYS_BYTES_MAX or kept.pushes >= self.slots[source].capacity_bytes)
+        )
+        return int(not full)
+
+    def queues(self, source: str) -> bool:
+        """Whether every boundary of a source waits; else newer ones overtake."""
+        return source in self._queues
 
     def depth(self, source: str) -> int:
         """How many boundaries of a source wait."""
@@ -194,9 +244,11 @@ class Inputs:
         return int(source in self._dirty or source in self._aside)
 
     def size(self, source: str) -> int:
-        """The size of those that wait behind the next one."""
+        """The size of those that wait behind the next one, or of the pushes that are overtaken."""
         queue = self._queues.get(source)
-        return queue.bytes if queue is not None else 0
+        if queue is not None:
+            return queue.bytes
+        return self._overtaken[source].pushes if source in self._overtaken else 0
 
     def arrive(self, source: str, boundary: Boundary, now_ns: int, token: Any = None) -> None:
         """Take in a boundary. The caller has seen to it that there is room."""
@@ -218,6 +270,11 @@ class Inputs:
             queue.append(_waiting(_Waiting, (self._numbers, now_ns, news, size)))
             return
         self.cache[source] = value
+        if self._overtaken and source in self._overtaken:
+            kept = self._overtaken[source]
+            kept.keys += size_of(keys)
+            if PUSH in marks and (source in self._dirty or source in self._aside):
+                kept.pushes += self.slots[source].size_of(value)
         if not fires:
             self._put_aside(news)
         elif source in self._dirty:
@@ -233,6 +290,8 @@ class Inputs:
         It counts as consumed with whatever came before it, and not sooner.
         """
         news = News(source, PASSED, marks, keys, ())
+        if keys and source in self._overtaken:
+            self._overtaken[source].keys += size_of(keys)
         queue = self._queues.get(source)
         if queue:
             tail = queue[-1]
@@ -310,6 +369,8 @@ class Inputs:
                 self.unwanted.append(news)
                 news = news._replace(value=PASSED, keys=(), tokens=())
             self._put_aside(news)
+        for kept in self._overtaken.values():
+            kept.restore()
         return False
 
     @property
@@ -338,6 +399,8 @@ class Inputs:
             waiting = (*self._dirty.items(), *self._aside.items())
             since = [name for name, parts in waiting if any(n.value is not PASSED for n in parts)]
             self.cache = {**taken.values, **{name: self.cache[name] for name in since}}
+        for kept in self._overtaken.values():
+            kept.restore()
         since_ns = taken.dirty_since_ns
         for news in taken.news:
             name = news.source
@@ -459,6 +522,9 @@ class Inputs:
 
     def _newest(self) -> Taken:
         """All that is news, and what is aside."""
+        if self._overtaken:
+            for kept in self._overtaken.values():
+                kept.take()
         dirty = self._dirty
         since_ns = self._first_ns if dirty else 0
         if self._aside:
@@ -472,6 +538,9 @@ class Inputs:
 
     def _next(self) -> Taken:
         """The next of one queue, or of each; and what is aside."""
+        if self._overtaken:
+            for kept in self._overtaken.values():
+                kept.take()
         if self._need > 1:
             names: Iterable[str] = [name for name, queue in self._queues.items() if queue]
         else:
@@ -537,6 +606,9 @@ class Inputs:
         for name, parts in (*self._aside.items(), *self._dirty.items()):
             assert parts, f"{name} has no parts"
             assert all(news.source == name for news in parts)
+        for name, kept in self._overtaken.items():
+            parts = [*self._aside.get(name, ()), *self._dirty.get(name, ())]
+            assert kept.keys == sum(size_of(news.keys) for news in parts)
         for name in self._fires & set(self._aside):
             values = [news for news in self._aside[name] if news.value is not PASSED]
             assert not values, f"a value of {name} is aside, where it never fires"

@@ -29,7 +29,10 @@ HELP: dict[str, tuple[Kind, str]] = {
     "fairway_graph_source_healthy": ("gauge", "1 if the source is healthy"),
     "fairway_graph_source_events": ("counter", "Events that came, pushes included"),
     "fairway_graph_source_waiting": ("gauge", "Boundaries that wait for a firing"),
-    "fairway_graph_source_waiting_bytes": ("gauge", "Bytes of those behind the next one"),
+    "fairway_graph_source_waiting_bytes": (
+        "gauge",
+        "Bytes collected, and of boundaries behind the next one",
+    ),
     "fairway_graph_source_age_seconds": ("gauge", "Time since the last event"),
     "fairway_graph_source_lost": ("counter", "Events that came to nothing, by reason"),
     "fairway_graph_node_runs": ("counter", "Runs of a node"),
@@ -73,7 +76,7 @@ def _of_live(live: LiveGraph, labels: dict[str, str], now_ns: int) -> Iterator[S
         yield _series("fairway_graph_source_events", found.events, labels, source=name)
         waiting = reactor.inputs.depth(name) + found.collected
         yield _series("fairway_graph_source_waiting", waiting, labels, source=name)
-        size = reactor.inputs.size(name)
+        size = reactor.inputs.size(name) + found.collected_bytes
         yield _series("fairway_graph_source_waiting_bytes", size, labels, source=name)
         if health.event_ns is not None:
             age_s = (now_ns - health.event_ns) / 1e9

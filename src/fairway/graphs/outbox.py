@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import FairwayError, Invalid, TopicFull, Unavailable
@@ -35,7 +35,13 @@ WAITING_MAX: Final = 10_000
 longer before its graph waits for it, and costs memory."""
 WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of them, in the same way. The firing that passes a bound has its effects taken."""
+MET_MAX: Final = 1_000
+"""Targets of which it is remembered, when nothing waits for them, that they have nothing beyond
+what was sent. Raising it asks fewer of them again."""
 BACKOFF: Final = BackoffConfig(base_ns=20_000_000, cap_ns=5_000_000_000, jitter=0.0)
+
+_Where: TypeAlias = tuple[str, str]
+"""A kind of destination, and the target there."""
 
 
 class _Waiting(NamedTuple):
@@ -46,9 +52,10 @@ class _Waiting(NamedTuple):
 
 
 class Outbox:
-    """The effects of one graph that are on their way: a queue for each destination.
+    """The effects of one graph that are on their way: a lane for each target that some wait for.
 
-    Order is kept at each destination, not between them; so one that is slow holds up no other.
+    Order is kept at each target, not between them; so one that is slow holds up no other. A graph
+    may have a target for each of its users: the lane ends, and its task with it, when it is empty.
     """
 
     def __init__(
@@ -78,10 +85,11 @@ class Outbox:
         self._positions = positions
         self._moved = moved
         self._room = room
-        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._lanes: dict[_Where, _Lane] = {}
+        self._met: dict[_Where, bool] = {}  # what lanes knew when they ended, the oldest first
         self._left: dict[int, int] = {}  # effects of each firing that have not gone out, in order
         self._made: asyncio.Event = asyncio.Event()
-        self._new: list[_Lane] = []
+        self._new: list[tuple[_Where, _Lane]] = []
 
     @property
     def effects_possible(self) -> bool:
@@ -129,12 +137,11 @@ class Outbox:
             where = effect.kind, effect.target
             lane = self._lanes.get(where)
             if lane is None:
-                lane = self._lanes[where] = _Lane()
-                self._new.append(lane)
+                lane = self._lanes[where] = _Lane(met=self._met.pop(where, False))
+                self._new.append((where, lane))
                 self._made.set()
             number = firing << ORDINAL_BITS | ordinal
             lane.waiting.append(_Waiting(epoch, firing, number, effect))
-            lane.some.set()
         if self.depth >= WAITING_MAX or self.bytes >= WAITING_BYTES_MAX:
             self.full = True
 
@@ -142,17 +149,14 @@ class Outbox:
         """Send until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                for lane in self._new:
-                    group.create_task(self._serve(lane), name="outbox-lane")
+                for where, lane in self._new:
+                    group.create_task(self._serve(where, lane), name="outbox-lane")
                 self._new.clear()
                 self._made.clear()
                 await self._made.wait()
 
-    async def _serve(self, lane: _Lane) -> None:
-        while True:
-            while not lane.waiting:
-                lane.some.clear()
-                await lane.some.wait()
+    async def _serve(self, where: _Where, lane: _Lane) -> None:
+        while lane.waiting:
             batch = lane.batch()
             try:
                 if not await self._send(lane, batch):
@@ -173,6 +177,13 @@ class Outbox:
                 continue
             lane.failures = 0
             self._gone(lane, batch)
+        # Nothing is awaited since it was seen empty: what comes next finds no lane, and its new one
+        # begins when all that went before is out.
+        del self._lanes[where]
+        if lane.met:
+            self._met[where] = True
+            if len(self._met) > MET_MAX:
+                del self._met[next(iter(self._met))]
 
     async def _send(self, lane: _Lane, batch: list[_Waiting]) -> bool:
         """Whether they are out. If not, somebody sent some of them meanwhile: look which."""
@@ -221,15 +232,14 @@ class Outbox:
 
 
 class _Lane:
-    """Effects for one destination."""
+    """Effects that wait for one target."""
 
-    __slots__ = ("alone", "failures", "met", "some", "waiting")
+    __slots__ = ("alone", "failures", "met", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, *, met: bool) -> None:
         self.waiting: deque[_Waiting] = deque()
-        self.some = asyncio.Event()
-        self.met = False
-        """Whether it is known that the destination has nothing beyond what was sent."""
+        self.met = met
+        """Whether it is known that the target has nothing beyond what was sent."""
         self.failures = 0
         self.alone = 0
         """So many of the first go one by one: together they were refused."""

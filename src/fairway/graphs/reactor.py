@@ -108,6 +108,7 @@ class Reactor:
         turn: TurnBudget = TURN,
     ) -> None:
         """`consumed` is told how far a source is, for good; `wrote` what is new in a state."""
+        self.name = graph.name
         self.health = health
         self.log: deque[Firing] = deque(maxlen=LOG_MAX)
         self.logged = 0
@@ -142,6 +143,7 @@ class Reactor:
                 name in graph.firing_sources,
                 source.capacity_bytes,
                 source.size_of,
+                source.dedupe is not None or source.batch is not None,
             )
             for name, source in graph.sources.items()
         ]

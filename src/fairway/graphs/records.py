@@ -9,6 +9,7 @@ from fairway.graphs.checkpoint import Consumed, Died, Fired, Write
 from fairway.graphs.firing import INJECTED, packed
 from fairway.graphs.inputs import PASSED
 from fairway.graphs.journal import RECORD_BYTES_MAX
+from fairway.graphs.repeats import size_of
 from fairway.runtime.words import described
 
 if TYPE_CHECKING:
@@ -86,10 +87,11 @@ def died_of(graph: Graph, taken: Taken, firing: Firing) -> Died:
         for name, value in taken.values.items()
     }
     size = sum(len(stored[news.source].data) for news in taken.news if news.source in stored)
-    if size + sum(map(len, data.values())) > RECORD_BYTES_MAX - SLACK:
+    room = RECORD_BYTES_MAX - SLACK - sum(size_of(news.keys) for news in taken.news)
+    if size + sum(map(len, data.values())) > room:
         # A letter about something too large to be kept: its beginning must do.
         data = {name: each[: SLACK // (4 * len(data))] for name, each in data.items()}
-        if size > RECORD_BYTES_MAX - SLACK:
+        if size > room:
             stored = {}
     return Died(
         firing.wall_ns,

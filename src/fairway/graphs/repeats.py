@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 KEY_BYTES_MAX: Final = 65_536
 """Of a key that is kept in a journal, where the last 10,000 of a source stand in each snapshot."""
+NUMBER_BYTES: Final = 9
 
 
 class Repeats:
@@ -65,6 +66,11 @@ def lasting(key: Any) -> Any:
     if len(key) > KEY_BYTES_MAX:
         raise ValueError(f"its key has {len(key):,} bytes, and {KEY_BYTES_MAX:,} are kept")
     return key
+
+
+def size_of(keys: Iterable[Any]) -> int:
+    """The bytes of keys, as they count."""
+    return sum([len(key) if isinstance(key, str | bytes) else NUMBER_BYTES for key in keys])
 
 
 def hashable(key: Any) -> Any:

@@ -38,7 +38,8 @@ class Batch:
     after_firing: bool = False
     """When a firing of the graph is over, what came meanwhile."""
     most: int = COLLECTED_MAX
-    """Events collected at most, whatever else is asked."""
+    """Events collected at most, whatever else is asked; the bytes of them are bound by the
+    `capacity_bytes` of the source."""
 
     def __post_init__(self) -> None:
         if self.size is None and self.every_s is None and not self.after_firing:
@@ -70,7 +71,8 @@ class Window:
     at: Moment | None = None
     lateness_s: float = 0.0
     most: int = COLLECTED_MAX
-    """Events collected at most: a window of time that holds more is given in parts."""
+    """Events collected at most: a window of time that holds more is given in parts, as is one
+    that comes to the `capacity_bytes` of the source."""
 
     def __post_init__(self) -> None:
         if (self.count is None) == (self.seconds is None):
@@ -111,6 +113,16 @@ class Collected(NamedTuple):
     tokens: tuple[Any, ...]
 
 
+class Bound(NamedTuple):
+    """The bytes that may be collected, and how an event and its keys count."""
+
+    most: int
+    size_of: Callable[[Any, tuple[Any, ...]], int]
+
+
+UNBOUND = Bound(1, lambda value, keys: 0)
+
+
 class _Arrived(NamedTuple):
     """An event, in order of arrival, until no window to come needs it."""
 
@@ -128,7 +140,10 @@ class Collector:
     overlaps = False
     """Whether the event that completes a window is part of a later one, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, bound: Bound = UNBOUND) -> None:
+        self.bound = bound
+        self.bytes = 0
+        """The size of the events that are held."""
         self.late = 0
         """Events that came after their window."""
         self._arrived: deque[_Arrived] = deque()
@@ -171,6 +186,11 @@ class Collector:
         """How many events are held."""
         raise AssertionError("each kind knows what it holds")
 
+    @property
+    def full(self) -> bool:
+        """Whether it can take no more: it comes to its bytes, and giving a part would be wrong."""
+        return False
+
     def _wait(self, at_ns: int, marks: Marks, keys: tuple[Any, ...], token: Any) -> None:
         self._arrived.append(_Arrived(at_ns, marks, keys))
         if token is not None:
@@ -189,8 +209,8 @@ class Collector:
 
 
 class Batching(Collector):
-    def __init__(self, batch: Batch) -> None:
-        super().__init__()
+    def __init__(self, batch: Batch, bound: Bound = UNBOUND) -> None:
+        super().__init__(bound)
         self.batch = batch
         self._size = min(batch.size or batch.most, batch.most)
         self._every_ns = round((batch.every_s or 0) * SECOND_NS)
@@ -204,11 +224,16 @@ class Batching(Collector):
     def push(
         self, value: Any, marks: Marks, keys: tuple[Any, ...], token: Any, now_ns: int
     ) -> list[Collected]:
+        size = self.bound.size_of(value, keys)
+        given = self.flush() if self.bytes + size > self.bound.most else []
         self._wait(0, marks, keys, token)
         if not self._values:
             self._first_ns = now_ns
         self._values.append(value)
-        return self.flush() if len(self._values) >= self._size else []
+        self.bytes += size
+        if len(self._values) >= self._size or self.bytes >= self.bound.most:
+            given += self.flush()
+        return given
 
     def due(self, now_ns: int) -> list[Collected]:
         deadline_ns = self.deadline_ns()
@@ -221,19 +246,24 @@ class Batching(Collector):
         if not self._values:
             return []
         values, self._values = self._values, []
+        self.bytes = 0
         return [self._give(values, 1)]
 
 
 class CountWindow(Collector):
-    """Events are numbered as they come; a number takes the place of their time."""
+    """Events are numbered as they come; a number takes the place of their time.
 
-    def __init__(self, window: Window) -> None:
-        super().__init__()
+    It is given whole or not at all: one that comes to its bytes before its count is full.
+    """
+
+    def __init__(self, window: Window, bound: Bound = UNBOUND) -> None:
+        super().__init__(bound)
         assert window.count is not None
         self._count = window.count
         self._step = window.step or window.count
         self.overlaps = self._step < self._count
         self._values: deque[Any] = deque()
+        self._sizes: deque[int] = deque()
         self._number = 0
         self._fresh = 0  # events that no window held yet
 
@@ -241,12 +271,18 @@ class CountWindow(Collector):
     def depth(self) -> int:
         return len(self._values)
 
+    @property
+    def full(self) -> bool:
+        return self.bytes >= self.bound.most
+
     def push(
         self, value: Any, marks: Marks, keys: tuple[Any, ...], token: Any, now_ns: int
     ) -> list[Collected]:
         self._number += 1
         self._wait(self._number, marks, keys, token)
         self._values.append(value)
+        self._sizes.append(self.bound.size_of(value, keys))
+        self.bytes += self._sizes[-1]
         self._fresh += 1
         return [self._whole()] if len(self._values) >= self._count else []
 
@@ -258,17 +294,19 @@ class CountWindow(Collector):
         self._fresh = 0
         for _ in range(min(self._step, len(self._values))):  # the next one begins after these
             self._values.popleft()
+            self.bytes -= self._sizes.popleft()
         return self._give(values, self._number - len(self._values) + 1)
 
 
 class _Held(NamedTuple):
     value: Any
     at_ns: int
+    size: int
 
 
 class TimeWindow(Collector):
-    def __init__(self, window: Window) -> None:
-        super().__init__()
+    def __init__(self, window: Window, bound: Bound = UNBOUND) -> None:
+        super().__init__(bound)
         assert window.seconds is not None
         self._length_ns = round(window.seconds * SECOND_NS)
         self._step_ns = round((window.step_s or window.seconds) * SECOND_NS)
@@ -294,9 +332,15 @@ class TimeWindow(Collector):
         given = self._close(self._seen_ns - self._late_ns)
         if at_ns < self._begin_ns:
             self.late += 1
-            self._wait(_BEFORE_ALL.at_ns, marks, keys, token)
+            if keys or token is not None or not self._arrived:
+                self._wait(_BEFORE_ALL.at_ns, marks, keys, token)
+            else:  # the same, and however many there are they take up no room
+                self.passed(marks)
             return given
-        if len(self._held) >= self._most:
+        size = self.bound.size_of(value, keys)
+        if len(self._held) >= self._most or self.bytes + size > self.bound.most:
+            # Not refused, as by a source that is full: by event time it is a later event that ends
+            # a window, and that would never be taken in.
             given += self.flush()
         self._wait(at_ns, marks, keys, token)
         end_ns = (at_ns // self._step_ns + 1) * self._step_ns
@@ -306,7 +350,8 @@ class TimeWindow(Collector):
         place = len(self._held)
         while place and self._held[place - 1].at_ns > at_ns:
             place -= 1
-        self._held.insert(place, _Held(value, at_ns))
+        self._held.insert(place, _Held(value, at_ns, size))
+        self.bytes += size
         return given
 
     def check(self, value: Any) -> None:
@@ -373,7 +418,7 @@ class TimeWindow(Collector):
         values = [held.value for held in self._held if held.at_ns < end_ns]
         begin_ns = end_ns + self._step_ns - self._length_ns  # of the next window
         while self._held and self._held[0].at_ns < begin_ns:
-            self._held.popleft()
+            self.bytes -= self._held.popleft().size
         self._end_ns = None
         if self._held:  # the next one that holds any, however long that is
             first_ns = (self._held[0].at_ns // self._step_ns + 1) * self._step_ns
@@ -381,8 +426,9 @@ class TimeWindow(Collector):
         return [self._give(values, begin_ns)] if values else []
 
 
-def collector_of(declared: Batch | Window) -> Collector:
+def collector_of(declared: Batch | Window, bound: Bound = UNBOUND) -> Collector:
     """What collects as declared."""
     if isinstance(declared, Batch):
-        return Batching(declared)
-    return CountWindow(declared) if declared.count is not None else TimeWindow(declared)
+        return Batching(declared, bound)
+    kind = CountWindow if declared.count is not None else TimeWindow
+    return kind(declared, bound)

@@ -22,6 +22,7 @@ from fairway import (
     Graph,
     OnError,
     Source,
+    Window,
     all_,
     any_,
     quorum,
@@ -852,6 +853,210 @@ def test_a_boundary_whose_size_nobody_knows_counts_as_one_all_the_same() -> None
             await kit.push(graph, "things", Odd())
         await graph.running.reactor.resume()
         assert kit.outputs(graph) == ["Odd"] * 3
+
+    run_graph(graph, play)
+
+
+def collecting(batch: Any, *, checkpoint: bool = False, feed: TestFeed | None = None) -> Graph:
+    """A graph whose source collects two large texts, and no third."""
+    texts = Source("texts", str, feed=feed, batch=batch, capacity_bytes=2 * LARGE + 10)
+    graph = Graph("collecting", when=texts, inputs="sequential", checkpoint=checkpoint)
+
+    @graph.node
+    def first(texts: list[str]) -> str:
+        return "".join(text[0] for text in texts)
+
+    return graph
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize(
+    "batch",
+    [Batch(every_s=3600), Window(seconds=3600), Window(seconds=3600, at=lambda text: 0)],
+    ids=["batch", "by arrival", "by event time"],
+)
+def test_what_is_collected_is_given_when_it_comes_to_its_bytes(
+    batch: Any, checkpoint: bool
+) -> None:
+    graph = collecting(batch, checkpoint=checkpoint)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        accumulator = graph.running.accumulator("texts")
+        for text in texts("abcdefg"):
+            await kit.push(graph, "texts", text)
+            assert accumulator.collected_bytes <= 2 * LARGE + 10
+        await kit.settled()
+        assert kit.outputs(graph) == ["ab", "cd", "ef"]
+        assert accumulator.collected_bytes > LARGE
+
+    run_graph(graph, play)
+
+
+def test_what_a_checkpointed_graph_collects_fits_the_record_of_a_firing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fairway.graphs.accumulator.VALUE_BYTES_MAX", 3 * LARGE)
+    source = Source("texts", str, batch=Batch(every_s=1), dedupe=lambda text: text)
+    graph = Graph("fits", when=source, inputs="sequential", checkpoint=True)
+
+    @graph.node
+    def count(texts: list[str]) -> int:
+        return len(texts)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for text in texts("abcde"):
+            await kit.push(graph, "texts", text)
+        await kit.advance(1)
+        assert kit.outputs(graph) == [1] * 5, "each counts with its key"
+
+    run_graph(graph, play)
+
+
+def test_a_batch_with_large_keys_that_fails_is_a_dead_letter_that_fits_the_journal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("journal.RECORD_BYTES_MAX", "records.RECORD_BYTES_MAX"):
+        monkeypatch.setattr(f"fairway.graphs.{name}", 10 * LARGE)
+    monkeypatch.setattr("fairway.graphs.records.SLACK", LARGE)
+    source = Source("texts", str, batch=Batch(size=4), dedupe=lambda text: text)
+    graph = Graph(
+        "fails", when=source, inputs="sequential", checkpoint=True, on_error="dead_letter"
+    )
+
+    @graph.node
+    def fail(texts: list[str]) -> str:
+        raise ValueError(texts[0][0])
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for text in texts("abcd"):
+            await kit.push(graph, "texts", text)
+        await kit.settled()
+        (letter,) = kit.state(graph).dead
+        assert "ValueError: a" in letter.reason
+        assert len(letter.data["texts"]) < LARGE, "its beginning must do"
+
+    run_graph(graph, play)
+
+
+def test_a_window_by_count_that_comes_to_its_bytes_refuses_and_is_not_cut() -> None:
+    graph = collecting(Window(count=4))
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for text in texts("abc"):
+            await kit.push(graph, "texts", text)
+        for push in (kit.push, kit.ask):
+            with pytest.raises(Backpressure, match="2,010 bytes of a window") as refused:
+                await push(graph, "texts", "d")
+        assert refused.value.depth == 3
+        assert refused.value.retry_after_ns > 0
+        accumulator = graph.running.accumulator("texts")
+        assert (accumulator.events, accumulator.refused) == (3, 2)
+        await kit.expect_none(graph)
+
+    run_graph(graph, play)
+
+
+def test_a_feed_waits_while_a_window_by_count_has_come_to_its_bytes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    feed = TestFeed()
+    graph = collecting(Window(count=4), feed=feed)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        feed.push(*texts("abcdef"))
+        await kit.expect_none(graph)
+        accumulator = graph.running.accumulator("texts")
+        assert accumulator.events == 3
+        assert "collecting, source texts: reads no more" in caplog.text
+        accumulator.flush()  # as when the graph is stopped
+        await kit.settled()
+        assert kit.outputs(graph) == ["abc"]
+        assert accumulator.events == 6, "it reads on"
+
+    run_graph(graph, play)
+
+
+def keyed(on_full: OnFull, *, checkpoint: bool = False, feed: TestFeed | None = None) -> Graph:
+    """A graph that is given the newest of what is no repeat."""
+    ticks = Source("ticks", int, feed=feed, dedupe=lambda tick: tick, on_full=on_full)
+    graph = Graph("keyed", when=ticks, checkpoint=checkpoint)
+
+    @graph.node
+    def same(ticks: int) -> int:
+        return ticks
+
+    return graph
+
+
+@pytest.mark.parametrize("on_full", ["refuse", "drop_oldest"])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_paused_graph_keeps_a_bounded_number_of_keys_of_what_was_overtaken(
+    on_full: OnFull, checkpoint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairway.graphs.inputs.OVERTAKEN_MAX", 5)
+    graph = keyed(on_full, checkpoint=checkpoint)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.running.reactor.pause()
+        for tick in range(5):
+            await kit.push(graph, "ticks", tick)
+        with pytest.raises(Backpressure, match="overtaken") as refused:
+            await kit.push(graph, "ticks", 5)
+        assert refused.value.retry_after_ns > 0
+        await kit.push(graph, "ticks", 3)  # a repeat takes up no room
+        accumulator = graph.running.accumulator("ticks")
+        assert (accumulator.refused, accumulator.repeated, accumulator.dropped) == (1, 1, 0)
+        if checkpoint:
+            assert len(graph.running.checkpoint.kept("ticks").pushes) == 5
+        await graph.running.reactor.resume()
+        for tick in (2, 5):
+            await kit.push(graph, "ticks", tick)
+        await kit.settled()
+        assert kit.outputs(graph) == [4, 5]
+
+    run_graph(graph, play)
+
+
+def test_pushes_that_are_overtaken_and_stay_in_the_journal_are_bounded_in_bytes() -> None:
+    texts = Source("texts", str, dedupe=lambda text: text[0], capacity_bytes=2 * LARGE)
+    graph = Graph("keyed", when=texts, checkpoint=True)
+
+    @graph.node
+    def first(texts: str) -> str:
+        return texts[0]
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.running.reactor.pause()
+        async with asyncio.TaskGroup() as group:
+            large = [letter * LARGE for letter in "abcde"]
+            pushed = [group.create_task(kit.push(graph, "texts", text)) for text in large]
+            await kit.advance(60)
+            assert [task.done() for task in pushed] == [True, True, True, False, False]
+            await graph.running.reactor.resume()
+        await kit.settled()
+        assert kit.outputs(graph)[0] == "c"
+        assert kit.outputs(graph)[-1] == "e"
+        assert not graph.running.checkpoint.kept("texts").pushes
+
+    run_graph(graph, play)
+
+
+def test_a_feed_waits_while_too_many_keys_of_what_was_overtaken_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fairway.graphs.inputs.OVERTAKEN_MAX", 5)
+    feed = TestFeed()
+    graph = keyed("drop_oldest", feed=feed)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.running.reactor.pause()
+        feed.push(*range(20))
+        await kit.advance(1)
+        assert graph.running.accumulator("ticks").events == 5
+        await graph.running.reactor.resume()
+        await kit.settled()
+        assert kit.outputs(graph)[0] == 4
+        assert kit.outputs(graph)[-1] == 19
 
     run_graph(graph, play)
 
