@@ -2650,6 +2650,24 @@ def test_discard_forgets_what_ended_badly_and_nothing_else(desk: Desk, hand: Han
     assert desk.statuses([done, ready]) == [Status.DONE, Status.READY]
 
 
+@pytest.mark.parametrize("window_ns", [0, HOUR])
+def test_the_unique_keys_of_discarded_jobs_go_when_they_stand_for_nothing(
+    desk: Desk, window_ns: int
+) -> None:
+    names = [f"u{number}" for number in range(10)]
+    ids = [desk.one(unique_key=name, window_ns=window_ns) for name in names]
+    desk.cancel(ids)
+    assert desk.discard(ids[1:]) == ids[1:]
+    assert desk.prune(HOUR) == 0
+    if window_ns:
+        assert [one.fresh for one in desk.enqueue([NewJob(kind="mail", unique_key="u9")])] == [
+            False
+        ]
+    desk.advance(window_ns)
+    assert desk.prune(0) == 1
+    assert desk.rig.unique_keys() == []
+
+
 def test_a_child_that_its_parent_may_still_read_is_not_discarded(desk: Desk, hand: Hand) -> None:
     desk.one()
     parent = hand.one()

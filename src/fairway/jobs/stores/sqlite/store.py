@@ -38,12 +38,11 @@ from fairway.jobs.stores.sqlite.schema import (
     FAILED,
     STATUSES,
     UNFINISHED,
-    UNHAPPY,
     WAITING,
 )
 from fairway.jobs.stores.sqlite.settling import SqliteSettling
 from fairway.jobs.stores.sqlite.timetable import SqliteTimetable
-from fairway.jobs.stores.sqlite.transaction import WHY, names_in, numbers
+from fairway.jobs.stores.sqlite.transaction import REASON, names_in, numbers
 from fairway.jobs.stores.sqlite.within import OPENED, add_within
 from fairway.jobs.stores.sqlite.writer import SqliteWriter
 from fairway.runtime.blocking import BlockingPool
@@ -72,10 +71,8 @@ WITH RECURSIVE family(id) AS (
     SELECT value FROM carray(?1)
     UNION SELECT job.id FROM job JOIN family ON job.parent = family.id
 )
-SELECT id, status FROM job WHERE id IN family AND {UNFINISHED} ORDER BY id DESC
+SELECT id, status, {REASON} FROM job WHERE id IN family AND {UNFINISHED} ORDER BY id
 """
-
-
 RETRIED = f"""
 SELECT status, unique_key, window_ns, waited_until_ns, names, {upkeep.PARENT_LIVES},
     {upkeep.REPORTERS_LIVE}
@@ -314,16 +311,7 @@ class SqliteStore:
 
     async def discard(self, jobs: Sequence[int]) -> list[int]:
         def discard(transaction: Transaction) -> list[int]:
-            rows = transaction.connection.execute(
-                f"DELETE FROM job WHERE id IN carray(?) AND {UNHAPPY}"
-                f" AND NOT {upkeep.PARENT_LIVES} RETURNING id",
-                (numbers(jobs),),
-            ).fetchall()
-            gone = {id for (id,) in rows}
-            for table in ("signal", "signal_key"):
-                transaction.connection.execute(
-                    f"DELETE FROM {table} WHERE job IN carray(?)", (numbers(gone),)
-                )
+            gone = upkeep.discard(transaction, jobs)
             return [id for id in dict.fromkeys(jobs) if id in gone]
 
         return await self._write.run(discard, Caller(COMMAND), durable=True)
@@ -404,23 +392,19 @@ def _exchange(
 
 
 def _cancel(jobs: Sequence[int], reason: str, transaction: Transaction) -> Cancelled:
-    ended: list[int] = []
-    running: list[int] = []
-    family = transaction.connection.execute(FAMILY, (numbers(jobs),)).fetchall()
-    for id, code in family:
-        move = cancelled(Facts(STATUSES[code]))
-        (running if move is None else ended).append(id)
-    if running:
-        transaction.connection.execute(
-            "UPDATE job SET cancelling = 1, error = ? WHERE id IN carray(?) AND cancelling = 0",
-            (reason, numbers(running)),
-        )
-    for id in sorted(ended):  # parents first: none wakes, or hears, for its children
+    ended: dict[int, str] = {}
+    running: dict[int, str] = {}
+    for id, code, before in transaction.connection.execute(FAMILY, (numbers(jobs),)).fetchall():
         # One that was cancelled while it ran, and came back to its lane, has its reason.
-        (before,) = transaction.connection.execute(WHY, (id,)).fetchone()
-        why = reason_to_end(Facts(Status.READY, reason=before), reason)
+        job = Facts(STATUSES[code], reason=before)
+        (running if cancelled(job) is None else ended)[id] = reason_to_end(job, reason)
+    transaction.connection.executemany(
+        "UPDATE job SET cancelling = 1, error = ? WHERE id = ?",
+        [(why, id) for id, why in running.items()],
+    )
+    for id, why in ended.items():  # parents first: none wakes, or hears, for its children
         transaction.end(id, Status.CANCELLED, None, why)
-    return Cancelled(tuple(sorted(ended)), tuple(sorted(running)))
+    return Cancelled(tuple(ended), tuple(running))
 
 
 def _retry(jobs: Sequence[int], anew: bool, transaction: Transaction) -> list[int]:
