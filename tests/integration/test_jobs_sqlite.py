@@ -752,7 +752,7 @@ def test_pruning_goes_on_where_the_chunk_before_ended(
         claiming.CHILDREN,
         claiming.TAKE,
         transaction.FIRST_BLOCKED,
-        transaction.DONE_WAITING,
+        transaction.WAITS,
         transaction.KEYED,
         settling.STANDING,
         settling.MANY_END,
@@ -761,6 +761,7 @@ def test_pruning_goes_on_where_the_chunk_before_ended(
         upkeep.AGE,
         *upkeep.PRUNABLE_OF.values(),
         upkeep.FORGET_SIGNAL_KEYS,
+        upkeep.ORPHAN,
     ],
 )
 def test_no_statement_of_the_daily_work_reads_the_whole_table(path: Path, statement: str) -> None:

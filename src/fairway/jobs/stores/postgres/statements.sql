@@ -343,7 +343,7 @@ with head as materialized (
     where l.queue = $1 and l.tenant = $2 and l.skill = ''
 ), alike as materialized (
     select id from fw.job where id = any(array(select id from head))
-        and kind = $3 and version = $4 and step = $5
+        and {alike}
     order by id for no key update skip locked
 ), places as materialized (
     select r.place from head h cross join lateral (
@@ -423,7 +423,7 @@ returning id
 
 -- tell: a signal into an inbox, and its job awake if it waited for that
 with held as (
-    select id, status = 'w' and coalesce($2 = any(names), false) as wakes
+    select id, status in ({hearing}) and coalesce($2 = any(names), false) as wakes
     from fw.job where id = $1 for no key update
 ), told as (
     update fw.job j set inbox = j.inbox + 1, status = case when h.wakes then 'r' else j.status end
@@ -442,10 +442,10 @@ select lane, wakes from told
 -- lock_parents: in order, so that two endings never wait for each other
 select id from fw.job where id = any($1::bigint[]) order by id for no key update
 
--- childless: which of these wait for children and have none any more
-select p.id from fw.job p
-where p.id = any($1::bigint[]) and p.status = 'w' and p.names is null
-    and not exists (select 1 from fw.job c where c.parent = p.id and c.notify is null)
+-- pending: how parents stand, and whether a child that they count has not ended
+select p.id, p.status, p.names,
+    exists (select 1 from fw.job c where c.parent = p.id and c.notify is null) as pending
+from fw.job p where p.id = any($1::bigint[])
 
 -- probe: `what` is there: a lane with something ready, a queue with limits, a job to be cancelled
 select 'lane' as what, l.id::bigint as id, null as said
