@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from fairway.core.groups import Groups
-from fairway.core.lanes import LaneLimits
+from fairway.core.lanes import LaneLimits, Lanes
 from fairway.jobs.job import states_of
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from fairway.core.lanes import Drained
     from fairway.jobs.job import NewJob, Settlement
+    from fairway.jobs.stores.sqlite.tenants import Target
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
 T = TypeVar("T")
@@ -26,10 +27,12 @@ T = TypeVar("T")
 WORKER: Final = "worker"
 """What a worker has to say and to ask: above all its exchanges."""
 COMMAND: Final = "command"
-"""Signals, cancels and settings, from people and other parts."""
+"""Signals, cancels, retries and discards, from people and other parts."""
+SETTING: Final = "setting"
+"""What a queue or a schedule is told."""
 ENQUEUE: Final = "enqueue"
 UPKEEP: Final = "upkeep"
-WEIGHTS: Final = {WORKER: 8, COMMAND: 4, ENQUEUE: 4, UPKEEP: 2}
+WEIGHTS: Final = {WORKER: 8, COMMAND: 4, ENQUEUE: 4, SETTING: 2, UPKEEP: 2}
 """How the kinds share a transaction that cannot have a call of every caller."""
 
 GROUP_CALLS_MAX: Final = 256
@@ -44,7 +47,7 @@ JOB_BYTES: Final = 1024
 """What a job costs beside its state: time in the transaction rather than memory."""
 
 LANE: Final = LaneLimits(items=16_384, size=2 * CALL_BYTES_MAX)
-"""What may wait of one caller: one tenant that enqueues, one worker."""
+"""What may wait of one caller: of one tenant that enqueues or commands, of one worker."""
 TOTAL: Final = LaneLimits(items=65_536, size=4 * CALL_BYTES_MAX)
 RESERVE: Final = (1_024, CALL_BYTES_MAX)
 """Beyond that, for workers: what they settle frees more than it takes."""
@@ -62,26 +65,50 @@ class Caller(NamedTuple):
         return self.kind is WORKER
 
 
+ALONE: Final = Caller(COMMAND, 0)
+"""Of a command that came while nobody waited: a lane of its own, which is never anybody else's. So
+it is done before the next one about the same job."""
+
+
 class StoreCall(Generic[T]):
     """One call that waits for its commit."""
 
-    __slots__ = ("durable", "function", "jobs", "outcome")
+    __slots__ = ("durable", "function", "jobs", "outcome", "size")
 
     def __init__(
         self,
         function: Callable[[Transaction], T],
         durable: bool,
         jobs: Sequence[NewJob] | None = None,
+        size: int = 0,
     ) -> None:
         """`jobs`, if adding those is all that it does."""
         self.function = function
         self.durable = durable
         self.jobs = jobs
+        self.size = min(size, CALL_BYTES_MAX)
         self.outcome: asyncio.Future[T] | None = None
 
     @property
     def cancelled(self) -> bool:
         return self.outcome is not None and self.outcome.cancelled()
+
+
+class Unsorted(NamedTuple):
+    """A command of which nobody knows yet whose job it is about."""
+
+    call: StoreCall[Any]
+    target: Target
+
+
+SORTED_MAX: Final = 1_024
+"""Commands that are looked up together. Raising it holds up the loop for longer at a time; with
+fewer, who comes behind a flood waits longer for the lookup of his own."""
+
+
+def unsorted_commands() -> Lanes[None, Unsorted]:
+    """The one line before the lanes of commands."""
+    return Lanes(TOTAL)
 
 
 def lanes_of_calls() -> Groups[Caller, StoreCall[Any]]:
@@ -106,11 +133,6 @@ def next_group(lanes: Groups[Caller, StoreCall[Any]]) -> list[Drained[Caller, St
 
 def _calls(part: Drained[Caller, StoreCall[Any]]) -> int:
     return len(part.items)
-
-
-def weight(size: int) -> int:
-    """What a call of this size counts as."""
-    return min(size, CALL_BYTES_MAX)
 
 
 def size_of_jobs(jobs: Sequence[NewJob]) -> int:

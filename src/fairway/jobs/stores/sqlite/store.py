@@ -20,8 +20,8 @@ from fairway.jobs.store import Cancelled, Delivered, Exchanged, retry_order
 from fairway.jobs.stores.sqlite import claiming, upkeep
 from fairway.jobs.stores.sqlite.browsing import SqliteReader
 from fairway.jobs.stores.sqlite.calls import (
-    COMMAND,
     ENQUEUE,
+    SETTING,
     UPKEEP,
     WORKER,
     Caller,
@@ -298,23 +298,27 @@ class SqliteStore:
                 return Delivered(None, False, None)
             return transaction.deliver(id, name, payload, dedup)
 
-        caller = Caller(COMMAND, target)
-        return await self._write.run(signal, caller, durable=True, size=len(payload))
+        return await self._write.command(signal, target, durable=True, size=len(payload))
 
     async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
         if not jobs:
             return Cancelled((), ())
-        return await self._write.run(partial(_cancel, jobs, reason), Caller(COMMAND), durable=True)
+        return await self._write.command(partial(_cancel, jobs, reason), jobs[0], durable=True)
 
     async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
-        return await self._write.run(partial(_retry, jobs, anew), Caller(COMMAND), durable=True)
+        if not jobs:
+            return []
+        return await self._write.command(partial(_retry, jobs, anew), jobs[0], durable=True)
 
     async def discard(self, jobs: Sequence[int]) -> list[int]:
+        if not jobs:
+            return []
+
         def discard(transaction: Transaction) -> list[int]:
             gone = upkeep.discard(transaction, jobs)
             return [id for id in dict.fromkeys(jobs) if id in gone]
 
-        return await self._write.run(discard, Caller(COMMAND), durable=True)
+        return await self._write.command(discard, jobs[0], durable=True)
 
     async def set_paused(self, queue: str, paused: bool) -> None:
         def set_paused(transaction: Transaction) -> None:
@@ -322,7 +326,7 @@ class SqliteStore:
                 "UPDATE queue SET paused = ? WHERE id = ?", (paused, transaction.names.queue(queue))
             )
 
-        await self._write.run(set_paused, Caller(COMMAND), durable=True)
+        await self._write.run(set_paused, Caller(SETTING, queue), durable=True)
 
     async def set_limits(self, queue: str, limits: Limits) -> None:
         def set_limits(transaction: Transaction) -> None:
@@ -339,7 +343,7 @@ class SqliteStore:
                 ),
             )
 
-        await self._write.run(set_limits, Caller(COMMAND), durable=True)
+        await self._write.run(set_limits, Caller(SETTING, queue), durable=True)
 
     # Looking
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fairway.errors import Backpressure, Closing
+from fairway.errors import Backpressure, Closing, Unavailable
 from fairway.jobs.job import NewJob
 from fairway.jobs.stores.sqlite.calls import (
     COMMAND,
@@ -20,6 +20,7 @@ from fairway.jobs.stores.sqlite.calls import (
     LANE,
     PART_CALLS_MAX,
     RESERVE,
+    SORTED_MAX,
     TOTAL,
     UPKEEP,
     WORKER,
@@ -125,17 +126,40 @@ class Recorded:
         return [(who, None) for who in said]
 
 
-def on_writer(body: Callable[[SqliteWriter, Recorded], Coroutine[Any, Any, None]]) -> Recorded:
+class Known:
+    """Stands for whoever looks up tenants: jobs above zero are the loud one's, the rest quiet's."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.fails = False
+
+    def tenants(self, targets: Any) -> list[str]:
+        self.asked.append(len(targets))
+        if self.fails:
+            raise Unavailable("the file cannot be read")
+        return ["loud" if target > 0 else "quiet" for target in targets]
+
+    def close(self) -> None: ...
+
+
+CALL_NS = 1_000_000
+"""How long either thread takes."""
+
+
+def on_writer(
+    body: Callable[[SqliteWriter, Recorded], Coroutine[Any, Any, None]], known: Known | None = None
+) -> Recorded:
     recorded = Recorded()
 
     async def main() -> None:
-        writer = SqliteWriter("jobs.db", clock_of(asyncio.get_running_loop()), recorded)
+        clock = clock_of(asyncio.get_running_loop())
+        writer = SqliteWriter("jobs.db", clock, recorded, known or Known())
         await writer.open()
         await body(writer, recorded)
         with suppress(Closing):
             await writer.aclose()
 
-    run(main, quiet=True)
+    run(main, quiet=True, latency_ns=(CALL_NS, CALL_NS))
     return recorded
 
 
@@ -173,6 +197,111 @@ def test_calls_of_one_caller_stay_in_order() -> None:
                 group.create_task(writer.run(note(number), LOUD, durable=True))
                 group.create_task(ask(writer, QUIET))
         assert order == list(range(1_000))
+
+    on_writer(body)
+
+
+def command(writer: SqliteWriter, job: int, **options: Any) -> Coroutine[Any, Any, Any]:
+    who = "loud" if job > 0 else "quiet"
+    return writer.command(lambda _: who, job, durable=True, **options)
+
+
+def test_a_flood_of_commands_delays_others_by_a_lookup_and_two_transactions() -> None:
+    """Here a lookup takes as long as a transaction: there are eight of them before the first one
+    of the others, who came right behind the flood."""
+    known = Known()
+
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        async with asyncio.TaskGroup() as group:
+            flood = [group.create_task(command(writer, job)) for job in range(1, 8_001)]
+            await asyncio.wait(flood, return_when=asyncio.FIRST_COMPLETED)
+            assert await command(writer, -1) == "quiet"
+            assert len(recorded.groups) <= 1 + len(known.asked) + 2
+            await flood[2_000]
+            before = len(recorded.groups)
+            assert await command(writer, -1) == "quiet"
+            assert len(recorded.groups) <= before + 1 + 2
+
+    recorded = on_writer(body, known)
+    assert max(known.asked) == SORTED_MAX
+    assert sum(known.asked) == 8_001  # the first of all came while nobody waited
+    assert [group for group in recorded.groups if "quiet 1" in group] == [
+        ["quiet 1", f"loud {PART_CALLS_MAX}"]
+    ] * 2
+
+
+def test_commands_about_one_job_stay_in_order_among_those_of_others() -> None:
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        order: list[int] = []
+
+        def note(number: int) -> Callable[[Any], str]:
+            return lambda _: order.append(number) or "noted"  # type: ignore[func-returns-value]
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(1_000):
+                group.create_task(writer.command(note(number), -7, durable=True))
+                if number % 3 == 0:
+                    group.create_task(command(writer, number))
+        assert order == list(range(1_000))
+        order.clear()
+        async with asyncio.TaskGroup() as group:
+            for number in range(9):
+                # Each comes while the one before is under way, or looked up and nothing under way.
+                group.create_task(writer.command(note(number), -7, durable=True))
+                await asyncio.sleep(0.6 * CALL_NS / 1e9)
+        assert order == list(range(9))
+
+    on_writer(body)
+
+
+def test_commands_whose_tenant_cannot_be_looked_up_are_done_all_the_same() -> None:
+    known = Known()
+    known.fails = True
+
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        async with asyncio.TaskGroup() as group:
+            answers = [group.create_task(command(writer, job)) for job in (1, -1, 2)]
+        assert [answer.result() for answer in answers] == ["loud", "quiet", "loud"]
+
+    assert on_writer(body, known).groups == [["loud 1"], ["quiet 1", "loud 1"]]
+
+
+def test_too_many_commands_are_refused_by_the_line_for_the_lookup_or_by_their_lane() -> None:
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        huge = TOTAL.size
+        async with asyncio.TaskGroup() as group:
+            asked = [
+                group.create_task(refusal(command(writer, job, size=huge)))
+                for job in (1, 2, 3, 4, -1)
+            ]
+            await asyncio.sleep(0)
+            assert "bytes" in str(await refusal(command(writer, -2, size=JOB_BYTES)))
+        # The first came while nobody waited, and a lane has room for two.
+        assert [task.result() is None for task in asked] == [True, True, True, False, True]
+
+    async def refusal(call: Coroutine[Any, Any, Any]) -> Backpressure | None:
+        try:
+            await call
+        except Backpressure as refused:
+            return refused
+        return None
+
+    on_writer(body)
+
+
+def test_commands_that_wait_for_their_lane_are_committed_before_the_store_closes() -> None:
+    async def body(writer: SqliteWriter, recorded: Recorded) -> None:
+        first = asyncio.ensure_future(command(writer, 1))
+        await asyncio.sleep(0.6 * CALL_NS / 1e9)
+        accepted = [asyncio.ensure_future(command(writer, job)) for job in range(2, 500)]
+        await asyncio.sleep(0.6 * CALL_NS / 1e9)
+        assert first.done()  # so nothing is under way but the lookup
+        closing = asyncio.ensure_future(writer.aclose())
+        await asyncio.sleep(0)
+        with pytest.raises(Closing):
+            await command(writer, 3)
+        await closing
+        assert [await call for call in accepted] == ["loud"] * 498
 
     on_writer(body)
 
