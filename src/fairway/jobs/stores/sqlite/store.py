@@ -20,13 +20,13 @@ from fairway.jobs.store import Cancelled, Delivered, Exchanged, retry_order
 from fairway.jobs.stores.sqlite import claiming, upkeep
 from fairway.jobs.stores.sqlite.browsing import SqliteReader
 from fairway.jobs.stores.sqlite.calls import (
-    ENQUEUE,
     SETTING,
     UPKEEP,
     WORKER,
     Caller,
     size_of_jobs,
     size_of_settlements,
+    who_enqueues,
 )
 from fairway.jobs.stores.sqlite.connections import answering, inspect
 from fairway.jobs.stores.sqlite.heartbeat import SqliteHeart
@@ -163,7 +163,7 @@ class SqliteStore:
         if not jobs and cursor is None:
             return []
         size = size_of_jobs(jobs)
-        caller = Caller(ENQUEUE, distinct(jobs)[0].tenant if jobs else NO_TENANT)
+        caller = who_enqueues(distinct(jobs)[0].tenant if jobs else NO_TENANT, size)
         if cursor is None:
             return await self._write.enqueue(jobs, caller, size)
         add = partial(_enqueue_behind, jobs, cursor)

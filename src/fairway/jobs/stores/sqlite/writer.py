@@ -29,10 +29,9 @@ from fairway.jobs.stores.sqlite.calls import (
     SORTED_MAX,
     TOTAL,
     Caller,
+    CallLanes,
     StoreCall,
     Unsorted,
-    lanes_of_calls,
-    next_group,
     unsorted_commands,
 )
 from fairway.jobs.stores.sqlite.connections import answering, create
@@ -88,7 +87,7 @@ class SqliteWriter:
     ) -> None:
         self._place = place
         self._clock = clock
-        self._lanes = lanes_of_calls()
+        self._lanes = CallLanes()
         self._unsorted = unsorted_commands()
         self._sorting = False
         self._busy = False
@@ -190,8 +189,7 @@ class SqliteWriter:
         return result
 
     def _offer(self, call: StoreCall[Any], caller: Caller) -> Refusal | None:
-        now_ns = self._clock.now_ns()
-        refusal = self._lanes.offer(caller, call, call.size, now_ns, caller.finishing, caller.kind)
+        refusal = self._lanes.offer(caller, call, self._clock.now_ns())
         if refusal is None and not self._busy:
             self._busy = True
             self._idle.clear()
@@ -208,7 +206,7 @@ class SqliteWriter:
         )
 
     def _start(self) -> None:
-        while group := next_group(self._lanes):
+        while group := self._lanes.next_group():
             calls = [call for part in group for call in part.items if not call.cancelled]
             if calls:
                 self._commit(group, calls)
@@ -231,7 +229,7 @@ class SqliteWriter:
     def _settle(self, group: Group) -> None:
         now_ns = self._clock.now_ns()
         for part in group:
-            self._lanes.settle(part, now_ns, part.key.kind)
+            self._lanes.settle(part, now_ns)
 
 
 def _resolve(call: StoreCall[Any], result: Any, error: BaseException | None) -> None:

@@ -12,6 +12,9 @@ import pytest
 from fairway.errors import Backpressure, Closing, Unavailable
 from fairway.jobs.job import NewJob
 from fairway.jobs.stores.sqlite.calls import (
+    BULK,
+    BULK_BYTES_MAX,
+    BULK_BYTES_MIN,
     COMMAND,
     ENQUEUE,
     GROUP_BYTES_MAX,
@@ -25,9 +28,9 @@ from fairway.jobs.stores.sqlite.calls import (
     UPKEEP,
     WORKER,
     Caller,
+    CallLanes,
     StoreCall,
-    lanes_of_calls,
-    next_group,
+    who_enqueues,
 )
 from fairway.jobs.stores.sqlite.writer import Outcome, SqliteWriter, together
 from fairway.runtime.clock import clock_of
@@ -45,15 +48,15 @@ def nothing(transaction: Any) -> None:
 
 def groups_of(*offered: tuple[Caller, int], size: int = 0) -> list[list[tuple[str | int, int]]]:
     """Offer so many calls of each caller; the groups until none waits, as (who, how many)."""
-    lanes = lanes_of_calls()
+    lanes = CallLanes()
     for caller, count in offered:
         for _ in range(count):
-            assert lanes.offer(caller, StoreCall(nothing, True), size, 0, band=caller.kind) is None
+            assert lanes.offer(caller, StoreCall(nothing, True, size=size), 0) is None
     groups = []
-    while group := next_group(lanes):
+    while group := lanes.next_group():
         groups.append([(part.key.who, len(part.items)) for part in group])
         for part in group:
-            lanes.settle(part, 0, part.key.kind)
+            lanes.settle(part, 0)
         lanes.check()
     return groups
 
@@ -96,6 +99,25 @@ def test_a_transaction_has_so_many_bytes_and_at_least_one_call() -> None:
     half = GROUP_BYTES_MAX // 2
     assert groups_of((LOUD, 3), size=half) == [[("loud", 2)], [("loud", 1)]]
     assert groups_of((LOUD, 2), size=GROUP_BYTES_MAX + 1) == [[("loud", 1)], [("loud", 1)]]
+
+
+def test_bulk_has_every_second_transaction_to_itself() -> None:
+    """Whoever else calls waits for one call of thousands of jobs, not for one of each tenant."""
+    bulk = [(Caller(BULK, f"bulk {number}"), 2) for number in range(3)]
+    others = [(Caller(WORKER, 7), 1), (QUIET, 2)]
+    assert groups_of(*bulk, *others, size=BULK_BYTES_MAX) == [
+        [("bulk 0", 1)],
+        [(7, 1), ("quiet", 1)],
+        [("bulk 1", 1)],
+        [("quiet", 1)],
+        *[[(f"bulk {number}", 1)] for number in (2, 0, 1, 2)],
+    ]
+    assert groups_of(*bulk, size=BULK_BYTES_MAX // 2) == [[(f"bulk {at}", 2)] for at in range(3)]
+
+
+def test_calls_that_add_more_than_a_quarter_of_a_transaction_are_bulk() -> None:
+    assert who_enqueues("t", BULK_BYTES_MIN) == Caller(ENQUEUE, "t")
+    assert who_enqueues("t", BULK_BYTES_MIN + 1) == Caller(BULK, "t")
 
 
 def test_calls_that_enqueue_side_by_side_go_together() -> None:
@@ -348,16 +370,15 @@ def test_a_full_lane_refuses_and_leaves_the_others_room() -> None:
 
 
 def test_a_full_store_refuses_enqueues_and_still_settles() -> None:
-    lanes = lanes_of_calls()
+    lanes = CallLanes()
     tenants = [Caller(ENQUEUE, f"tenant {number}") for number in range(TOTAL.items)]
     for caller in tenants:
-        assert lanes.offer(caller, StoreCall(nothing, True), 0, 0, band=ENQUEUE) is None
-    assert lanes.offer(QUIET, StoreCall(nothing, True), 0, 0, band=ENQUEUE) is not None
+        assert lanes.offer(caller, StoreCall(nothing, True), 0) is None
+    assert lanes.offer(QUIET, StoreCall(nothing, True), 0) is not None
+    worker = Caller(WORKER, 7)
     for _ in range(RESERVE[0]):
-        worker = Caller(WORKER, 7)
-        assert worker.finishing
-        assert lanes.offer(worker, StoreCall(nothing, True), 0, 0, True, WORKER) is None
-    assert lanes.offer(worker, StoreCall(nothing, True), 0, 0, True, WORKER) is not None
+        assert lanes.offer(worker, StoreCall(nothing, True), 0) is None
+    assert lanes.offer(worker, StoreCall(nothing, True), 0) is not None
 
 
 def test_the_largest_call_is_welcome_and_fills_a_lane_with_a_few_like_it() -> None:
