@@ -1534,9 +1534,10 @@ def brought_to(desk: Desk, hand: Hand, state: Status, /, **fields: Any) -> int:
     if state is Status.SCHEDULED:
         return desk.one(delay_ns=HOUR, **fields)
     if state is Status.BLOCKED:
-        desk.one(queue="holder", partition_key="taken")
-        hand.one(Lane("holder", "", Band.B1))
-        id = desk.one(partition_key="taken", **fields)
+        holder = f"holder of {fields['queue']}"
+        desk.one(queue=holder, partition_key=holder)
+        hand.one(Lane(holder, "", Band.B1))
+        id = desk.one(partition_key=holder, **fields)
         assert hand.take(1, lane) == []
         assert desk.status(id) is Status.BLOCKED
         return id
@@ -2489,14 +2490,14 @@ def test_queues_count_their_jobs(desk: Desk, hand: Hand) -> None:
     desk.add(2, queue="q")
     desk.set_limits("q", Limits(concurrency=100, burst=2))
     by_name = {state.name: state for state in desk.queues()}
-    assert set(by_name) == {"q", "holder"}
+    assert set(by_name) == {"q", "holder of q"}
     state = by_name["q"]
     assert (state.ready, state.scheduled, state.waiting) == (3, 1, 1)
     assert (state.blocked, state.running) == (1, 1)
     assert not state.paused
     assert state.limits == Limits(concurrency=100, burst=2)
-    assert by_name["holder"].running == 1
-    assert by_name["holder"].limits == Limits()
+    assert by_name["holder of q"].running == 1
+    assert by_name["holder of q"].limits == Limits()
 
 
 # --- pruning
