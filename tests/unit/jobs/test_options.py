@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import apsw
 from msgspec import structs
 
 from fairway.jobs.job import NewJob
 from fairway.jobs.stores.postgres.columns import COLUMNS, arrays_of, values_of
 from fairway.jobs.stores.postgres.schema import statements
-from fairway.jobs.stores.sqlite import intake
+from fairway.jobs.stores.sqlite import columns as sqlite
+from fairway.jobs.stores.sqlite.schema import MIGRATIONS
 
 LANE = {"queue", "tenant"}
 TIMES = {"delay_ns", "at_wall_ns"}
@@ -16,9 +18,14 @@ FIELDS = {one.name for one in structs.fields(NewJob)}
 
 
 def test_sqlite_has_a_column_for_every_option() -> None:
-    assert {*intake.OPTIONS} | LANE | TIMES | {"state", "parent"} == FIELDS
-    assert len(set(intake.COLUMNS)) == len(intake.COLUMNS)
-    assert (intake.COLUMNS[0], intake.COLUMNS[-1]) == ("id", "state")  # what `INSERT_ALIKE` is by
+    connection = apsw.Connection(":memory:")
+    for migration in MIGRATIONS:
+        connection.execute(migration)
+    columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(job)")}
+    assert LANE | TIMES | {"state", "parent"} == sqlite.ELSEWHERE
+    assert columns >= {*sqlite.COLUMNS} >= FIELDS - LANE - TIMES
+    assert len(set(sqlite.COLUMNS)) == len(sqlite.COLUMNS)
+    assert (sqlite.COLUMNS[0], sqlite.COLUMNS[-1]) == ("id", "state")  # what `INSERT_ALIKE` is by
 
 
 def test_postgres_has_a_column_for_every_option() -> None:
