@@ -72,6 +72,10 @@ END: Final = MappingProxyType(
 DEATH: Final = ((("crashes",), "max_crashes"), (("attempt", "crashes"), "max_attempts"))
 """A job whose worker died is dead as soon as one of these sums reaches its limit."""
 
+TRIES: Final = ("attempt", "crashes")
+TRIES_MAX: Final = tuple(most for _, most in DEATH)
+"""What `DEATH` adds up of a job, and the limits that it was enqueued with."""
+
 DEATH_ERROR: Final = ("its worker died ", " times")
 """What stands before and behind the number of crashes."""
 

@@ -155,23 +155,17 @@ limited as materialized (
 )
 
 -- claimed: `what` each row is: our job, one whose key is taken, how far a lane was seen, a limit
-select 'job' as what, j.id, j.kind, j.version, j.step, j.state, j.attempt, j.crashes,
-    j.max_attempts, j.lane, j.priority, j.pkey, j.parent, j.trace, j.timed_out,
-    case when j.cancelling then coalesce(j.error, 'cancelled') end as cancelling,
-    case when j.inbox > 0 then j.names end as names, j.spawned, j.retries, false as strict,
-    0 as looked
+select 'job' as what, j.id, j.lane, j.pkey, false as strict, 0 as looked, null::text as said,
+    case when j.inbox > 0 then j.names end as names, j.spawned, {told}
 from fw.job j where j.id = any(array(select id from won))
 union all
-select 'key', id, null, 0, null, null, 0, 0, 0, lane, 0::smallint, pkey, null, null, false, null,
-    null, false, 0, strict, 0
+select 'key', id, lane, pkey, strict, 0, null, null, false, {untold}
 from picked where pkey is not null and not $6 and id not in (select id from slot)
 union all
-select 'lane', max(id), null, 0, null, null, 0, 0, 0, lane, 0::smallint, null, null, null, false,
-    null, null, false, 0, false, count(*)::int
+select 'lane', max(id), lane, null, false, count(*)::int, null, null, false, {untold}
 from picked group by lane
 union all
-select 'limit', 0, name, 0, null, null, 0, 0, 0, 0, 0::smallint, null, null, null, false, null,
-    null, false, 0, false, 0
+select 'limit', 0, 0, null, false, 0, name, null, false, {untold}
 from limited
 
 -- claim: the first jobs of lanes
@@ -200,8 +194,7 @@ with {claiming}
 ), {forgetting}
 {claimed}
 union all
-select 'stale', id, null, 0, null, null, 0, 0, 0, 0, 0::smallint, null, null, null, false, null,
-    null, false, 0, false, 0
+select 'stale', id, 0, null, false, 0, null, null, false, {untold}
 from unnest($8::bigint[]) as u (id) where id not in (select id from gone)
 
 -- inbox: the signals jobs wait for

@@ -1,6 +1,8 @@
-"""The columns of a job that come with it and never change: those of a `NewJob`, by its own names.
+"""The columns of a job, by the names of `NewJob` and `Claim`: those that come with it and never
+change, and those that a worker is told.
 
-The statements that add jobs are made from this, so a new option is a column in a migration.
+The statements that add jobs and claim them are made from this, so a new option is a column in a
+migration.
 """
 
 from __future__ import annotations
@@ -8,7 +10,8 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Final
 
-from fairway.jobs.job import NewJob
+from fairway.jobs.job import TOLD, NewJob
+from fairway.jobs.stores.sqlite.transaction import REASON
 
 ELSEWHERE: Final = frozenset({"queue", "tenant", "delay_ns", "at_wall_ns", "parent", "state"})
 """What of a `NewJob` is in its lane and its times, or told otherwise when it is added."""
@@ -21,3 +24,9 @@ COLUMNS: Final = (
 )
 """What a row is added with."""
 options = attrgetter(*OPTIONS)
+
+_SAID: Final = {"token": "NULL", "queue": "NULL", "tenant": "NULL", "cancelling": REASON}
+"""What is the same for all of a lane is not read for each of them."""
+CLAIMED: Final = ", ".join(_SAID.get(name, name) for name in TOLD)
+"""The first columns of a claim, as `Claim` takes them by place: by name it takes several times as
+long, and this is done for every job that runs."""

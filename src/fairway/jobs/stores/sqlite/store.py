@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairway.errors import Closing, InvalidConfig
 from fairway.jobs.job import NO_TENANT, Status, distinct
@@ -73,9 +73,22 @@ WITH RECURSIVE family(id) AS (
 )
 SELECT id, status, {REASON} FROM job WHERE id IN family AND {UNFINISHED} ORDER BY id
 """
+
+
+class Retried(NamedTuple):
+    """What decides about a retry."""
+
+    status: int
+    unique_key: str | None
+    window_ns: int
+    waited_until_ns: int | None
+    names: str | None
+    parent_lives: int
+    reporters_live: int
+
+
 RETRIED = f"""
-SELECT status, unique_key, window_ns, waited_until_ns, names, {upkeep.PARENT_LIVES},
-    {upkeep.REPORTERS_LIVE}
+SELECT {", ".join(Retried._fields[:-2])}, {upkeep.PARENT_LIVES}, {upkeep.REPORTERS_LIVE}
 FROM job WHERE id = ?
 """
 
@@ -423,20 +436,20 @@ def _retry(jobs: Sequence[int], anew: bool, transaction: Transaction) -> list[in
         found = execute(RETRIED, (id,)).fetchone()
         if found is None:
             continue
-        (
-            code, unique_key, window_ns, waited_until_ns, names, parent_lives, reporters_live,
-        ) = found  # fmt: skip
-        job = Facts(STATUSES[code], names=names_in(names), waited_until_ns=waited_until_ns)
+        row = Retried._make(found)
+        job = Facts(
+            STATUSES[row.status], names=names_in(row.names), waited_until_ns=row.waited_until_ns
+        )
         if not may_be_retried(
-            job, parent_lives=bool(parent_lives), reporters_live=bool(reporters_live)
+            job, parent_lives=bool(row.parent_lives), reporters_live=bool(row.reporters_live)
         ):
             continue
-        if unique_key is not None:
-            if transaction.keyed(unique_key) not in (None, id):
+        if row.unique_key is not None:
+            if transaction.keyed(row.unique_key) not in (None, id):
                 continue  # another job stands for the key now
             execute(
                 "INSERT OR REPLACE INTO unique_key (key, job, until_ns) VALUES (?, ?, ?)",
-                (unique_key, id, transaction.now_ns + window_ns),
+                (row.unique_key, id, transaction.now_ns + row.window_ns),
             )
         execute(
             "UPDATE job SET attempt = 0, crashes = 0, retries = retries + 1,"
@@ -453,7 +466,7 @@ def _retry(jobs: Sequence[int], anew: bool, transaction: Transaction) -> list[in
         if retried(job, anew=anew, waits=waits).to is Status.WAITING:
             execute(
                 f"UPDATE job SET status = {WAITING}, due_ns = ? WHERE id = ?",
-                (waited_until_ns or None, id),
+                (row.waited_until_ns or None, id),
             )
         else:
             transaction.make_ready(id)

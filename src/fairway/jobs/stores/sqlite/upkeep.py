@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.core.priority import Band
 from fairway.jobs.job import Died, Reaped, Status
-from fairway.jobs.moves import Facts, death_error, may_be_discarded, worker_died
+from fairway.jobs.moves import TRIES, TRIES_MAX, Facts, death_error, may_be_discarded, worker_died
 from fairway.jobs.store import Promoted
 from fairway.jobs.stores.sqlite.claiming import ready_lanes
 from fairway.jobs.stores.sqlite.schema import (
@@ -38,8 +38,9 @@ BEYOND_ALL_LANES = (1 << 63) - 1
 PROMOTE = f"""
 UPDATE job SET timed_out = timed_out OR status = {WAITING}, {BECOME_READY} WHERE id IN carray(?)
 """
+TRIED = (*TRIES, *TRIES_MAX)
 LEASED = f"""
-SELECT id, kind, partition_key, attempt, crashes, max_attempts, max_crashes, {REASON}
+SELECT id, kind, partition_key, {REASON}, {", ".join(TRIED)}
 FROM lease JOIN job ON id = job WHERE worker = ? ORDER BY job LIMIT ?
 """
 FORGET = """
@@ -124,17 +125,16 @@ def reap(transaction: Transaction, limit: int) -> Reaped:
         limit -= len(rows)
         if rows:
             transaction.let_go([id for id, *_ in rows])
-        for id, kind, key, attempt, crashes, max_attempts, max_crashes, reason in rows:
-            crashes += 1
+        for id, kind, key, reason, *tried in rows:
+            before = Facts(Status.RUNNING, reason=reason, **dict(zip(TRIED, tried, strict=True)))
+            crashes = before.crashes + 1
             connection.execute("UPDATE job SET crashes = ? WHERE id = ?", (crashes, id))
-            move = worker_died(
-                Facts(Status.RUNNING, attempt, crashes, max_attempts, max_crashes, reason)
-            )
+            move = worker_died(before._replace(crashes=crashes))
             if move.to is Status.CANCELLED:
                 transaction.end(id, move.to, None, reason)
             elif move.ends:
                 error = death_error(crashes)
-                died.append(Died(id, kind, attempt + crashes, error))
+                died.append(Died(id, kind, before.attempt + crashes, error))
                 transaction.end(id, move.to, None, error)
             else:
                 returned.append(id)
