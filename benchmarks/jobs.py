@@ -311,21 +311,24 @@ def _start(report: Report, server: str, directory: Path) -> None:
 
 def _flood(report: Report, directory: Path) -> None:
     numbers = count()
-    later: dict[str, list[float]] = {"enqueue": [], "exchange": []}
+    later: dict[str, list[float]] = {name: [] for name in jobs_flood.Waits._fields}
 
     def sample() -> float:
         place = directory / f"flood{next(numbers)}.db"
         alone, beside = uvloop.run(jobs_flood.waits(place))
-        later["enqueue"].append(beside.enqueue_ms - alone.enqueue_ms)
-        later["exchange"].append(beside.exchange_ms - alone.exchange_ms)
-        return beside.enqueue_ms
+        for name, waited in later.items():
+            waited.append(getattr(beside, name) - getattr(alone, name))
+        return beside.enqueue
 
     report.alternate(report.rounds(full=5), beside=sample)
-    note = f"longer than alone, while {jobs_flood.FLOOD:,} of another tenant are under way; SQLite"
-    report.figure("flood_enqueue_ms", later["enqueue"], "ms", f"an enqueue: {note}", target="<= 20")
-    report.figure(
-        "flood_exchange_ms", later["exchange"], "ms", f"an exchange: {note}", target="<= 20"
-    )
+    for name, of_another in (
+        ("enqueue", "enqueues"),
+        ("exchange", "enqueues"),
+        ("cancel", "cancels"),
+        ("signal", "signals"),
+    ):
+        note = f"how much longer than alone, beside {jobs_flood.FLOOD:,} {of_another} of another"
+        report.figure(f"flood_{name}_ms", later[name], "ms", f"{note} tenant", target="<= 20")
 
 
 # Workflows

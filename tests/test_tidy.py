@@ -24,6 +24,7 @@ from tests.tidy import (
     no_test_sleeps,
     parsed,
     product_is_finished,
+    stores_have_equal_file_names,
     tasks_start_in_a_group,
     threads_belong_to_runtime,
     time_comes_from_the_clock,
@@ -157,6 +158,11 @@ PLANTED: dict[Rule, list[tuple[str, str]]] = {
         ),  # there is no such folder
         ("tests/unit/test_a.py", "import fairway"),  # nor such a module
     ],
+    stores_have_equal_file_names: [
+        ("src/fairway/jobs/stores/sqlite/ledger.py", ""),
+        ("src/fairway/jobs/stores/postgres/writer.py", ""),  # what the other one has alone
+        ("src/fairway/jobs/stores/postgres/tables", ""),
+    ],
     files_name_no_machine: [  # in pieces, or this file would be the first violation
         ("docs/a.md", "see /wor" + "k/main"),
         ("Makefile", "FIND_LINKS=/opt/pyp" + "i/simple"),
@@ -244,6 +250,12 @@ INNOCENT: dict[Rule, list[tuple[str, str]]] = {
     ],
     unit_tests_mirror_the_source: [
         ("tests/integration/test_a.py", "from fairway.jobs.job import Job"),
+    ],
+    stores_have_equal_file_names: [
+        ("src/fairway/jobs/stores/sqlite/writer.py", ""),
+        ("src/fairway/jobs/stores/sqlite/__init__.py", ""),
+        ("src/fairway/jobs/stores/postgres/statements.sql", ""),
+        ("src/fairway/jobs/stores/memory/ledger.py", ""),
     ],
     files_name_no_machine: [
         ("docs/a.md", "network/worker, src/work, /workflows, ./root"),

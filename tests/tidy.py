@@ -421,6 +421,46 @@ def packages_named(source: Source, package: Path) -> set[Path]:
     return found
 
 
+STORES = Path("src/fairway/jobs/stores")
+OF_ONE_STORE = {
+    "sqlite": {
+        "calls": "one connection writes: which calls are in its next transaction",
+        "writer": "and the thread that it writes in",
+        "transaction": "what happens to single jobs, where a round trip costs nothing",
+        "turn": "whose turn it is to write, among processes: SQLite's lock has no queue",
+        "mark": "how far the file was ever synced: it ends silently at a damaged frame",
+        "tenants": "whose jobs a command is about, so that it waits in the right lane",
+    },
+    "postgres": {
+        "statements": "SQL that decides for many jobs in one round trip, by name",
+        "migrations": "a schema that others may look into, in files of SQL",
+        "history": "jobs that ended, in a table for each day, which is dropped whole",
+        "locks": "partition keys as advisory locks of a session",
+    },
+}
+"""Which files a store has that the other has not, and why. All the others have equal names."""
+
+
+@rule
+def stores_have_equal_file_names(root: Path) -> Iterator[str]:
+    """The two job stores in databases have a file for each noun that both have, by one name."""
+    files = {
+        store: {
+            path.stem: path.relative_to(root)
+            for path in sorted((root / STORES / store).glob("[a-z]*"))
+        }
+        for store in OF_ONE_STORE
+    }
+    for store, own in files.items():
+        (other,) = (names for name, names in files.items() if name != store)
+        alone = {name: path for name, path in own.items() if name not in other}
+        for name, path in alone.items():
+            if name not in OF_ONE_STORE[store]:
+                yield f"{path}: no other store has one, and nothing says why"
+        for name in OF_ONE_STORE[store].keys() - alone.keys() if own and other else ():
+            yield f"{STORES / store}/{name}: it is said to be in this store alone"
+
+
 @rule
 def files_name_no_machine(root: Path) -> Iterator[str]:
     """No path or package host of somebody's machine is written down."""

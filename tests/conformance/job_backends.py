@@ -81,6 +81,10 @@ class JobRig(ABC):
     def wall_ns(self) -> int:
         """What the store takes for now, within `slack_ns`."""
 
+    @abstractmethod
+    def unique_keys(self) -> list[str]:
+        """Every unique key that something is kept of, whether it stands for a job or not."""
+
 
 class ClockedRig(JobRig):
     """A store that takes its time from a clock we hold."""
@@ -102,6 +106,10 @@ class MemoryRig(ClockedRig):
     def make(self) -> JobStore:
         return MemoryStore(self.clock)
 
+    def unique_keys(self) -> list[str]:
+        assert isinstance(self.store, MemoryStore)
+        return sorted(self.store._keys)
+
 
 class SqliteRig(ClockedRig):
     """In files of memory, where the system has such: to sync them costs and proves nothing here."""
@@ -115,8 +123,21 @@ class SqliteRig(ClockedRig):
         if self._place is None:
             home = MEMORY_FILES if MEMORY_FILES.is_dir() else self.scratch
             self._place = Path(tempfile.mkdtemp(prefix="fairway-jobs-", dir=home))
-        made: JobStore = self._kind(self._place / "jobs.db", clock=self.clock)
+        made: JobStore = self._kind(self._file, clock=self.clock)
         return made
+
+    @property
+    def _file(self) -> Path:
+        assert self._place is not None
+        return self._place / "jobs.db"
+
+    def unique_keys(self) -> list[str]:
+        connection = importlib.import_module("apsw").Connection(str(self._file))
+        try:
+            rows = connection.execute("SELECT key FROM unique_key ORDER BY key").fetchall()
+        finally:
+            connection.close()
+        return [key for (key,) in rows]
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -160,10 +181,14 @@ class PostgresRig(ClockedRig):
             f" language sql stable return {at}"
         )
 
-    def _execute(self, text: str) -> None:
+    def unique_keys(self) -> list[str]:
+        rows = self._execute(f'select key from "{self._schema}".unique_key order by key').fetchall()
+        return [key for (key,) in rows]
+
+    def _execute(self, text: str) -> Any:
         if self._hand is None:
             self._hand = self._psycopg.connect(self._url, autocommit=True)
-        self._hand.execute(text)
+        return self._hand.execute(text)
 
     async def aclose(self) -> None:
         await super().aclose()

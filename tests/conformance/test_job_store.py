@@ -1534,9 +1534,10 @@ def brought_to(desk: Desk, hand: Hand, state: Status, /, **fields: Any) -> int:
     if state is Status.SCHEDULED:
         return desk.one(delay_ns=HOUR, **fields)
     if state is Status.BLOCKED:
-        desk.one(queue="holder", partition_key="taken")
-        hand.one(Lane("holder", "", Band.B1))
-        id = desk.one(partition_key="taken", **fields)
+        holder = f"holder of {fields['queue']}"
+        desk.one(queue=holder, partition_key=holder)
+        hand.one(Lane(holder, "", Band.B1))
+        id = desk.one(partition_key=holder, **fields)
         assert hand.take(1, lane) == []
         assert desk.status(id) is Status.BLOCKED
         return id
@@ -2489,14 +2490,14 @@ def test_queues_count_their_jobs(desk: Desk, hand: Hand) -> None:
     desk.add(2, queue="q")
     desk.set_limits("q", Limits(concurrency=100, burst=2))
     by_name = {state.name: state for state in desk.queues()}
-    assert set(by_name) == {"q", "holder"}
+    assert set(by_name) == {"q", "holder of q"}
     state = by_name["q"]
     assert (state.ready, state.scheduled, state.waiting) == (3, 1, 1)
     assert (state.blocked, state.running) == (1, 1)
     assert not state.paused
     assert state.limits == Limits(concurrency=100, burst=2)
-    assert by_name["holder"].running == 1
-    assert by_name["holder"].limits == Limits()
+    assert by_name["holder of q"].running == 1
+    assert by_name["holder of q"].limits == Limits()
 
 
 # --- pruning
@@ -2648,6 +2649,24 @@ def test_discard_forgets_what_ended_badly_and_nothing_else(desk: Desk, hand: Han
     assert desk.find(failed) is None
     assert desk.discard([failed]) == []
     assert desk.statuses([done, ready]) == [Status.DONE, Status.READY]
+
+
+@pytest.mark.parametrize("window_ns", [0, HOUR])
+def test_the_unique_keys_of_discarded_jobs_go_when_they_stand_for_nothing(
+    desk: Desk, window_ns: int
+) -> None:
+    names = [f"u{number}" for number in range(10)]
+    ids = [desk.one(unique_key=name, window_ns=window_ns) for name in names]
+    desk.cancel(ids)
+    assert desk.discard(ids[1:]) == ids[1:]
+    assert desk.prune(HOUR) == 0
+    if window_ns:
+        assert [one.fresh for one in desk.enqueue([NewJob(kind="mail", unique_key="u9")])] == [
+            False
+        ]
+    desk.advance(window_ns)
+    assert desk.prune(0) == 1
+    assert desk.rig.unique_keys() == []
 
 
 def test_a_child_that_its_parent_may_still_read_is_not_discarded(desk: Desk, hand: Hand) -> None:

@@ -107,7 +107,7 @@ def done(claims: list[Claim]) -> list[Settlement]:
 HOT = (
     *("claim", "trade", "finish", "requeue", "enqueue", "enqueue_alike", "promote"),
     *("next_due", "probe"),
-    *("unblock", "block", "earlier", "childless", "inbox", "children", "take_keys", "lock_keys"),
+    *("unblock", "block", "earlier", "pending", "inbox", "children", "take_keys", "lock_keys"),
     *("park", "wake", "tell", "deliver", "notified", "heard", "consume", "fence", "end_jobs"),
     *("queue_again", "give_back", "leases", "count_lost", "cancelled", "lock_parents"),
     *("set_timer", "progress"),

@@ -37,6 +37,7 @@ from fairway.jobs.stores.sqlite import (
     connections,
     schema,
     settling,
+    tenants,
     transaction,
     turn,
     upkeep,
@@ -752,7 +753,7 @@ def test_pruning_goes_on_where_the_chunk_before_ended(
         claiming.CHILDREN,
         claiming.TAKE,
         transaction.FIRST_BLOCKED,
-        transaction.DONE_WAITING,
+        transaction.WAITS,
         transaction.KEYED,
         settling.STANDING,
         settling.MANY_END,
@@ -761,6 +762,8 @@ def test_pruning_goes_on_where_the_chunk_before_ended(
         upkeep.AGE,
         *upkeep.PRUNABLE_OF.values(),
         upkeep.FORGET_SIGNAL_KEYS,
+        upkeep.ORPHAN,
+        tenants.TENANTS,
     ],
 )
 def test_no_statement_of_the_daily_work_reads_the_whole_table(path: Path, statement: str) -> None:

@@ -239,6 +239,17 @@ class Claim(Struct, gc=False):
     """That of the lane it came from."""
 
 
+TOLD: Final = Claim.__struct_fields__[: Claim.__struct_fields__.index("signals")]
+"""What of a claim is in the row of its job, or common to many, in this order. What stands in rows
+beside that one comes after it."""
+GIVEN: Final = tuple(
+    name
+    for name in TOLD
+    if name in NewJob.__struct_fields__ and name not in ("step", "state")  # which change
+)
+"""What a claim has of its `NewJob` as it is."""
+
+
 class Fate(Enum):
     """How one run of a claimed job ended, as far as its store is concerned."""
 

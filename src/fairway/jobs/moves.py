@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from fairway.jobs.job import ENDED, Fate, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from fairway.jobs.job import Claim, Settlement
 
@@ -71,6 +71,10 @@ END: Final = MappingProxyType(
 
 DEATH: Final = ((("crashes",), "max_crashes"), (("attempt", "crashes"), "max_attempts"))
 """A job whose worker died is dead as soon as one of these sums reaches its limit."""
+
+TRIES: Final = ("attempt", "crashes")
+TRIES_MAX: Final = tuple(most for _, most in DEATH)
+"""What `DEATH` adds up of a job, and the limits that it was enqueued with."""
 
 DEATH_ERROR: Final = ("its worker died ", " times")
 """What stands before and behind the number of crashes."""
@@ -209,6 +213,15 @@ def death_error(crashes: int) -> str:
     return f"{before}{crashes}{behind}"
 
 
-def like(claim: Claim) -> tuple[str, int, str]:
-    """What jobs have in common that are set aside together: kind, version and step."""
-    return claim.kind, claim.version, claim.step
+LIKE: Final = ("kind", "version", "step")
+"""What jobs have in common that are set aside together."""
+
+
+def like(claim: Claim) -> tuple[object, ...]:
+    """What a job has of `LIKE`."""
+    return tuple(getattr(claim, name) for name in LIKE)
+
+
+def where(decide: Callable[[Facts], object]) -> frozenset[Status]:
+    """The states in which something is decided to happen to a job, other facts being for it."""
+    return frozenset(status for status in Status if decide(Facts(status)))

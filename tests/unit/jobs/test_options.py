@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import apsw
 from msgspec import structs
 
-from fairway.jobs.job import NewJob
+import fairway
+from fairway.jobs.job import GIVEN, TOLD, Claim, NewJob
 from fairway.jobs.stores.postgres.columns import COLUMNS, arrays_of, values_of
 from fairway.jobs.stores.postgres.schema import statements
-from fairway.jobs.stores.sqlite import intake
+from fairway.jobs.stores.sqlite import columns as sqlite
+from fairway.jobs.stores.sqlite.schema import MIGRATIONS
 
 LANE = {"queue", "tenant"}
 TIMES = {"delay_ns", "at_wall_ns"}
@@ -16,9 +21,14 @@ FIELDS = {one.name for one in structs.fields(NewJob)}
 
 
 def test_sqlite_has_a_column_for_every_option() -> None:
-    assert {*intake.OPTIONS} | LANE | TIMES | {"state", "parent"} == FIELDS
-    assert len(set(intake.COLUMNS)) == len(intake.COLUMNS)
-    assert (intake.COLUMNS[0], intake.COLUMNS[-1]) == ("id", "state")  # what `INSERT_ALIKE` is by
+    connection = apsw.Connection(":memory:")
+    for migration in MIGRATIONS:
+        connection.execute(migration)
+    columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(job)")}
+    assert LANE | TIMES | {"state", "parent"} == sqlite.ELSEWHERE
+    assert columns >= {*sqlite.COLUMNS} >= FIELDS - LANE - TIMES
+    assert len(set(sqlite.COLUMNS)) == len(sqlite.COLUMNS)
+    assert (sqlite.COLUMNS[0], sqlite.COLUMNS[-1]) == ("id", "state")  # what `INSERT_ALIKE` is by
 
 
 def test_postgres_has_a_column_for_every_option() -> None:
@@ -30,6 +40,34 @@ def test_every_statement_that_moves_a_whole_job_takes_all_columns_along() -> Non
     text = statements("s")
     for name in ("enqueue", "enqueue_alike", "trade", "finish", "end_jobs", "revive"):
         assert text[name].count(", ".join(COLUMNS)) >= 1, name
+
+
+def test_what_a_claim_is_read_from_is_all_of_it_but_what_stands_in_other_rows() -> None:
+    fields = Claim.__struct_fields__
+    assert {*fields[len(TOLD) :]} == {"signals", "children", "skill"}
+    assert fields[: len(TOLD)] == TOLD
+    assert FIELDS - {*GIVEN} - LANE - TIMES == {
+        *("state", "step", "max_crashes", "strict", "unique_key", "window_ns", "notify"),
+    }
+
+
+def test_an_option_is_written_down_in_six_files() -> None:
+    """Where it is declared, what it is stored as in each database, and where something is decided
+    by it. `max_crashes` has all of those and is shown nowhere, so it is as good as a toy."""
+    package = Path(fairway.__file__).parent
+    naming = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.*")
+        if path.suffix in (".py", ".sql") and "max_crashes" in path.read_text(encoding="utf-8")
+    }
+    assert naming == {
+        "jobs/job.py",  # what a job is enqueued with
+        "jobs/kinds.py",  # what is declared
+        "jobs/moves.py",  # what it decides
+        "jobs/stores/postgres/columns.py",  # its type
+        "jobs/stores/postgres/migrations/0001.sql",  # a column; for a new one, a new migration
+        "jobs/stores/sqlite/schema.py",
+    }
 
 
 def test_columns_have_the_values_of_their_options() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
-from fairway.jobs.job import Child, Claim, Fate, Settlement, Signal, Status
+from fairway.jobs.job import TOLD, Child, Claim, Fate, Settlement, Signal, Status
 from fairway.jobs.limits import allowance, stored_limits
 from fairway.jobs.stores.postgres.connections import IN_THE_WAY
 from fairway.runtime.clock import sleep_ns
@@ -208,7 +208,7 @@ class PostgresClaiming:
             elif what == "lane":
                 reached[row["lane"]] = (row["looked"], row["id"])
             elif what == "limit":
-                limits.add(row["kind"])
+                limits.add(row["said"])
             else:
                 assert what == "stale", what
                 out.stale.append(row["id"])
@@ -236,18 +236,11 @@ class PostgresClaiming:
         return ClaimCount(len(won), len(won) + len(lost), limited)
 
     def _claim_of(self, row: Any, token: int) -> Claim:
-        # All at once, in the order of `claimed`, and the claim by place: by name either takes
-        # several times as long, and this is done for every job that runs.
-        (
-            _, id, kind, version, step, state, attempt, crashes, max_attempts, number, priority,
-            key, parent, trace, timed_out, cancelling, _, _, retries, _, _,
-        ) = row  # fmt: skip
-        lane = self._lanes.lane(number)
-        return Claim(
-            id, token, kind, version, step, state, attempt, crashes, max_attempts, lane.queue,
-            lane.tenant, priority, key, parent, trace, timed_out, cancelling, retries,
-            skill=lane.skill,
-        )  # fmt: skip
+        # By place: by name it takes several times as long, and it is done for every job that runs.
+        claim = Claim(*row[-len(TOLD) :])
+        claim.token = token
+        claim.queue, claim.tenant, _, claim.skill = self._lanes.lane(row["lane"])
+        return claim
 
     async def _add_inboxes(
         self, connection: Connection, claims: Sequence[Claim], rows: Sequence[Any]

@@ -1,13 +1,16 @@
-"""The columns of a job that come with it and never change: what each holds of a `NewJob`.
+"""The columns of a job: those that come with it and never change, with what each holds of a
+`NewJob`, and those that a worker is told.
 
-The statements that add jobs, end them and take them up again are made from this table, so a new
-option is a line here and a column in a migration.
+The statements that add jobs, claim them, end them and take them up again are made from this, so a
+new option is a line here and a column in a migration.
 """
 
 from __future__ import annotations
 
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from fairway.jobs.job import TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,6 +51,20 @@ COLUMNS: Final = {
 }
 
 
+_NAMES: Final = {"partition_key": "pkey"}
+_SAID: Final = {
+    "token": "null::bigint",
+    "queue": "null::text",
+    "tenant": "null::text",
+    "cancelling": "case when j.cancelling then coalesce(j.error, 'cancelled') end",
+}
+"""What is the same for all of a lane is not read for each of them; and a reason is an error."""
+
+
+def _told(field: str) -> str:
+    return f"{_SAID.get(field, f'j.{_NAMES.get(field, field)}')} as told_{field}"
+
+
 def values_of(job: NewJob) -> list[Any]:
     return [column.value(job) for column in COLUMNS.values()]
 
@@ -62,6 +79,8 @@ def fragments() -> dict[str, str]:
     types = [column.type for column in COLUMNS.values()]
     arrays = enumerate(types, ARRAYS_FROM)
     return {
+        "told": ", ".join(map(_told, TOLD)),
+        "untold": ", ".join(["null"] * len(TOLD)),
         "columns": ", ".join(COLUMNS),
         "gone": ", ".join(f"g.{name}" for name in COLUMNS),
         "arrays": ", ".join(f"${at}::{one}[]" for at, one in arrays),

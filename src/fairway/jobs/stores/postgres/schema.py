@@ -24,6 +24,9 @@ from fairway.jobs.stores.postgres.columns import fragments
 from fairway.storage.named_sql import named_sql
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from fairway.jobs.job import Status
     from fairway.jobs.stores.postgres.connections import Connection, Connections
 
 MIGRATIONS = tuple(
@@ -42,7 +45,9 @@ def _rules() -> dict[str, str]:
     bands = sorted(zip(THRESHOLDS, range(1, len(THRESHOLDS) + 1), strict=True), reverse=True)
     points_per_s = SECOND_NS // POINT_NS
     return {
-        "unhappy": ", ".join(sorted(f"'{status.value}'" for status in moves.UNHAPPY)),
+        "unhappy": _letters(moves.UNHAPPY),
+        "hearing": _letters(moves.where(lambda job: moves.signalled(job._replace(names="s"), "s"))),
+        "alike": " and ".join(f"{name} = ${at}" for at, name in enumerate(moves.LIKE, 3)),
         "dies": " or ".join(f"{' + '.join(terms)} >= {most}" for terms, most in moves.DEATH),
         "death": f"'{before}' || crashes || '{behind}'",
         "points": f"greatest({MANUAL_MIN}, least({MANUAL_MAX}, r.priority)) + least({BONUS_MAX},"
@@ -53,6 +58,10 @@ def _rules() -> dict[str, str]:
         "highest": str(int(max(Band))),
         **fragments(),
     }
+
+
+def _letters(statuses: Collection[Status]) -> str:
+    return ", ".join(sorted(f"'{status.value}'" for status in statuses))
 
 
 _SQL = {**named_sql(__package__, "statements.sql"), **_rules()}

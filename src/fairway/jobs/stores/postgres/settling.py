@@ -7,14 +7,14 @@ else happens to it. Numbers of lanes that got something ready are added to `woke
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncpg import LockNotAvailableError
 from msgspec import structs
 
 from fairway.core.priority import Band
 from fairway.jobs.job import ASIDE_MAX, Fate, Status, ending, lane_of
-from fairway.jobs.moves import END, Facts, like, settled, signalled
+from fairway.jobs.moves import END, Facts, child_ended, like, settled, signalled
 from fairway.jobs.store import Ended
 from fairway.jobs.stores.postgres.columns import us
 
@@ -307,7 +307,10 @@ class PostgresSettling:
             # Locked first, looked at in a second statement: of two children that end at the same
             # time, the later one sees that the other has gone.
             await connection.fetch(self._sql["lock_parents"], parents)
-            ready = [row["id"] for row in await connection.fetch(self._sql["childless"], parents)]
+            rows = await connection.fetch(self._sql["pending"], parents)
+            ready = [
+                row["id"] for row in rows if child_ended(_facts(row), row["pending"]) is not None
+            ]
             if ready:
                 woken |= await self._wake(connection, ready)
         for one in sorted(gone, key=lambda one: (one.parent or 0, one.ended.id)):
@@ -342,9 +345,7 @@ class PostgresSettling:
             return None
         if not await connection.fetch(self._sql["deliver"], job, name, payload, dedup):
             return False
-        row = rows[0]
-        facts = Facts(Status(row["status"].decode()), names=row["names"] or ())
-        if signalled(facts, name) is not None:
+        if signalled(_facts(rows[0]), name) is not None:
             woken |= await self._wake(connection, [job])
         return True
 
@@ -360,6 +361,10 @@ class PostgresSettling:
             await connection.execute(self._sql["free_keys"], keys, list(keyed))
             rows = await connection.fetch(self._sql["unblock"], keys)
             woken |= {row["lane"] for row in rows}
+
+
+def _facts(row: Any) -> Facts:
+    return Facts(Status(row["status"].decode()), names=row["names"] or ())
 
 
 def together(settlements: Sequence[Settlement]) -> Iterator[Sequence[Settlement]]:

@@ -155,23 +155,17 @@ limited as materialized (
 )
 
 -- claimed: `what` each row is: our job, one whose key is taken, how far a lane was seen, a limit
-select 'job' as what, j.id, j.kind, j.version, j.step, j.state, j.attempt, j.crashes,
-    j.max_attempts, j.lane, j.priority, j.pkey, j.parent, j.trace, j.timed_out,
-    case when j.cancelling then coalesce(j.error, 'cancelled') end as cancelling,
-    case when j.inbox > 0 then j.names end as names, j.spawned, j.retries, false as strict,
-    0 as looked
+select 'job' as what, j.id, j.lane, j.pkey, false as strict, 0 as looked, null::text as said,
+    case when j.inbox > 0 then j.names end as names, j.spawned, {told}
 from fw.job j where j.id = any(array(select id from won))
 union all
-select 'key', id, null, 0, null, null, 0, 0, 0, lane, 0::smallint, pkey, null, null, false, null,
-    null, false, 0, strict, 0
+select 'key', id, lane, pkey, strict, 0, null, null, false, {untold}
 from picked where pkey is not null and not $6 and id not in (select id from slot)
 union all
-select 'lane', max(id), null, 0, null, null, 0, 0, 0, lane, 0::smallint, null, null, null, false,
-    null, null, false, 0, false, count(*)::int
+select 'lane', max(id), lane, null, false, count(*)::int, null, null, false, {untold}
 from picked group by lane
 union all
-select 'limit', 0, name, 0, null, null, 0, 0, 0, 0, 0::smallint, null, null, null, false, null,
-    null, false, 0, false, 0
+select 'limit', 0, 0, null, false, 0, name, null, false, {untold}
 from limited
 
 -- claim: the first jobs of lanes
@@ -200,8 +194,7 @@ with {claiming}
 ), {forgetting}
 {claimed}
 union all
-select 'stale', id, null, 0, null, null, 0, 0, 0, 0, 0::smallint, null, null, null, false, null,
-    null, false, 0, false, 0
+select 'stale', id, 0, null, false, 0, null, null, false, {untold}
 from unnest($8::bigint[]) as u (id) where id not in (select id from gone)
 
 -- inbox: the signals jobs wait for
@@ -343,7 +336,7 @@ with head as materialized (
     where l.queue = $1 and l.tenant = $2 and l.skill = ''
 ), alike as materialized (
     select id from fw.job where id = any(array(select id from head))
-        and kind = $3 and version = $4 and step = $5
+        and {alike}
     order by id for no key update skip locked
 ), places as materialized (
     select r.place from head h cross join lateral (
@@ -423,7 +416,7 @@ returning id
 
 -- tell: a signal into an inbox, and its job awake if it waited for that
 with held as (
-    select id, status = 'w' and coalesce($2 = any(names), false) as wakes
+    select id, status in ({hearing}) and coalesce($2 = any(names), false) as wakes
     from fw.job where id = $1 for no key update
 ), told as (
     update fw.job j set inbox = j.inbox + 1, status = case when h.wakes then 'r' else j.status end
@@ -442,10 +435,10 @@ select lane, wakes from told
 -- lock_parents: in order, so that two endings never wait for each other
 select id from fw.job where id = any($1::bigint[]) order by id for no key update
 
--- childless: which of these wait for children and have none any more
-select p.id from fw.job p
-where p.id = any($1::bigint[]) and p.status = 'w' and p.names is null
-    and not exists (select 1 from fw.job c where c.parent = p.id and c.notify is null)
+-- pending: how parents stand, and whether a child that they count has not ended
+select p.id, p.status, p.names,
+    exists (select 1 from fw.job c where c.parent = p.id and c.notify is null) as pending
+from fw.job p where p.id = any($1::bigint[])
 
 -- probe: `what` is there: a lane with something ready, a queue with limits, a job to be cancelled
 select 'lane' as what, l.id::bigint as id, null as said

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fairway.errors import FairwayError, Invalid, InvalidConfig
 from fairway.jobs.job import Fate, QueueState, Status, distinct, lane_of
 from fairway.jobs.limits import stored_limits
+from fairway.jobs.moves import Facts, cancelled
 from fairway.jobs.store import (
     Cancelled,
     Cursor,
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from fairway.jobs.stores.postgres.connections import Connection
 
 SCHEMA = "fairway_jobs"
-READY = Status.READY.value.encode()
 MILLISECOND_NS = 1_000_000
 LOCK_TIMEOUT_NS = 5_000 * MILLISECOND_NS
 LOOKS_MAX = 100
@@ -404,15 +404,19 @@ class PostgresStore:
             rows = await connection.fetch(self._sql["mark_cancelled"], family, reason)
             if not rows:
                 return [], []
-            ended = {row["id"] for row in rows if row["status"] != READY}
-            left = {row["id"] for row in rows} - ended
-            ended |= await self._unqueue(connection, left, rows)
-            await self._settling.end(connection, sorted(ended), Status.CANCELLED, woken)
-            return sorted(ended), sorted(left - ended)
+            states = {row["id"]: Status(row["status"].decode()) for row in rows}
+            lined = {id for id, status in states.items() if status is Status.READY}
+            running = lined - await self._unqueue(connection, lined, rows)
+            states |= dict.fromkeys(running, Status.RUNNING)
+            ended = sorted(
+                id for id, status in states.items() if cancelled(Facts(status)) is not None
+            )
+            await self._settling.end(connection, ended, Status.CANCELLED, woken)
+            return ended, sorted(states.keys() - set(ended))
 
-        ended, running = await self._connections.transaction(end)
+        ended, asked = await self._connections.transaction(end)
         self._low_water.forget(woken)
-        return Cancelled(tuple(ended), tuple(running))
+        return Cancelled(tuple(ended), tuple(asked))
 
     async def _unqueue(
         self, connection: Connection, jobs: set[int], rows: Sequence[Any]

@@ -11,7 +11,6 @@ from fairway.jobs.limits import stored_limits
 from fairway.jobs.store import Cursor
 from fairway.jobs.stores.sqlite.connections import answering, connect
 from fairway.jobs.stores.sqlite.schema import (
-    BAND_MASK,
     CODES,
     IS_READY,
     PARKED,
@@ -19,7 +18,7 @@ from fairway.jobs.stores.sqlite.schema import (
     READY,
     RUNNING,
     STATUSES,
-    TENANT_SHIFT,
+    TENANT_OF_LANE,
     UNHAPPY,
 )
 from fairway.jobs.stores.sqlite.transaction import KEYED, names_in
@@ -77,7 +76,7 @@ COLUMNS = {
 SELECT_JOB = f"""
 SELECT {", ".join(COLUMNS.get(name, name) for name in Row._fields)}
 FROM job JOIN queue ON queue.id = lane >> {QUEUE_SHIFT}
-JOIN tenant ON tenant.id = (lane & {(1 << QUEUE_SHIFT) - 1 - BAND_MASK}) >> {TENANT_SHIFT}
+JOIN tenant ON tenant.id = {TENANT_OF_LANE}
 """
 # How those of a status are found by an index, with the words that SQLite wants to hear for it.
 INDEXED = {

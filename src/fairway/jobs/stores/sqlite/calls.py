@@ -2,7 +2,8 @@
 
 Pure. A transaction is short, and everybody who waits has a part in it: the more of them, the
 smaller the part of whoever has most to say. So who has little to say waits for the transaction that
-is under way and for their own, however many calls of others wait.
+is under way and for their own, however many calls of others wait; and for one of bulk, if some is
+there.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 
 from fairway.core.groups import Groups
-from fairway.core.lanes import LaneLimits
+from fairway.core.lanes import LaneLimits, Lanes
 from fairway.jobs.job import states_of
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from fairway.core.lanes import Drained
+    from fairway.core.lanes import Drained, Refusal
     from fairway.jobs.job import NewJob, Settlement
+    from fairway.jobs.stores.sqlite.tenants import Target
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
 T = TypeVar("T")
@@ -26,10 +28,14 @@ T = TypeVar("T")
 WORKER: Final = "worker"
 """What a worker has to say and to ask: above all its exchanges."""
 COMMAND: Final = "command"
-"""Signals, cancels and settings, from people and other parts."""
+"""Signals, cancels, retries and discards, from people and other parts."""
+SETTING: Final = "setting"
+"""What a queue or a schedule is told."""
 ENQUEUE: Final = "enqueue"
+BULK: Final = "bulk"
+"""Enqueues of many jobs in one call: no other kind is in their transactions."""
 UPKEEP: Final = "upkeep"
-WEIGHTS: Final = {WORKER: 8, COMMAND: 4, ENQUEUE: 4, UPKEEP: 2}
+WEIGHTS: Final = {WORKER: 8, COMMAND: 4, ENQUEUE: 4, SETTING: 2, UPKEEP: 2}
 """How the kinds share a transaction that cannot have a call of every caller."""
 
 GROUP_CALLS_MAX: Final = 256
@@ -40,12 +46,17 @@ PART_CALLS_MAX: Final = GROUP_CALLS_MAX // 2
 """Of one caller, even if nobody else waits: somebody may come before the transaction has ended."""
 CALL_BYTES_MAX: Final = 64 * 1024 * 1024
 """What the largest call counts as; a larger one is as welcome as this one."""
+BULK_BYTES_MIN: Final = GROUP_BYTES_MAX // 4
+"""What adds more is bulk. Raising it puts longer calls into the transactions that others share."""
+BULK_BYTES_MAX: Final = GROUP_BYTES_MAX // 2
+"""Of one caller's bulk in a transaction, unless one call alone is more."""
 JOB_BYTES: Final = 1024
 """What a job costs beside its state: time in the transaction rather than memory."""
 
 LANE: Final = LaneLimits(items=16_384, size=2 * CALL_BYTES_MAX)
-"""What may wait of one caller: one tenant that enqueues, one worker."""
+"""What may wait of one caller: of one tenant that enqueues or commands, of one worker."""
 TOTAL: Final = LaneLimits(items=65_536, size=4 * CALL_BYTES_MAX)
+"""What may wait of all of them; of bulk, as much again."""
 RESERVE: Final = (1_024, CALL_BYTES_MAX)
 """Beyond that, for workers: what they settle frees more than it takes."""
 
@@ -56,27 +67,29 @@ class Caller(NamedTuple):
     kind: str
     who: str | int = ""
 
-    @property
-    def finishing(self) -> bool:
-        """Whether the calls end what was begun, and may use the reserve."""
-        return self.kind is WORKER
+
+ALONE: Final = Caller(COMMAND, 0)
+"""Of a command that came while nobody waited: a lane of its own, which is never anybody else's. So
+it is done before the next one about the same job."""
 
 
 class StoreCall(Generic[T]):
     """One call that waits for its commit."""
 
-    __slots__ = ("durable", "function", "jobs", "outcome")
+    __slots__ = ("durable", "function", "jobs", "outcome", "size")
 
     def __init__(
         self,
         function: Callable[[Transaction], T],
         durable: bool,
         jobs: Sequence[NewJob] | None = None,
+        size: int = 0,
     ) -> None:
         """`jobs`, if adding those is all that it does."""
         self.function = function
         self.durable = durable
         self.jobs = jobs
+        self.size = min(size, CALL_BYTES_MAX)
         self.outcome: asyncio.Future[T] | None = None
 
     @property
@@ -84,33 +97,84 @@ class StoreCall(Generic[T]):
         return self.outcome is not None and self.outcome.cancelled()
 
 
-def lanes_of_calls() -> Groups[Caller, StoreCall[Any]]:
-    return Groups(LANE, total=TOTAL, reserve=RESERVE, bands=WEIGHTS)
+class Unsorted(NamedTuple):
+    """A command of which nobody knows yet whose job it is about."""
+
+    call: StoreCall[Any]
+    target: Target
 
 
-def next_group(lanes: Groups[Caller, StoreCall[Any]]) -> list[Drained[Caller, StoreCall[Any]]]:
-    """The calls of the next transaction, by caller, fewest first; empty if none waits.
+SORTED_MAX: Final = 1_024
+"""Commands that are looked up together. Raising it holds up the loop for longer at a time; with
+fewer, who comes behind a flood waits longer for the lookup of his own."""
 
-    Whoever is first in a transaction hears of it first.
+
+def unsorted_commands() -> Lanes[None, Unsorted]:
+    """The one line before the lanes of commands."""
+    return Lanes(TOTAL)
+
+
+class CallLanes:
+    """The lanes that calls wait in.
+
+    A call is never split, so one that adds thousands of jobs is a long transaction. Nobody else is
+    in that, and between two of those is one of all the others.
     """
-    parts = max(1, lanes.waiting_keys)
-    group = lanes.take(
-        keys=GROUP_CALLS_MAX,
-        items=max(1, min(PART_CALLS_MAX, GROUP_CALLS_MAX // parts)),
-        size=GROUP_BYTES_MAX // parts,
-        total_items=GROUP_CALLS_MAX,
-        total_size=GROUP_BYTES_MAX,
-    )
-    return sorted(group, key=_calls)
+
+    def __init__(self) -> None:
+        self._shared: Groups[Caller, StoreCall[Any]] = Groups(
+            LANE, total=TOTAL, reserve=RESERVE, bands=WEIGHTS
+        )
+        self._bulk: Groups[Caller, StoreCall[Any]] = Groups(LANE, total=TOTAL)
+        self._was_bulk = False
+
+    def offer(self, caller: Caller, call: StoreCall[Any], now_ns: int) -> Refusal | None:
+        """Accept a call, or say why not (then nothing changed)."""
+        if caller.kind is BULK:
+            return self._bulk.offer(caller, call, call.size, now_ns)
+        finishing = caller.kind is WORKER
+        return self._shared.offer(caller, call, call.size, now_ns, finishing, caller.kind)
+
+    def next_group(self) -> list[Drained[Caller, StoreCall[Any]]]:
+        """The calls of the next transaction, by caller, fewest first; empty if none waits.
+
+        Whoever is first in a transaction hears of it first.
+        """
+        parts = self._shared.waiting_keys
+        self._was_bulk = bool(self._bulk.waiting_keys) and not (self._was_bulk and parts)
+        if self._was_bulk:
+            return self._bulk.take(keys=1, items=PART_CALLS_MAX, size=BULK_BYTES_MAX)
+        if not parts:
+            return []
+        group = self._shared.take(
+            keys=GROUP_CALLS_MAX,
+            items=max(1, min(PART_CALLS_MAX, GROUP_CALLS_MAX // parts)),
+            size=GROUP_BYTES_MAX // parts,
+            total_items=GROUP_CALLS_MAX,
+            total_size=GROUP_BYTES_MAX,
+        )
+        return sorted(group, key=_calls)
+
+    def settle(self, part: Drained[Caller, StoreCall[Any]], now_ns: int) -> None:
+        """A caller's part of a group is done."""
+        if part.key.kind is BULK:
+            self._bulk.settle(part, now_ns)
+        else:
+            self._shared.settle(part, now_ns, part.key.kind)
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        self._shared.check()
+        self._bulk.check()
+
+
+def who_enqueues(tenant: str, size: int) -> Caller:
+    """Whose call it is to add jobs of this size."""
+    return Caller(BULK if size > BULK_BYTES_MIN else ENQUEUE, tenant)
 
 
 def _calls(part: Drained[Caller, StoreCall[Any]]) -> int:
     return len(part.items)
-
-
-def weight(size: int) -> int:
-    """What a call of this size counts as."""
-    return min(size, CALL_BYTES_MAX)
 
 
 def size_of_jobs(jobs: Sequence[NewJob]) -> int:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, json
 
-from fairway.jobs.job import Child, Claim, Signal, Status
+from fairway.jobs.job import TOLD, Child, Claim, Signal, Status
 from fairway.jobs.limits import UNLIMITED, allowance, stored_limits
+from fairway.jobs.stores.sqlite.columns import CLAIMED
 from fairway.jobs.stores.sqlite.lanes import lanes_of
 from fairway.jobs.stores.sqlite.schema import BLOCKED, DONE, IS_READY, RUNNING, STATUSES, UNFINISHED
 from fairway.jobs.stores.sqlite.transaction import REASON, names_in, numbers
@@ -24,14 +25,11 @@ if TYPE_CHECKING:
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
 ALL_QUEUES = "*"
+HEAD_READ = ("id", "partition_key", "names", "strict")
 
-HEAD_COLUMNS = (
-    "id", "names", "strict", "kind", "version", "step", "state", "attempt", "crashes",
-    "max_attempts", "priority", "partition_key", "parent", "trace", "timed_out", REASON, "retries",
-)  # fmt: skip
-ID, NAMES, KEY = map(HEAD_COLUMNS.index, ("id", "names", "partition_key"))
+ID, KEY, NAMES, STRICT = map((*TOLD, "names", "strict").index, HEAD_READ)
 HEAD = f"""
-SELECT {", ".join(HEAD_COLUMNS)}
+SELECT {CLAIMED}, names, strict
 FROM job WHERE {IS_READY} AND lane = ? AND id > ? ORDER BY id LIMIT ?
 """
 TAKE = f"UPDATE job SET status = {RUNNING} WHERE id IN carray(?)"
@@ -140,22 +138,18 @@ class SqliteClaiming:
         self._learn_keys({row[KEY] for row in rows if row[KEY] is not None})
         became: dict[int, Status] = {}
         taken, blocked = [], []
-        for (
-            id, names, strict, kind, version, step, state, attempt, crashes, max_attempts, priority,
-            key, parent, trace, timed_out, cancelling, retries,
-        ) in rows:  # fmt: skip
-            if key is not None and not self._may_have(key, strict, id):
+        for row in rows:
+            id, key, names = row[ID], row[KEY], row[NAMES]
+            if key is not None and not self._may_have(key, row[STRICT], id):
                 became[id] = Status.BLOCKED
                 self.contended += 1
                 blocked.append(id)
                 continue
             became[id] = Status.RUNNING
             taken.append(id)
-            claim = Claim(
-                id, token, kind, version, step, state, attempt, crashes, max_attempts, lane.queue,
-                lane.tenant, priority, key, parent, trace, timed_out != 0, cancelling, retries,
-                skill=lane.skill,
-            )  # fmt: skip
+            claim = Claim(*row[:NAMES])
+            claim.token, claim.timed_out = token, claim.timed_out != 0
+            claim.queue, claim.tenant, _, claim.skill = lane
             if names is not None and id in signals:
                 known = names_in(names)
                 claim.signals = tuple(one for one in signals[id] if one.name in known)

@@ -7,12 +7,12 @@ Python's own `sqlite3`, so the statements here are such that both understand.
 from __future__ import annotations
 
 from itertools import groupby
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import apsw
 
 from fairway.jobs.job import Enqueued
+from fairway.jobs.stores.sqlite.columns import COLUMNS, options
 from fairway.jobs.stores.sqlite.schema import READY, SCHEDULED
 from fairway.jobs.stores.sqlite.transaction import KEYED
 
@@ -25,14 +25,6 @@ if TYPE_CHECKING:
     from fairway.jobs.stores.sqlite.schema import Sql
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
-OPTIONS = (
-    "priority", "version", "max_attempts", "max_crashes", "strict", "window_ns", "kind", "step",
-    "partition_key", "unique_key", "notify", "trace",
-)  # fmt: skip
-"""What a row has of its `NewJob` as it is, under the same names."""
-COLUMNS = (
-    "id", "status", "lane", "since_ns", "due_ns", "enqueued_ns", "parent", *OPTIONS, "state",
-)  # fmt: skip
 INSERT = f"INSERT INTO job ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
 # Jobs that differ in their id and state alone, and follow one another: one statement for all of
@@ -41,7 +33,6 @@ INSERT_ALIKE = f"""
 INSERT INTO job ({", ".join(COLUMNS)})
 SELECT ? + rowid - 1, {", ".join("?" * (len(COLUMNS) - 2))}, value FROM carray(?)
 """
-options = attrgetter(*OPTIONS)
 ALIKE_MIN = 8
 """Fewer are cheaper one by one."""
 

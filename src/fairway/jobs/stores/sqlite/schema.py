@@ -8,11 +8,14 @@ once it has ended, when it did.
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from fairway.core.priority import BONUS_MAX, MANUAL_MAX, MANUAL_MIN, POINT_NS, THRESHOLDS
 from fairway.jobs.job import Status
 from fairway.jobs.stores.sqlite.mark import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 APPLICATION_ID: Final = 0x46574A42  # "FWJB"
 
@@ -39,6 +42,14 @@ UNFINISHED: Final = f"status < {DONE}"
 ENDED: Final = f"status >= {DONE}"
 IS_DONE: Final = f"status = {DONE}"
 UNHAPPY: Final = f"status > {DONE}"
+
+
+def status_in(statuses: Collection[Status]) -> str:
+    """A condition of SQL: one of these."""
+    codes = sorted(CODES[status] for status in statuses)
+    (first, *others) = codes
+    return f"status IN ({', '.join(map(str, codes))})" if others else f"status = {first}"
+
 
 FIRST = f"""
 CREATE TABLE job (
@@ -194,6 +205,7 @@ MIGRATIONS: Final = (FIRST, SECOND, THIRD, FOURTH, FIFTH)
 QUEUE_SHIFT: Final = 32
 TENANT_SHIFT: Final = 3
 BAND_MASK: Final = (1 << TENANT_SHIFT) - 1
+TENANT_OF_LANE: Final = f"((lane & {(1 << QUEUE_SHIFT) - 1 - BAND_MASK}) >> {TENANT_SHIFT})"
 
 
 def _band(points: str, unit: int) -> str:

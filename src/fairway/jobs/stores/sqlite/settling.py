@@ -13,7 +13,7 @@ from msgspec import json
 
 from fairway.core.priority import Band
 from fairway.jobs.job import ASIDE_MAX, Lane, Status, lane_of
-from fairway.jobs.moves import like, settled
+from fairway.jobs.moves import LIKE, like, settled
 from fairway.jobs.store import Ended
 from fairway.jobs.stores.sqlite.intake import intake_of
 from fairway.jobs.stores.sqlite.schema import BAND_MASK, CODES, DONE, IS_READY, SCHEDULED
@@ -56,10 +56,11 @@ MANY_ASIDE = f"""
 UPDATE job SET {LEFT}, {IS_READY}, due_ns = NULL, since_ns = ?, lane = ? WHERE id IN carray(?)
 """
 # Others like it, of those that stand at the head of a lane: to another number for its tenant.
+ALIKE = " AND ".join(f"{name} = ?{at}" for at, name in enumerate(LIKE, 2))
 SET_ASIDE = f"""
 UPDATE job SET lane = ?5 | (lane & {BAND_MASK}), error = ?6
 WHERE id IN (SELECT id FROM job WHERE {IS_READY} AND lane = ?1 ORDER BY id LIMIT {ASIDE_MAX})
-    AND kind = ?2 AND version = ?3 AND step = ?4
+    AND {ALIKE}
 """
 MANY_NEXT = f"""
 UPDATE job SET {LEFT}, step = ?, timed_out = 0, attempt = 0, names = NULL, {BECOME_READY}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairway.errors import Closing, InvalidConfig
 from fairway.jobs.job import NO_TENANT, Status, distinct
@@ -20,13 +20,13 @@ from fairway.jobs.store import Cancelled, Delivered, Exchanged, retry_order
 from fairway.jobs.stores.sqlite import claiming, upkeep
 from fairway.jobs.stores.sqlite.browsing import SqliteReader
 from fairway.jobs.stores.sqlite.calls import (
-    COMMAND,
-    ENQUEUE,
+    SETTING,
     UPKEEP,
     WORKER,
     Caller,
     size_of_jobs,
     size_of_settlements,
+    who_enqueues,
 )
 from fairway.jobs.stores.sqlite.connections import answering, inspect
 from fairway.jobs.stores.sqlite.heartbeat import SqliteHeart
@@ -38,12 +38,11 @@ from fairway.jobs.stores.sqlite.schema import (
     FAILED,
     STATUSES,
     UNFINISHED,
-    UNHAPPY,
     WAITING,
 )
 from fairway.jobs.stores.sqlite.settling import SqliteSettling
 from fairway.jobs.stores.sqlite.timetable import SqliteTimetable
-from fairway.jobs.stores.sqlite.transaction import WHY, names_in, numbers
+from fairway.jobs.stores.sqlite.transaction import REASON, names_in, numbers
 from fairway.jobs.stores.sqlite.within import OPENED, add_within
 from fairway.jobs.stores.sqlite.writer import SqliteWriter
 from fairway.runtime.blocking import BlockingPool
@@ -72,13 +71,24 @@ WITH RECURSIVE family(id) AS (
     SELECT value FROM carray(?1)
     UNION SELECT job.id FROM job JOIN family ON job.parent = family.id
 )
-SELECT id, status FROM job WHERE id IN family AND {UNFINISHED} ORDER BY id DESC
+SELECT id, status, {REASON} FROM job WHERE id IN family AND {UNFINISHED} ORDER BY id
 """
 
 
+class Retried(NamedTuple):
+    """What decides about a retry."""
+
+    status: int
+    unique_key: str | None
+    window_ns: int
+    waited_until_ns: int | None
+    names: str | None
+    parent_lives: int
+    reporters_live: int
+
+
 RETRIED = f"""
-SELECT status, unique_key, window_ns, waited_until_ns, names, {upkeep.PARENT_LIVES},
-    {upkeep.REPORTERS_LIVE}
+SELECT {", ".join(Retried._fields[:-2])}, {upkeep.PARENT_LIVES}, {upkeep.REPORTERS_LIVE}
 FROM job WHERE id = ?
 """
 
@@ -166,7 +176,7 @@ class SqliteStore:
         if not jobs and cursor is None:
             return []
         size = size_of_jobs(jobs)
-        caller = Caller(ENQUEUE, distinct(jobs)[0].tenant if jobs else NO_TENANT)
+        caller = who_enqueues(distinct(jobs)[0].tenant if jobs else NO_TENANT, size)
         if cursor is None:
             return await self._write.enqueue(jobs, caller, size)
         add = partial(_enqueue_behind, jobs, cursor)
@@ -301,32 +311,27 @@ class SqliteStore:
                 return Delivered(None, False, None)
             return transaction.deliver(id, name, payload, dedup)
 
-        caller = Caller(COMMAND, target)
-        return await self._write.run(signal, caller, durable=True, size=len(payload))
+        return await self._write.command(signal, target, durable=True, size=len(payload))
 
     async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
         if not jobs:
             return Cancelled((), ())
-        return await self._write.run(partial(_cancel, jobs, reason), Caller(COMMAND), durable=True)
+        return await self._write.command(partial(_cancel, jobs, reason), jobs[0], durable=True)
 
     async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
-        return await self._write.run(partial(_retry, jobs, anew), Caller(COMMAND), durable=True)
+        if not jobs:
+            return []
+        return await self._write.command(partial(_retry, jobs, anew), jobs[0], durable=True)
 
     async def discard(self, jobs: Sequence[int]) -> list[int]:
+        if not jobs:
+            return []
+
         def discard(transaction: Transaction) -> list[int]:
-            rows = transaction.connection.execute(
-                f"DELETE FROM job WHERE id IN carray(?) AND {UNHAPPY}"
-                f" AND NOT {upkeep.PARENT_LIVES} RETURNING id",
-                (numbers(jobs),),
-            ).fetchall()
-            gone = {id for (id,) in rows}
-            for table in ("signal", "signal_key"):
-                transaction.connection.execute(
-                    f"DELETE FROM {table} WHERE job IN carray(?)", (numbers(gone),)
-                )
+            gone = upkeep.discard(transaction, jobs)
             return [id for id in dict.fromkeys(jobs) if id in gone]
 
-        return await self._write.run(discard, Caller(COMMAND), durable=True)
+        return await self._write.command(discard, jobs[0], durable=True)
 
     async def set_paused(self, queue: str, paused: bool) -> None:
         def set_paused(transaction: Transaction) -> None:
@@ -334,7 +339,7 @@ class SqliteStore:
                 "UPDATE queue SET paused = ? WHERE id = ?", (paused, transaction.names.queue(queue))
             )
 
-        await self._write.run(set_paused, Caller(COMMAND), durable=True)
+        await self._write.run(set_paused, Caller(SETTING, queue), durable=True)
 
     async def set_limits(self, queue: str, limits: Limits) -> None:
         def set_limits(transaction: Transaction) -> None:
@@ -351,7 +356,7 @@ class SqliteStore:
                 ),
             )
 
-        await self._write.run(set_limits, Caller(COMMAND), durable=True)
+        await self._write.run(set_limits, Caller(SETTING, queue), durable=True)
 
     # Looking
 
@@ -404,23 +409,19 @@ def _exchange(
 
 
 def _cancel(jobs: Sequence[int], reason: str, transaction: Transaction) -> Cancelled:
-    ended: list[int] = []
-    running: list[int] = []
-    family = transaction.connection.execute(FAMILY, (numbers(jobs),)).fetchall()
-    for id, code in family:
-        move = cancelled(Facts(STATUSES[code]))
-        (running if move is None else ended).append(id)
-    if running:
-        transaction.connection.execute(
-            "UPDATE job SET cancelling = 1, error = ? WHERE id IN carray(?) AND cancelling = 0",
-            (reason, numbers(running)),
-        )
-    for id in sorted(ended):  # parents first: none wakes, or hears, for its children
+    ended: dict[int, str] = {}
+    running: dict[int, str] = {}
+    for id, code, before in transaction.connection.execute(FAMILY, (numbers(jobs),)).fetchall():
         # One that was cancelled while it ran, and came back to its lane, has its reason.
-        (before,) = transaction.connection.execute(WHY, (id,)).fetchone()
-        why = reason_to_end(Facts(Status.READY, reason=before), reason)
+        job = Facts(STATUSES[code], reason=before)
+        (running if cancelled(job) is None else ended)[id] = reason_to_end(job, reason)
+    transaction.connection.executemany(
+        "UPDATE job SET cancelling = 1, error = ? WHERE id = ?",
+        [(why, id) for id, why in running.items()],
+    )
+    for id, why in ended.items():  # parents first: none wakes, or hears, for its children
         transaction.end(id, Status.CANCELLED, None, why)
-    return Cancelled(tuple(sorted(ended)), tuple(sorted(running)))
+    return Cancelled(tuple(ended), tuple(running))
 
 
 def _retry(jobs: Sequence[int], anew: bool, transaction: Transaction) -> list[int]:
@@ -435,20 +436,20 @@ def _retry(jobs: Sequence[int], anew: bool, transaction: Transaction) -> list[in
         found = execute(RETRIED, (id,)).fetchone()
         if found is None:
             continue
-        (
-            code, unique_key, window_ns, waited_until_ns, names, parent_lives, reporters_live,
-        ) = found  # fmt: skip
-        job = Facts(STATUSES[code], names=names_in(names), waited_until_ns=waited_until_ns)
+        row = Retried._make(found)
+        job = Facts(
+            STATUSES[row.status], names=names_in(row.names), waited_until_ns=row.waited_until_ns
+        )
         if not may_be_retried(
-            job, parent_lives=bool(parent_lives), reporters_live=bool(reporters_live)
+            job, parent_lives=bool(row.parent_lives), reporters_live=bool(row.reporters_live)
         ):
             continue
-        if unique_key is not None:
-            if transaction.keyed(unique_key) not in (None, id):
+        if row.unique_key is not None:
+            if transaction.keyed(row.unique_key) not in (None, id):
                 continue  # another job stands for the key now
             execute(
                 "INSERT OR REPLACE INTO unique_key (key, job, until_ns) VALUES (?, ?, ?)",
-                (unique_key, id, transaction.now_ns + window_ns),
+                (row.unique_key, id, transaction.now_ns + row.window_ns),
             )
         execute(
             "UPDATE job SET attempt = 0, crashes = 0, retries = retries + 1,"
@@ -465,7 +466,7 @@ def _retry(jobs: Sequence[int], anew: bool, transaction: Transaction) -> list[in
         if retried(job, anew=anew, waits=waits).to is Status.WAITING:
             execute(
                 f"UPDATE job SET status = {WAITING}, due_ns = ? WHERE id = ?",
-                (waited_until_ns or None, id),
+                (row.waited_until_ns or None, id),
             )
         else:
             transaction.make_ready(id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairway.jobs.stores.sqlite.calls import COMMAND, Caller
+from fairway.jobs.stores.sqlite.calls import SETTING, Caller
 from fairway.jobs.timetable import Firing, Scheduled
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fairway.jobs.stores.sqlite.transaction import Transaction
     from fairway.jobs.stores.sqlite.writer import SqliteWriter
 
-CALLER = Caller(COMMAND, "timetable")
+CALLER = Caller(SETTING, "timetable")
 _ENTRY = "SELECT name, spec, paused, handled_ns FROM schedule"
 
 

@@ -13,10 +13,9 @@ import apsw
 from msgspec import json
 
 from fairway.jobs.job import Status, ending
-from fairway.jobs.moves import Facts, signalled, still_waits
+from fairway.jobs.moves import Facts, child_ended, key_is_free, signalled, still_waits, where
 from fairway.jobs.store import Delivered
 from fairway.jobs.stores.sqlite.schema import (
-    BLOCKED,
     CODES,
     DONE,
     HOME,
@@ -25,6 +24,7 @@ from fairway.jobs.stores.sqlite.schema import (
     STATUSES,
     UNFINISHED,
     WAITING,
+    status_in,
 )
 
 if TYPE_CHECKING:
@@ -49,12 +49,13 @@ UPDATE job SET status = ?1, result = ?2, error = ?3, since_ns = ?4, due_ns = NUL
 WHERE id = ?5 RETURNING partition_key, parent, notify
 """
 
+IN_LINE = status_in(where(key_is_free))
 # The first that waits for each key, if nobody has it. Looked for before anything is changed: mostly
 # there is none, and a statement that might write costs ten times as much.
 FIRST_BLOCKED = f"""
 SELECT first FROM (
     SELECT (
-        SELECT id FROM job WHERE partition_key = value AND {UNFINISHED} AND status = {BLOCKED}
+        SELECT id FROM job WHERE partition_key = value AND {UNFINISHED} AND {IN_LINE}
         ORDER BY id LIMIT 1
     ) AS first
     FROM json_each(?) WHERE NOT EXISTS (
@@ -66,9 +67,7 @@ AWAITED = f"""EXISTS (
     SELECT 1 FROM job AS child WHERE child.parent = job.id AND child.notify IS NULL
     AND child.{UNFINISHED}
 )"""
-DONE_WAITING = f"""
-SELECT id FROM job WHERE id IN carray(?) AND status = {WAITING} AND names IS NULL AND NOT {AWAITED}
-"""
+WAITS = f"SELECT id, status, names, {AWAITED} FROM job WHERE id IN carray(?)"
 
 # What a unique key stands for: its job is unfinished, or its window is.
 KEYED = f"""
@@ -152,8 +151,11 @@ class Transaction:
 
     def wake_parents(self, ids: Collection[int]) -> None:
         """Of these, make ready who waited for children and has none left to wait for."""
-        for (id,) in self.connection.execute(DONE_WAITING, (numbers(ids),)).fetchall():
-            self.make_ready(id)
+        found = self.connection.execute(WAITS, (numbers(ids),)).fetchall()
+        for id, code, names, awaited in found:
+            parent = Facts(STATUSES[code], names=names_in(names))
+            if child_ended(parent, bool(awaited)) is not None:
+                self.make_ready(id)
 
     def deliver(self, id: int, name: str, payload: bytes, dedup: str | None) -> Delivered:
         """Put a signal into a job's inbox, and wake the job if it waits for that."""

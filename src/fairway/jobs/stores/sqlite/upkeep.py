@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.core.priority import Band
 from fairway.jobs.job import Died, Reaped, Status
-from fairway.jobs.moves import Facts, death_error, worker_died
+from fairway.jobs.moves import TRIES, TRIES_MAX, Facts, death_error, may_be_discarded, worker_died
 from fairway.jobs.store import Promoted
 from fairway.jobs.stores.sqlite.claiming import ready_lanes
 from fairway.jobs.stores.sqlite.schema import (
@@ -19,6 +19,7 @@ from fairway.jobs.stores.sqlite.schema import (
     IS_DONE,
     IS_READY,
     QUEUE_SHIFT,
+    STATUSES,
     UNFINISHED,
     UNHAPPY,
     WAITING,
@@ -26,6 +27,8 @@ from fairway.jobs.stores.sqlite.schema import (
 from fairway.jobs.stores.sqlite.transaction import BECOME_READY, REASON, numbers
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from fairway.jobs.job import Lane
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
@@ -35,8 +38,9 @@ BEYOND_ALL_LANES = (1 << 63) - 1
 PROMOTE = f"""
 UPDATE job SET timed_out = timed_out OR status = {WAITING}, {BECOME_READY} WHERE id IN carray(?)
 """
+TRIED = (*TRIES, *TRIES_MAX)
 LEASED = f"""
-SELECT id, kind, partition_key, attempt, crashes, max_attempts, max_crashes, {REASON}
+SELECT id, kind, partition_key, {REASON}, {", ".join(TRIED)}
 FROM lease JOIN job ON id = job WHERE worker = ? ORDER BY job LIMIT ?
 """
 FORGET = """
@@ -73,6 +77,10 @@ PRUNABLE_OF: Final = {
     for code in (DONE, CANCELLED, FAILED, DEAD)
 }
 """Those that ended in one way, in the order of their ending, by an index."""
+ORPHAN = """
+UPDATE unique_key SET orphaned = 1 FROM job
+WHERE job.id IN carray(?) AND unique_key.key = job.unique_key AND unique_key.job = job.id
+"""
 FORGET_SIGNAL_KEYS = """
 DELETE FROM signal_key WHERE (job, key) IN (
     SELECT job, key FROM signal_key WHERE consumed_ns IS NOT NULL AND consumed_ns <= ? LIMIT ?
@@ -117,17 +125,16 @@ def reap(transaction: Transaction, limit: int) -> Reaped:
         limit -= len(rows)
         if rows:
             transaction.let_go([id for id, *_ in rows])
-        for id, kind, key, attempt, crashes, max_attempts, max_crashes, reason in rows:
-            crashes += 1
+        for id, kind, key, reason, *tried in rows:
+            before = Facts(Status.RUNNING, reason=reason, **dict(zip(TRIED, tried, strict=True)))
+            crashes = before.crashes + 1
             connection.execute("UPDATE job SET crashes = ? WHERE id = ?", (crashes, id))
-            move = worker_died(
-                Facts(Status.RUNNING, attempt, crashes, max_attempts, max_crashes, reason)
-            )
+            move = worker_died(before._replace(crashes=crashes))
             if move.to is Status.CANCELLED:
                 transaction.end(id, move.to, None, reason)
             elif move.ends:
                 error = death_error(crashes)
-                died.append(Died(id, kind, attempt + crashes, error))
+                died.append(Died(id, kind, before.attempt + crashes, error))
                 transaction.end(id, move.to, None, error)
             else:
                 returned.append(id)
@@ -164,6 +171,33 @@ def forget_signal_keys(transaction: Transaction, horizon_ns: int) -> bool:
     return transaction.connection.changes() == PRUNE_CHUNK
 
 
+def discard(transaction: Transaction, jobs: Collection[int]) -> set[int]:
+    """Forget those of these jobs that may be forgotten by hand."""
+    found = transaction.connection.execute(
+        f"SELECT id, status, {PARENT_LIVES} FROM job WHERE id IN carray(?)", (numbers(jobs),)
+    ).fetchall()
+    gone = {
+        id
+        for id, code, parent_lives in found
+        if may_be_discarded(Facts(STATUSES[code]), parent_lives=bool(parent_lives))
+    }
+    if gone:
+        forget(transaction, gone)
+    return gone
+
+
+def forget(transaction: Transaction, jobs: Collection[int]) -> None:
+    """Jobs that ended go, with all that stands beside them.
+
+    Their unique keys may have a window that is still open: `prune` removes them after it.
+    """
+    execute, ids = transaction.connection.execute, numbers(jobs)
+    execute(ORPHAN, (ids,))
+    for table in ("signal", "signal_key"):
+        execute(f"DELETE FROM {table} WHERE job IN carray(?)", (ids,))
+    execute("DELETE FROM job WHERE id IN carray(?)", (ids,))
+
+
 def prune(
     transaction: Transaction, code: int, horizon_ns: int, place: PrunePlace
 ) -> tuple[int, PrunePlace | None]:
@@ -172,16 +206,7 @@ def prune(
     rows = connection.execute(PRUNABLE_OF[code], (*place, horizon_ns, PRUNE_CHUNK)).fetchall()
     gone = [id for id, _, may_be_read in rows if not may_be_read]
     if gone:
-        ids = numbers(gone)
-        connection.execute(
-            "UPDATE unique_key SET orphaned = 1 FROM job"
-            " WHERE job.id IN carray(?) AND unique_key.key = job.unique_key"
-            " AND unique_key.job = job.id",
-            (ids,),
-        )
-        for table in ("signal", "signal_key"):
-            connection.execute(f"DELETE FROM {table} WHERE job IN carray(?)", (ids,))
-        connection.execute("DELETE FROM job WHERE id IN carray(?)", (ids,))
+        forget(transaction, gone)
     connection.execute(
         "DELETE FROM unique_key WHERE orphaned = 1 AND until_ns <= ?", (transaction.now_ns,)
     )

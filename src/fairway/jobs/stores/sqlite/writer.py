@@ -22,11 +22,23 @@ from fairway.errors import (
     Unavailable,
     WriteFailed,
 )
-from fairway.jobs.stores.sqlite.calls import Caller, StoreCall, lanes_of_calls, next_group, weight
+from fairway.jobs.job import NO_TENANT
+from fairway.jobs.stores.sqlite.calls import (
+    ALONE,
+    COMMAND,
+    SORTED_MAX,
+    TOTAL,
+    Caller,
+    CallLanes,
+    StoreCall,
+    Unsorted,
+    unsorted_commands,
+)
 from fairway.jobs.stores.sqlite.connections import answering, create
 from fairway.jobs.stores.sqlite.intake import intake_of
 from fairway.jobs.stores.sqlite.lanes import Names
 from fairway.jobs.stores.sqlite.mark import Count, Mark
+from fairway.jobs.stores.sqlite.tenants import TenantReader
 from fairway.jobs.stores.sqlite.transaction import Transaction
 from fairway.jobs.stores.sqlite.turn import Turn
 from fairway.runtime.blocking import BlockingPool
@@ -35,8 +47,9 @@ from fairway.storage.wals.sqlite_shard import UNDONE_ERRORS, UNDONE_KINDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from fairway.core.lanes import Drained
+    from fairway.core.lanes import Drained, Refusal
     from fairway.jobs.job import Enqueued, NewJob
+    from fairway.jobs.stores.sqlite.tenants import Target
     from fairway.runtime.clock import Clock
 
 T = TypeVar("T")
@@ -54,19 +67,37 @@ class Commits(Protocol):
     def close(self) -> None: ...
 
 
+class LooksUp(Protocol):
+    """What it needs of its other thread: see `TenantReader`."""
+
+    def tenants(self, targets: Sequence[Target]) -> list[str]: ...
+
+    def close(self) -> None: ...
+
+
 class SqliteWriter:
     """Runs calls on the tables, each all or nothing; those of one caller in the order they came."""
 
-    def __init__(self, place: str, clock: Clock, committer: Commits | None = None) -> None:
+    def __init__(
+        self,
+        place: str,
+        clock: Clock,
+        committer: Commits | None = None,
+        tenants: LooksUp | None = None,
+    ) -> None:
         self._place = place
         self._clock = clock
-        self._lanes = lanes_of_calls()
+        self._lanes = CallLanes()
+        self._unsorted = unsorted_commands()
+        self._sorting = False
         self._busy = False
         self._closing = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._pool = BlockingPool(1, name="fairway-jobs-writer", clock=clock)
         self._committer: Commits = Committer(place, clock) if committer is None else committer
+        self._sorters = BlockingPool(1, name="fairway-jobs-tenants", clock=clock)
+        self._tenants: LooksUp = TenantReader(place) if tenants is None else tenants
 
     async def open(self) -> None:
         await self._pool.run(self._committer.open)
@@ -75,6 +106,8 @@ class SqliteWriter:
         """Refuse new calls, commit those that wait, close."""
         self._closing = True
         await self._idle.wait()
+        await self._sorters.run(self._tenants.close)
+        await self._sorters.aclose()
         await self._pool.run(self._committer.close)
         await self._pool.aclose()
 
@@ -92,7 +125,50 @@ class SqliteWriter:
         caller waits already, or of all. If the caller is cancelled before its turn, nothing
         happens.
         """
-        return await self._wait(StoreCall(function, durable), caller, size)
+        return await self._wait(StoreCall(function, durable, size=size), caller)
+
+    async def command(
+        self, function: Callable[[Transaction], T], target: Target, *, durable: bool, size: int = 0
+    ) -> T:
+        """As `run`, in the lane of the tenant whose job this is; those of one job stay in order."""
+        call = StoreCall(function, durable, size=size)
+        if not self._busy and not self._sorting:  # nobody waits whom it might have to let pass
+            return await self._wait(call, ALONE)
+        if self._closing:
+            raise Closing(f"{self._place} is closing")
+        now_ns, unsorted = self._clock.now_ns(), Unsorted(call, target)
+        refusal = self._unsorted.offer(None, unsorted, call.size, now_ns)
+        if refusal is not None:
+            raise self._refused(Caller(COMMAND), refusal)
+        loop = asyncio.get_running_loop()
+        call.outcome = outcome = loop.create_future()
+        if not self._sorting:
+            self._sorting = True
+            self._idle.clear()
+            loop.call_soon(self._sort)
+        result: T = await outcome
+        return result
+
+    def _sort(self) -> None:
+        """Look up whose jobs the next commands are about."""
+        if not self._unsorted.has_items(None):
+            self._sorting = False
+            if not self._busy:
+                self._idle.set()
+            return
+        part = self._unsorted.drain(None, items=SORTED_MAX, size=TOTAL.size)
+
+        def done(tenants: list[str] | None, error: BaseException | None) -> None:
+            self._unsorted.settle(None, len(part.items), part.size, self._clock.now_ns())
+            # What stands in the way of looking is told by the transaction, which meets it as well.
+            known = [NO_TENANT] * len(part.items) if tenants is None else tenants
+            for (call, _), tenant in zip(part.items, known, strict=True):
+                caller = Caller(COMMAND, tenant)
+                if not call.cancelled and (refusal := self._offer(call, caller)) is not None:
+                    _resolve(call, None, self._refused(caller, refusal))
+            self._sort()
+
+        self._sorters.submit(done, self._tenants.tenants, [one.target for one in part.items])
 
     async def enqueue(self, jobs: Sequence[NewJob], caller: Caller, size: int) -> list[Enqueued]:
         """Add jobs, as `run` would; with the jobs of others that wait, if there are any."""
@@ -100,38 +176,45 @@ class SqliteWriter:
         def add(transaction: Transaction) -> list[Enqueued]:
             return intake_of(transaction).add(jobs)
 
-        return await self._wait(StoreCall(add, True, jobs), caller, size)
+        return await self._wait(StoreCall(add, True, jobs, size), caller)
 
-    async def _wait(self, call: StoreCall[T], caller: Caller, size: int) -> T:
+    async def _wait(self, call: StoreCall[T], caller: Caller) -> T:
         if self._closing:
             raise Closing(f"{self._place} is closing")
-        loop = asyncio.get_running_loop()
-        call.outcome = outcome = loop.create_future()
-        now_ns, kind = self._clock.now_ns(), caller.kind
-        refusal = self._lanes.offer(caller, call, weight(size), now_ns, caller.finishing, kind)
+        call.outcome = outcome = asyncio.get_running_loop().create_future()
+        refusal = self._offer(call, caller)
         if refusal is not None:
-            raise Backpressure(
-                f"{self._place}/{kind}/{caller.who}",
-                depth=refusal.depth,
-                limit=refusal.limit,
-                retry_after_ns=refusal.retry_after_ns,
-            )
-        if not self._busy:
-            self._busy = True
-            self._idle.clear()
-            loop.call_soon(self._start)  # with whoever else comes in this turn of the loop
+            raise self._refused(caller, refusal)
         result: T = await outcome
         return result
 
+    def _offer(self, call: StoreCall[Any], caller: Caller) -> Refusal | None:
+        refusal = self._lanes.offer(caller, call, self._clock.now_ns())
+        if refusal is None and not self._busy:
+            self._busy = True
+            self._idle.clear()
+            # With whoever else comes in this turn of the loop.
+            asyncio.get_running_loop().call_soon(self._start)
+        return refusal
+
+    def _refused(self, caller: Caller, refusal: Refusal) -> Backpressure:
+        return Backpressure(
+            f"{self._place}/{caller.kind}/{caller.who}",
+            depth=refusal.depth,
+            limit=refusal.limit,
+            retry_after_ns=refusal.retry_after_ns,
+        )
+
     def _start(self) -> None:
-        while group := next_group(self._lanes):
+        while group := self._lanes.next_group():
             calls = [call for part in group for call in part.items if not call.cancelled]
             if calls:
                 self._commit(group, calls)
                 return
             self._settle(group)
         self._busy = False
-        self._idle.set()
+        if not self._sorting:
+            self._idle.set()
 
     def _commit(self, group: Group, calls: Sequence[StoreCall[Any]]) -> None:
         def done(outcomes: list[Outcome] | None, error: BaseException | None) -> None:
@@ -146,7 +229,7 @@ class SqliteWriter:
     def _settle(self, group: Group) -> None:
         now_ns = self._clock.now_ns()
         for part in group:
-            self._lanes.settle(part, now_ns, part.key.kind)
+            self._lanes.settle(part, now_ns)
 
 
 def _resolve(call: StoreCall[Any], result: Any, error: BaseException | None) -> None:
