@@ -24,11 +24,13 @@ from fairway.client.sync import client as sync_client
 from fairway.errors import Closing, Invalid, NotFound, Throttled
 from fairway.graphs.context import FiringContext  # noqa: TC001  a node's parameters are read
 from fairway.kernel.part import OK, Part, PartHealth
+from fairway.runtime.words import brief
 from fairway.server.front import Front, Fronts, Turn
 from fairway.server.http.exchange import Reply, json_reply
 from fairway.server.http.router import Route
 from fairway.settings import PART_SETTINGS, PartSetting
 from fairway.storage.wal import Operation
+from fairway.wire.encoding import encode_given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,9 +114,9 @@ class ToyDestination:
 
     def encode(self, asked: Any) -> tuple[str, bytes]:
         match asked:
-            case (str(a), str(b), value):
-                return a, msgspec.json.encode([b, value])
-        raise Invalid(f"a thing is made of two names and a value, not {asked!r}")
+            case (str(a), str(b), value) if "/" not in a + b:
+                return a, encode_given([b, value], f"thing {b!r}")
+        raise Invalid(f"a thing is made of two names and a value, not {brief(asked)}")
 
     async def known(self, target: str, producer: str) -> tuple[int, int] | None:
         return self._toys._positions.get(producer)
