@@ -51,6 +51,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"cli", "server", "__main__"}  # the names users import
 MAY_IMPORT["testing"] = set(MAY_IMPORT) | {"__init__"}  # anything; and nothing imports testing
 
+ROOMS = {("server", "http"), ("server", "access")}  # of the server, which know no part
+WIRE_OF_ALL = {"encoding", "integers", "requests", "server"}  # messages that are of no part
+
 # --- what makes core impure
 
 PURE_MODULES = {
@@ -233,6 +236,29 @@ def arrows_point_down(root: Path) -> Iterator[str]:
             if other not in MAY_IMPORT or other == "__init__":
                 other = "the front door; name the module itself"
             yield source.at(imported.line, f"{source.unit} may not import {other}")
+
+
+@rule
+def rooms_know_no_part(root: Path) -> Iterator[str]:
+    """How requests come in, and who may ask, is the same for every part; a part's face is a front.
+
+    Of what clients and servers exchange, the rooms have what belongs to no part.
+    """
+    for source in product(root):
+        if source.place[:2] not in ROOMS:
+            continue
+        for imported in source.imports:
+            match imported.module.split("."):
+                case ["fairway", "wire", module, *_] if module not in WIRE_OF_ALL:
+                    of = f"wire.{module}"
+                case ["fairway", "server", "fronts", *_]:
+                    of = "a front"
+                case ["fairway", part, *_] if part in FEATURES | {"app", "parts"}:
+                    of = part
+                case _:
+                    continue
+            room = "/".join(source.place[:2])
+            yield source.at(imported.line, f"{room} may not know {of}")
 
 
 @rule

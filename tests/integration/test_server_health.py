@@ -86,6 +86,9 @@ def test_a_server_that_is_well_says_so_of_every_part(tmp_path: Path) -> None:
             parts = await parts_of(served.api)
             assert {"topics", "streams", "jobs", "graphs"} == set(parts)
             assert all(part == OK for part in parts.values())
+            assert (await served.api.get("/readyz")).json["topics"] == 0
+            await served.api.append("t", 1)
+            assert (await served.api.get("/readyz")).json["topics"] == 1
 
     run(scenario())
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from fairway import errors
-from fairway.wire.topics import ErrorReply, Problem
+from fairway.wire.requests import ErrorReply, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

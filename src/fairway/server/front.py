@@ -69,6 +69,10 @@ class Front:
     def start(self, host: Host) -> None:
         """Set up what it needs, before the first request."""
 
+    def readiness(self, host: Host) -> Mapping[str, int]:
+        """What `/readyz` tells beside the health of its parts: fields of `Readiness`."""
+        return {}
+
     def lasts(self, request: Request) -> bool:
         """Whether `application` answers this with an event stream, which a ticket may open."""
         return False

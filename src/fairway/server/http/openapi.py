@@ -10,7 +10,7 @@ import msgspec
 from fairway.server.http.exchange import FALSE, TRUE
 from fairway.server.http.problems import CODES
 from fairway.server.http.router import NAME
-from fairway.wire.topics import INT_MAX, ErrorReply
+from fairway.wire.requests import INT_MAX, ErrorReply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,7 +9,7 @@ from fairway import errors
 from fairway.errors import FiringFailed
 from fairway.server.access.auth import CHALLENGE
 from fairway.server.http.exchange import JSON, Reply, json_reply
-from fairway.wire.topics import ErrorReply, Problem
+from fairway.wire.requests import ErrorReply, Problem
 
 logger = logging.getLogger("fairway.server")
 

@@ -122,7 +122,7 @@ class TopicQuotas:
         if allowance is None or not allowance.quota.topics:
             return  # the server's own program, or somebody without a bound
         making = sum(each == owner for each in self._topics.making.values())
-        allowance.check_topics(self._owned_by(owner)[0] + making)
+        allowance.check_kept("topics", self._owned_by(owner)[0] + making)
 
     def _count_owned(self, topic: Topic) -> None:
         """A topic was made."""
