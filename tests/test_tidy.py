@@ -26,6 +26,7 @@ from tests.tidy import (
     product_is_finished,
     rooms_know_no_part,
     tasks_start_in_a_group,
+    the_log_is_behind_the_kernel,
     threads_belong_to_runtime,
     time_comes_from_the_clock,
     tracked,
@@ -84,6 +85,19 @@ PLANTED: dict[Rule, list[tuple[str, str]]] = {
         ("src/fairway/wire/a.py", "from fairway.settings import Settings"),
         ("src/fairway/errors.py", "from fairway.core import lease"),
         ("src/fairway/misc/a.py", ""),
+    ],
+    the_log_is_behind_the_kernel: [
+        ("src/fairway/jobs/a.py", "from fairway.storage.log import Log"),
+        ("src/fairway/topics/a.py", "from fairway.storage import log"),
+        ("src/fairway/parts.py", "import fairway.storage.log"),
+        (
+            "src/fairway/server/a.py",
+            "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n"
+            "    from fairway.storage.log import Log",
+        ),
+        ("src/fairway/server/a.py", "class A:\n    def f(self): self.app.log.expedite()"),
+        ("src/fairway/cli/a.py", "def f(app): return app.log"),
     ],
     rooms_know_no_part: [
         ("src/fairway/server/http/a.py", "from fairway.topics.batch import encode_record"),
@@ -189,6 +203,12 @@ PLANTED: dict[Rule, list[tuple[str, str]]] = {
 }
 
 INNOCENT: dict[Rule, list[tuple[str, str]]] = {
+    the_log_is_behind_the_kernel: [
+        ("src/fairway/kernel/a.py", "from fairway.storage.log import Log"),
+        ("src/fairway/jobs/a.py", "from fairway.storage.partitions import Partitions"),
+        ("src/fairway/server/a.py", "import logging\nclass A:\n    def f(self): self.app.logs"),
+        ("src/fairway/testing/a.py", "def f(app): return app.log"),
+    ],
     rooms_know_no_part: [
         ("src/fairway/server/http/a.py", "from fairway.wire.server import Health"),
         ("src/fairway/server/http/a.py", "from fairway.server.host import Host"),

@@ -51,6 +51,9 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"cli", "server", "__main__"}  # the names users import
 MAY_IMPORT["testing"] = set(MAY_IMPORT) | {"__init__"}  # anything; and nothing imports testing
 
+LOG_PLACES = {"storage", "kernel", "app", "__init__", "testing"}  # who may know the concrete log
+APP_LOG = re.compile(r"\bapp\.log$")
+
 ROOMS = {("server", "http"), ("server", "access")}  # of the server, which know no part
 WIRE_OF_ALL = {"encoding", "integers", "requests", "server"}  # messages that are of no part
 
@@ -236,6 +239,20 @@ def arrows_point_down(root: Path) -> Iterator[str]:
             if other not in MAY_IMPORT or other == "__init__":
                 other = "the front door; name the module itself"
             yield source.at(imported.line, f"{source.unit} may not import {other}")
+
+
+@rule
+def the_log_is_behind_the_kernel(root: Path) -> Iterator[str]:
+    """The app opens a log and the kernel has it: parts see `Partitions`, the server the kernel."""
+    for source in product(root):
+        if source.unit in LOG_PLACES:
+            continue
+        for imported in source.imports:
+            if f"{imported.module}.".startswith("fairway.storage.log."):
+                yield source.at(imported.line, f"{source.unit} may not hold the log itself")
+        for line, name in source.uses:
+            if source.unit in ("server", "cli") and APP_LOG.search(name):
+                yield source.at(line, f"{name}: ask the kernel")
 
 
 @rule

@@ -157,7 +157,7 @@ class Host(Lifecycle):
         self.heartbeats = Heartbeats()
         self.polls = LongPolls()
         # The log goes on with what waits for it between two requests of one turn of the loop.
-        self.gate = Gate(self.clock, self._band_of, app.log.expedite, turn=self.turn)
+        self.gate = Gate(self.clock, self._band_of, app.kernel.expedite, turn=self.turn)
         self.kernel.governor.add_signal("request_line", lambda: self.gate.fill)
         self.fronts = fronts
         self._routes = fronts.routes
