@@ -24,8 +24,10 @@ from tests.tidy import (
     no_test_sleeps,
     parsed,
     product_is_finished,
+    rooms_know_no_part,
     stores_have_equal_file_names,
     tasks_start_in_a_group,
+    the_log_is_behind_the_kernel,
     threads_belong_to_runtime,
     time_comes_from_the_clock,
     tracked,
@@ -84,6 +86,33 @@ PLANTED: dict[Rule, list[tuple[str, str]]] = {
         ("src/fairway/wire/a.py", "from fairway.settings import Settings"),
         ("src/fairway/errors.py", "from fairway.core import lease"),
         ("src/fairway/misc/a.py", ""),
+    ],
+    the_log_is_behind_the_kernel: [
+        ("src/fairway/jobs/a.py", "from fairway.storage.log import Log"),
+        ("src/fairway/topics/a.py", "from fairway.storage import log"),
+        ("src/fairway/parts.py", "import fairway.storage.log"),
+        (
+            "src/fairway/server/a.py",
+            "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n"
+            "    from fairway.storage.log import Log",
+        ),
+        ("src/fairway/server/a.py", "class A:\n    def f(self): self.app.log.expedite()"),
+        ("src/fairway/cli/a.py", "def f(app): return app.log"),
+    ],
+    rooms_know_no_part: [
+        ("src/fairway/server/http/a.py", "from fairway.topics.batch import encode_record"),
+        (
+            "src/fairway/server/access/a.py",
+            "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n"
+            "    from fairway.graphs.engine import Graphs",
+        ),
+        ("src/fairway/server/access/a.py", "from fairway.wire.graphs import AuditEntry"),
+        ("src/fairway/server/http/a.py", "from fairway.wire import jobs"),
+        ("src/fairway/server/http/a.py", "from fairway.server.fronts.topics import api"),
+        ("src/fairway/server/http/a.py", "from ..fronts import FRONTS"),
+        ("src/fairway/server/access/a.py", "from fairway.app import Fairway"),
     ],
     core_is_pure: [
         ("src/fairway/core/a.py", "from os.path import join"),
@@ -180,6 +209,18 @@ PLANTED: dict[Rule, list[tuple[str, str]]] = {
 }
 
 INNOCENT: dict[Rule, list[tuple[str, str]]] = {
+    the_log_is_behind_the_kernel: [
+        ("src/fairway/kernel/a.py", "from fairway.storage.log import Log"),
+        ("src/fairway/jobs/a.py", "from fairway.storage.partitions import Partitions"),
+        ("src/fairway/server/a.py", "import logging\nclass A:\n    def f(self): self.app.logs"),
+        ("src/fairway/testing/a.py", "def f(app): return app.log"),
+    ],
+    rooms_know_no_part: [
+        ("src/fairway/server/http/a.py", "from fairway.wire.server import Health"),
+        ("src/fairway/server/http/a.py", "from fairway.server.host import Host"),
+        ("src/fairway/server/fronts/jobs/a.py", "from fairway.jobs.engine import Jobs"),
+        ("src/fairway/server/host.py", "from fairway.app import Fairway"),
+    ],
     arrows_point_down: [
         ("src/fairway/storage/wals/a.py", "from ..wal import Wal\nimport os"),
         ("src/fairway/storage/__init__.py", "from .wal import Wal"),

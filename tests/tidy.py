@@ -51,6 +51,12 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"cli", "server", "__main__"}  # the names users import
 MAY_IMPORT["testing"] = set(MAY_IMPORT) | {"__init__"}  # anything; and nothing imports testing
 
+LOG_PLACES = {"storage", "kernel", "app", "__init__", "testing"}  # who may know the concrete log
+APP_LOG = re.compile(r"\bapp\.log$")
+
+ROOMS = {("server", "http"), ("server", "access")}  # of the server, which know no part
+WIRE_OF_ALL = {"encoding", "integers", "requests", "server"}  # messages that are of no part
+
 # --- what makes core impure
 
 PURE_MODULES = {
@@ -233,6 +239,43 @@ def arrows_point_down(root: Path) -> Iterator[str]:
             if other not in MAY_IMPORT or other == "__init__":
                 other = "the front door; name the module itself"
             yield source.at(imported.line, f"{source.unit} may not import {other}")
+
+
+@rule
+def the_log_is_behind_the_kernel(root: Path) -> Iterator[str]:
+    """The app opens a log and the kernel has it: parts see `Partitions`, the server the kernel."""
+    for source in product(root):
+        if source.unit in LOG_PLACES:
+            continue
+        for imported in source.imports:
+            if f"{imported.module}.".startswith("fairway.storage.log."):
+                yield source.at(imported.line, f"{source.unit} may not hold the log itself")
+        for line, name in source.uses:
+            if source.unit in ("server", "cli") and APP_LOG.search(name):
+                yield source.at(line, f"{name}: ask the kernel")
+
+
+@rule
+def rooms_know_no_part(root: Path) -> Iterator[str]:
+    """How requests come in, and who may ask, is the same for every part; a part's face is a front.
+
+    Of what clients and servers exchange, the rooms have what belongs to no part.
+    """
+    for source in product(root):
+        if source.place[:2] not in ROOMS:
+            continue
+        for imported in source.imports:
+            match imported.module.split("."):
+                case ["fairway", "wire", module, *_] if module not in WIRE_OF_ALL:
+                    of = f"wire.{module}"
+                case ["fairway", "server", "fronts", *_]:
+                    of = "a front"
+                case ["fairway", part, *_] if part in FEATURES | {"app", "parts"}:
+                    of = part
+                case _:
+                    continue
+            room = "/".join(source.place[:2])
+            yield source.at(imported.line, f"{room} may not know {of}")
 
 
 @rule

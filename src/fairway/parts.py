@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fairway.graphs.engine import Graphs
-from fairway.jobs.effects import KIND as JOB_EFFECTS
-from fairway.jobs.effects import JobDestination
 from fairway.jobs.forwarding import Arrived
 from fairway.jobs.part import JobsPart
 from fairway.streams.engine import Streams
@@ -88,22 +86,18 @@ def topics_part(app: Assembly) -> Part:
 
 
 def jobs_part(app: Assembly) -> Part:
-    declared, kernel = app.declared, app.kernel
-    part = JobsPart(
+    declared = app.declared
+    return JobsPart(
         declared.job_store,
         declared.kinds,
         declared.worker,
         declared.schedules,
         declared.telemetry,
+        kernel=app.kernel,
+        on_disk_of_log=declared.jobs_on_our_disk,
         patient=declared.patient,
         forwarders=declared.forwarders,
     )
-    if declared.jobs_on_our_disk:
-        part.engine.check_room = lambda: kernel.writability.check_room()
-    if part.worker is not None:
-        part.worker.pressure = lambda: kernel.ladder.pressure
-    kernel.offer(JOB_EFFECTS, JobDestination(part.engine))
-    return part
 
 
 def graphs_part(app: Assembly) -> Part:

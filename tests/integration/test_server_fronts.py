@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -172,9 +173,53 @@ def test_requests_to_a_front_wait_in_the_line_that_it_names(
     run(scenario())
 
 
-def test_two_fronts_at_one_path_are_an_error_when_the_table_is_made() -> None:
-    with pytest.raises(InvalidConfig, match="/v0/toy"):
-        Fronts([*FRONTS, ToyFront(), ToyFront()])
+def front_with(name: str = "other", **has: Any) -> Front:
+    """A front that has this, and nothing else."""
+    return type("OtherFront", (Front,), {"name": name, **has})()
+
+
+def route_at(path: str, method: str = "GET") -> Route:
+    return Route(method, path, get_thing, "A thing")
+
+
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [
+        ([ToyFront(), front_with("toy")], "ToyFront and OtherFront are two fronts of one name"),
+        ([ToyFront(), front_with(routes=(route_at("/v0/toy/{x}/things/{y}"),))], "/v0/toy"),
+        (
+            [ToyFront(), front_with(sockets=(route_at("/v0/toy/{x}/echo/socket"),))],
+            "/v0/toy/{name}/echo/socket are one path",
+        ),
+        ([front_with(routes=(route_at("/openapi.json"),))], "/openapi.json are one path"),
+        ([front_with(mount="/v1/stream/")], "'streams' and 'other' are both mounted at /v1/stream"),
+        ([front_with(mount="/v1/")], "'streams' and 'other' are both mounted at /v1/stream/"),
+        ([front_with(mount="/v1/stream/mine/")], "both mounted at /v1/stream/mine/"),
+        (
+            [front_with(routes=(route_at("/v1/stream/x", "PUT"),))],
+            "PUT /v1/stream/x of front 'other' is never found: front 'streams' is mounted at",
+        ),
+        ([front_with(mount="/v0/jobs/")], "of front 'jobs' is never found"),
+        ([front_with(turns=(Turn("/v0/graphs/", str),))], "requests to /v0/graphs/ take two turns"),
+        ([front_with(turns=(Turn("/v0/graphs/g/", str),))], "requests to /v0/graphs/g/ take two"),
+        ([front_with(turns=(Turn("/v0/", str),))], "those of /v0/ as well"),
+    ],
+)
+def test_two_fronts_in_each_others_way_are_an_error_when_the_table_is_made(
+    others: list[Front], told: str
+) -> None:
+    with pytest.raises(InvalidConfig, match=re.escape(told)):
+        Fronts([*FRONTS, *others])
+
+
+def test_fronts_beside_each_other_are_no_error() -> None:
+    beside = front_with(
+        mount="/v1/streams/",
+        turns=(Turn("/v0/graph/", str),),
+        routes=(route_at("/v1/{any}/x"), route_at("/v0/toy/{x}/things/{y}", "PUT")),
+        sockets=(route_at("/v0/toy/{x}/things/{y}"),),
+    )
+    assert beside in list(Fronts([*FRONTS, ToyFront(), beside]))
 
 
 def test_a_host_has_its_parts_by_their_types(tmp_path: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,10 +11,12 @@ import msgspec
 from fairway import Fairway
 from fairway.core.lease import Tenure
 from fairway.errors import Fenced, Unavailable
+from fairway.graphs.checkpoint import FORMAT, Began, decode_records
 from fairway.jobs import engine as jobs_engine
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.server.fronts.jobs import front as jobs_front
 from fairway.storage.ownership import Ownership
+from fairway.storage.wal import Entry, Operation
 from tests.support.postgres import PostgresServer
 from tests.support.server import Api, run, serving, until
 
@@ -83,6 +86,9 @@ def test_a_server_that_is_well_says_so_of_every_part(tmp_path: Path) -> None:
             parts = await parts_of(served.api)
             assert {"topics", "streams", "jobs", "graphs"} == set(parts)
             assert all(part == OK for part in parts.values())
+            assert (await served.api.get("/readyz")).json["topics"] == 0
+            await served.api.append("t", 1)
+            assert (await served.api.get("/readyz")).json["topics"] == 1
 
     run(scenario())
 
@@ -184,6 +190,50 @@ def test_a_failed_graph_is_named_with_its_reason_and_all_else_is_served(tmp_path
             assert "somebody else has it" in graphs["reason"]
             await served.api.post("/v0/graphs/spread/restart")
             assert (await parts_of(served.api))["graphs"] == OK
+
+    run(scenario())
+
+
+def test_a_journal_of_another_format_fails_its_graph_at_once_and_no_other(tmp_path: Path) -> None:
+    def declared() -> Fairway:
+        app = Fairway(tmp_path)
+        n = app.source("n", int)
+        for name in ("newer", "other"):
+            app.graph(name, when=n, checkpoint=True).add(lambda n: n)
+        return app
+
+    async def another_release_wrote() -> int:
+        app = declared()
+        async with app:
+            partition = app.graphs.get("newer").partition
+            assert partition is not None
+            await app.graphs.unload("newer")
+            [first] = await app.log.read(partition, limit=1)
+            began = decode_records(first.payload)[0]
+            assert isinstance(began, Began)
+            assert began.format == FORMAT, "which tells an older release what follows"
+            entry = Entry(app.log.last_key(partition) + 1, msgspec.msgpack.encode([[99, 1, 2]]))
+            await app.log.submit(partition, Operation((entry,)))
+        return partition
+
+    async def scenario() -> None:
+        partition = await another_release_wrote()
+        app = declared()
+        async with serving(tmp_path, app=app) as served:
+            newer, other = app.graphs.get("newer"), app.graphs.get("other")
+            assert (newer.state, other.state) == ("failed", "live")
+            happened = [(one.happening, one.failures) for one in newer.recoveries]
+            assert happened == [("failed", 1), ("gave up", 1)], "no restart mends that"
+            graphs = (await parts_of(served.api))["graphs"]
+            assert (graphs["state"], graphs["ready"]) == ("degraded", True)
+            place = (
+                rf"graph 'newer' failed: journal entry \d+ of partition {partition} is of no form"
+            )
+            assert re.match(place, graphs["reason"])
+            answer = await served.api.post("/v0/graphs/newer/restart")
+            assert (answer.status, answer.code) == (409, "graph_failed")
+            asked = await served.api.post("/v0/graphs/other/accumulators/n", {"data": 7})
+            assert asked.status in (200, 202)
 
     run(scenario())
 

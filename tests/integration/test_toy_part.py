@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.server import ROOT, ServerProcess
+from tests.support.server import JSON, ROOT, ServerProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+THING = {"a": "box", "b": "ball", "value": "red"}
 TOY = [sys.executable, "-m", "tests.support.toy"]
 
 
@@ -50,7 +51,13 @@ def test_a_part_that_is_added_with_a_line_in_each_list_is_a_part(
         assert (await api.get("/v0/toy/box/things/ball")).json["value"] == "red"
         missing = await api.get("/v0/toy/box/things/none")
         assert (missing.status, missing.code) == (404, "thing_not_found")
-        paths = (await api.get("/openapi.json")).json["paths"]
+        # An error of its own, with a status and a code that are in no table of ours.
+        nothing = await api.put("/v0/toy/box/things/none", raw=b"null", headers=JSON)
+        assert (nothing.status, nothing.code) == (422, "no_toy"), nothing.body
+        document = (await api.get("/openapi.json")).json
+        codes = document["components"]["schemas"]["Problem"]["properties"]["code"]["examples"]
+        assert "no_toy" in codes
+        paths = document["paths"]
         assert set(paths["/v0/toy/{a}/things/{b}"]) == {"get", "put"}
         # A kind of effect, by a graph that knows nothing of toys.
         pushed = await api.post("/v0/graphs/squares/accumulators/numbers", {"data": 7})
@@ -76,7 +83,7 @@ def test_a_part_that_is_added_with_a_line_in_each_list_is_a_part(
     }
     # A command.
     shown = toy("toy", "get", "box", "ball", port=server.port)
-    assert json.loads(shown.stdout) == {"a": "box", "b": "ball", "value": "red"}, shown.stderr
+    assert json.loads(shown.stdout) == {**THING, "puts": 1}, shown.stderr
     assert "toy" in toy("--help").stdout
     assert "--toy-limit NUMBER" in toy("serve", "--help").stdout
     # What it keeps is in the log of the app, like that of the others.
@@ -84,11 +91,21 @@ def test_a_part_that_is_added_with_a_line_in_each_list_is_a_part(
     again = ServerProcess(tmp_path / "data", "tests.support.toy:app", module="tests.support.toy")
     try:
         again.wait_ready()
-        found = asyncio.run(again.api.get("/v0/toy/box/things/ball"))
-        assert found.json["value"] == "red"
-        assert asyncio.run(again.api.get("/readyz")).json["parts"]["toys"]["state"] == "ok"
+        asyncio.run(after(again))
     finally:
         again.close()
+
+
+async def after(again: ServerProcess) -> None:
+    api = again.api
+    assert (await api.get("/v0/toy/box/things/ball")).json == {**THING, "puts": 1}
+    assert (await api.get("/readyz")).json["parts"]["toys"]["state"] == "ok"
+    # The one that ended had no time to note that its effect was out, so it goes out again, before
+    # those that come now; and changes nothing, for its position was kept with what it made.
+    assert (await api.post("/v0/graphs/squares/accumulators/numbers", {"data": 8})).status < 300
+    while (await api.get("/v0/toy/square/things/8")).status == 404:
+        pass
+    assert (await api.get("/v0/toy/square/things/7")).json["puts"] == 1
 
 
 def test_both_clients_call_it(server: ServerProcess) -> None:
@@ -109,6 +126,10 @@ async def main():
             await client.toys.get("box", "none")
         except toy.NotFound as error:
             print("refused:", error)
+        try:
+            await client.toys.put("box", "none", None)
+        except toy.NoToy as error:
+            print("refused:", error)
 
 asyncio.run(main())
 """
@@ -116,7 +137,8 @@ asyncio.run(main())
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert shown.stdout.splitlines()[:2] == ["[1, 2]", "[1, 2]"], shown.stderr
-    assert "refused:" in shown.stdout
+    assert shown.stdout.count("refused:") == 2, shown.stderr
+    assert "nothing is no toy" in shown.stdout
 
 
 def test_without_its_lines_nothing_knows_of_it(tmp_path: Path) -> None:

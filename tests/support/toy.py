@@ -8,6 +8,7 @@ Fairway hears of it: a line in each list. As a program it is `fairway` with that
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,17 +19,21 @@ import fairway.server.fronts
 from fairway import Fairway, Source
 from fairway.cli.main import COMMANDS
 from fairway.cli.remote import Remote, RemoteGroup, pass_remote, remote_options
+from fairway.client import problems as client_problems
 from fairway.client.aio import client as aio_client
 from fairway.client.protocol import Call, reading
 from fairway.client.sync import client as sync_client
 from fairway.errors import Closing, Invalid, NotFound, Throttled
 from fairway.graphs.context import FiringContext  # noqa: TC001  a node's parameters are read
 from fairway.kernel.part import OK, Part, PartHealth
+from fairway.runtime.words import brief
 from fairway.server.front import Front, Fronts, Turn
+from fairway.server.http import problems as server_problems
 from fairway.server.http.exchange import Reply, json_reply
 from fairway.server.http.router import Route
 from fairway.settings import PART_SETTINGS, PartSetting
 from fairway.storage.wal import Operation
+from fairway.wire.encoding import encode_given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +54,12 @@ class Thing(msgspec.Struct, frozen=True):
     a: str
     b: str
     value: Any
+    puts: int
+    """How often it was put: an effect that came twice would show."""
+
+
+class NoToy(Invalid):
+    """Nothing is no toy."""
 
 
 # The part (toy/)
@@ -62,8 +73,9 @@ class Toys(Part):
     def __init__(self, kernel: Kernel) -> None:
         self.limit = 1_000
         self._kernel = kernel
-        self._things: dict[tuple[str, str], bytes] = {}
-        self._positions: dict[str, tuple[int, int]] = {}
+        self._things: dict[tuple[str, str], Thing] = {}
+        self._positions: dict[tuple[str, str], tuple[int, int]] = {}
+        self._writing = asyncio.Lock()
         self._closing = True
         kernel.offer(KIND, ToyDestination(self))
 
@@ -75,8 +87,11 @@ class Toys(Part):
         else:
             self._partition = found.partition
             for name, value in await self._kernel.partitions.meta_scan(self._partition):
-                a, _, b = name.partition("/")
-                self._things[a, b] = value
+                kind, a, rest = name.split("/", 2)
+                if kind == "thing":
+                    self._things[a, rest] = msgspec.json.decode(value, type=Thing)
+                else:
+                    self._positions[a, rest] = msgspec.json.decode(value, type=tuple[int, int])
         self._kernel.telemetry.gauge("fairway_toys", "Things", lambda: len(self._things))
         self._closing = False
 
@@ -88,17 +103,46 @@ class Toys(Part):
             return OK
         return PartHealth("degraded", f"the box is full: {self.limit} things")
 
-    async def put(self, a: str, b: str, value: bytes) -> None:
-        if self._closing:
-            raise Closing("toys are closing")
-        self._kernel.writability.check()
-        if len(self._things) >= self.limit and (a, b) not in self._things:
-            full = f"the box is full: {self.limit} things"
-            raise Throttled(full, retry_after_ns=10**9, limit="toys", maximum=self.limit)
-        await self._kernel.partitions.submit(self._partition, Operation(meta={f"{a}/{b}": value}))
-        self._things[a, b] = value
+    async def put(self, a: str, b: str, value: Any) -> Thing:
+        await self.put_all(a, [(b, value)])
+        return self.get(a, b)
 
-    def get(self, a: str, b: str) -> bytes:
+    async def put_all(
+        self, a: str, things: Sequence[tuple[str, Any]], position: EffectPosition | None = None
+    ) -> bool:
+        """All of them, and the position beside them, in one operation; or nothing, and False, if
+        the first was put under that position already."""
+        if any(value is None for _, value in things):
+            raise NoToy("nothing is no toy")
+        async with self._writing:
+            if self._closing:
+                raise Closing("toys are closing")
+            self._kernel.writability.check()
+            if position is not None:
+                known = self.position(a, position.producer)
+                if known is not None and (position.epoch, position.first) <= known:
+                    return False
+            made = dict(self._things)
+            for b, value in things:
+                before = made.get((a, b))
+                made[a, b] = Thing(a, b, value, 1 if before is None else before.puts + 1)
+            if len(made) > max(self.limit, len(self._things)):
+                full = f"the box is full: {self.limit} things"
+                raise Throttled(full, retry_after_ns=10**9, limit="toys", maximum=self.limit)
+            meta = {f"thing/{a}/{b}": msgspec.json.encode(made[a, b]) for b, _ in things}
+            if position is not None:
+                last = (position.epoch, position.number)
+                meta[f"position/{a}/{position.producer}"] = msgspec.json.encode(last)
+            await self._kernel.partitions.submit(self._partition, Operation(meta=meta))
+            self._things = made
+            if position is not None:
+                self._positions[a, position.producer] = last
+        return True
+
+    def position(self, a: str, producer: str) -> tuple[int, int] | None:
+        return self._positions.get((a, producer))
+
+    def get(self, a: str, b: str) -> Thing:
         if (a, b) not in self._things:
             raise NotFound("thing", f"{a}/{b}")
         return self._things[a, b]
@@ -112,22 +156,17 @@ class ToyDestination:
 
     def encode(self, asked: Any) -> tuple[str, bytes]:
         match asked:
-            case (str(a), str(b), value):
-                return a, msgspec.json.encode([b, value])
-        raise Invalid(f"a thing is made of two names and a value, not {asked!r}")
+            case (str(a), str(b), value) if "/" not in a + b:
+                return a, encode_given([b, value], f"thing {b!r}")
+        raise Invalid(f"a thing is made of two names and a value, not {brief(asked)}")
 
     async def known(self, target: str, producer: str) -> tuple[int, int] | None:
-        return self._toys._positions.get(producer)
+        return self._toys.position(target, producer)
 
     async def send(
         self, target: str, effects: Sequence[bytes], position: EffectPosition | None
     ) -> bool:
-        for data in effects:
-            b, value = msgspec.json.decode(data)
-            await self._toys.put(target, b, msgspec.json.encode(value))
-        if position is not None:
-            self._toys._positions[position.producer] = (position.epoch, position.number)
-        return True
+        return await self._toys.put_all(target, list(map(msgspec.json.decode, effects)), position)
 
 
 def toys_part(app: Assembly) -> Part:
@@ -139,14 +178,13 @@ def toys_part(app: Assembly) -> Part:
 
 async def get_thing(host: Host, request: Request, a: str, b: str) -> Reply:
     request.identity.require("read", a)
-    return json_reply(Thing(a, b, msgspec.Raw(host.part(Toys).get(a, b))))
+    return json_reply(host.part(Toys).get(a, b))
 
 
 async def put_thing(host: Host, request: Request, a: str, b: str) -> Reply:
     request.identity.require("write", a)
-    value = await request.json(msgspec.json.Decoder(msgspec.Raw))
-    await host.part(Toys).put(a, b, bytes(value))
-    return json_reply(Thing(a, b, value), 201)
+    value = await request.json(msgspec.json.Decoder())
+    return json_reply(await host.part(Toys).put(a, b, value), 201)
 
 
 class ToyFront(Front):
@@ -171,12 +209,21 @@ def thing_call(a: str, b: str) -> Call[Thing]:
     return Call(method="GET", path=f"/v0/toy/{a}/things/{b}", decode=reading(Thing))
 
 
+def put_call(a: str, b: str, value: Any) -> Call[Thing]:
+    path = f"/v0/toy/{a}/things/{b}"
+    body = msgspec.json.encode(value)
+    return Call(method="PUT", path=path, body=body, decode=reading(Thing), mutates=True)
+
+
 class AsyncRemoteToys:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def get(self, a: str, b: str) -> Thing:
         return await self._client.call(thing_call(a, b))
+
+    async def put(self, a: str, b: str, value: Any) -> Thing:
+        return await self._client.call(put_call(a, b, value))
 
 
 class RemoteToys:
@@ -217,6 +264,8 @@ def add() -> None:
     aio_client.PARTS.append(("toys", AsyncRemoteToys))
     sync_client.PARTS.append(("toys", RemoteToys))
     COMMANDS["toy"] = (__name__, "toy", "Look at toys.")
+    server_problems.OF_PARTS.append((NoToy, 422, "no_toy"))
+    client_problems.BY_CODE["no_toy"] = NoToy
     PART_SETTINGS.append(PartSetting("toy_limit", int, "NUMBER", "Things at most."))
 
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from fairway import errors
-from fairway.wire.topics import ErrorReply, Problem
+from fairway.wire.requests import ErrorReply, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 class Reply(NamedTuple):
@@ -36,7 +36,7 @@ class Refusal(NamedTuple):
 
 
 SECOND_NS: Final = 1_000_000_000
-_SIMPLE: Final[dict[str, type[errors.FairwayError]]] = {
+BY_CODE: Final[dict[str, Callable[[str], errors.FairwayError]]] = {
     "topic_full": errors.TopicFull,
     "unauthorized": errors.Unauthorized,
     "shutting_down": errors.Closing,
@@ -52,6 +52,7 @@ _SIMPLE: Final[dict[str, type[errors.FairwayError]]] = {
     "gave_up": errors.GaveUp,
     "stopped": errors.Stop,
 }
+"""Errors that are known by their code, and made of their message. A part's own have a line each."""
 _decode = msgspec.json.Decoder(ErrorReply).decode
 
 
@@ -89,9 +90,9 @@ def _explained(
     status: int, problem: Problem, after_ns: int, *, mutates: bool
 ) -> errors.FairwayError:
     code, message, detail = problem.code, problem.message, problem.detail
-    simple = _SIMPLE.get(code)
-    if simple is not None:
-        return simple(message)
+    known = BY_CODE.get(code)
+    if known is not None:
+        return known(message)
     if status == 429:
         return errors.Throttled(
             message,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
-from fairway.errors import UnknownFormat
+from fairway.errors import Corrupt, UnknownFormat
 from fairway.graphs import old_effects
 from fairway.graphs.boundary import PUSH, WHOLE, Marks, Stored
 from fairway.graphs.firing import DeadLetter
@@ -109,6 +109,8 @@ class Began(msgspec.Struct, array_like=True, frozen=True, tag=4):
     epoch: int
     holder: str
     wall_ns: int
+    format: int = 0
+    """Of the records from here on; 0 if whoever wrote them did not say yet."""
 
 
 class Recovered(msgspec.Struct, array_like=True, frozen=True, tag=5):
@@ -172,13 +174,36 @@ def encode_records(records: Sequence[bytes]) -> bytes:
     return head + b"".join(records)
 
 
-def decode_records(entry: bytes) -> list[Record]:
+def decode_records(entry: bytes, place: str = "an entry of the journal") -> list[Record]:
+    """The records of an entry. `place` is what it is called, for whoever has to look at it.
+
+    Raises `UnknownFormat` if another release wrote it, and `Corrupt` if none did.
+    """
     try:
-        return _RECORDS.decode(entry)
-    except msgspec.ValidationError:
+        found = _RECORDS.decode(entry)
+    except msgspec.ValidationError as error:
         # Written by a release whose effects named no kind. Nothing that we write fails so: there
         # the second field of an effect is bytes, here it is text.
+        found = _old_records(entry, place, str(error))
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"it holds no records: {error}", place=place) from None
+    for record in found:
+        if type(record) is Began and record.format > FORMAT:
+            raise _unknown(place, f"of format {record.format}")
+    return found
+
+
+def _old_records(entry: bytes, place: str, misfit: str) -> list[Record]:
+    try:
         return msgspec.convert(old_effects.records_of(entry), list[Record])
+    except (msgspec.ValidationError, TypeError, ValueError, LookupError):
+        raise _unknown(place, f"of no format that this release knows ({misfit})") from None
+
+
+def _unknown(place: str, found: str) -> UnknownFormat:
+    return UnknownFormat(
+        f"{place} is {found}, this release reads {FORMAT} and {old_effects.FORMAT}"
+    )
 
 
 encode_record = _encode
@@ -393,18 +418,26 @@ class Limits(msgspec.Struct, frozen=True):
     """States of which every value that is written is news of its own."""
 
 
+class _Format(msgspec.Struct):
+    format: int
+
+
 _STATE: Final = msgspec.msgpack.Decoder(Checkpoint)
+_FORMAT: Final = msgspec.msgpack.Decoder(_Format)
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
     return _encode(checkpoint)
 
 
-def decode_checkpoint(data: bytes) -> Checkpoint:
-    """Raises `UnknownFormat` if another release wrote it."""
-    found: int = msgspec.msgpack.decode(data)["format"]
-    if found == old_effects.FORMAT:
-        return msgspec.convert(old_effects.checkpoint_of(data, FORMAT), Checkpoint)
-    if found != FORMAT:
-        raise UnknownFormat(f"the checkpoint is of format {found}, this release reads {FORMAT}")
-    return _STATE.decode(data)
+def decode_checkpoint(data: bytes, place: str = "the checkpoint") -> Checkpoint:
+    """Raises `UnknownFormat` if another release wrote it, and `Corrupt` if none did."""
+    try:
+        found = _FORMAT.decode(data).format
+        if found == FORMAT:
+            return _STATE.decode(data)
+        if found == old_effects.FORMAT:
+            return msgspec.convert(old_effects.checkpoint_of(data, FORMAT), Checkpoint)
+    except (msgspec.DecodeError, TypeError, ValueError, LookupError) as error:
+        raise Corrupt(f"it holds no state: {error}", place=place) from None
+    raise _unknown(place, f"of format {found}")

@@ -83,9 +83,9 @@ class Loaded(NamedTuple):
 async def load(log: Partitions, partition: int, limits: Limits) -> Loaded:
     """The state that the records in a partition add up to."""
     found = await log.meta_scan(partition, prefix=SNAPSHOT)
-    checkpoint = decode_checkpoint(found[-1][1]) if found else Checkpoint()
+    checkpoint = _decoded(partition, *found[-1]) if found else Checkpoint()
     async for entry in log.entries(partition, first=checkpoint.records + 1):
-        for record in decode_records(entry.payload):
+        for record in _records_of(partition, entry):
             checkpoint.apply(record, limits)
     return Loaded(checkpoint, [int(name.removeprefix(SNAPSHOT)) for name, _ in found])
 
@@ -93,11 +93,19 @@ async def load(log: Partitions, partition: int, limits: Limits) -> Loaded:
 async def history(log: Partitions, partition: int) -> AsyncIterator[Checkpoint | Record]:
     """What is still there of a journal: the state that it begins with, then each record."""
     found = await log.meta_scan(partition, prefix=SNAPSHOT, limit=1)
-    first = decode_checkpoint(found[0][1]) if found else Checkpoint()
+    first = _decoded(partition, *found[0]) if found else Checkpoint()
     yield first
     async for entry in log.entries(partition, first=first.records + 1):
-        for record in decode_records(entry.payload):
+        for record in _records_of(partition, entry):
             yield record
+
+
+def _decoded(partition: int, name: str, snapshot: bytes) -> Checkpoint:
+    return decode_checkpoint(snapshot, f"checkpoint {name!r} of partition {partition}")
+
+
+def _records_of(partition: int, entry: Entry) -> list[Record]:
+    return decode_records(entry.payload, f"journal entry {entry.key} of partition {partition}")
 
 
 async def page(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import Closing, Conflict, FairwayError, GaveUp, NotFound, SourceFailed
 from fairway.graphs.accumulator import Accumulator
-from fairway.graphs.checkpoint import Began, Checkpoint, Limits, Recovered, Sent
+from fairway.graphs.checkpoint import FORMAT, Began, Checkpoint, Limits, Recovered, Sent
 from fairway.graphs.feed import Surroundings
 from fairway.graphs.health import ReactorHealth, SourceHealth, SourceState
 from fairway.graphs.journal import FAILURES_MAX, Journal, load
@@ -190,7 +190,8 @@ class LiveGraph:
         """Take the graph over, and restore what was kept."""
         kept = self.checkpoint
         if self.journal is not None:
-            began = Began(kept.epoch + 1, self._around.holder, self._around.clock.wall_ns())
+            wall_ns = self._around.clock.wall_ns()
+            began = Began(kept.epoch + 1, self._around.holder, wall_ns, FORMAT)
             self.journal.append(began, _nothing)
             # A graph that is forgotten and loaded anew counts from 1 again, in another partition;
             # for whoever has its effects it must be a later producer, not an earlier one.

@@ -10,6 +10,7 @@ from fairway.errors import Invalid
 from fairway.jobs.job import NewJob
 from fairway.jobs.kinds import Order
 from fairway.jobs.store import Cursor
+from fairway.runtime.words import brief
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,10 +34,10 @@ class JobDestination:
 
     def encode(self, asked: Any) -> tuple[str, bytes]:
         """Of `(order,)`: what `job.order(...)` or `flow.order(...)` made."""
-        (order,) = asked
-        if not isinstance(order, Order):
-            raise Invalid(f"{order!r} is not what job.order(...) or flow.order(...) returns")
-        return STORE, _pack(order.job)
+        match asked:
+            case (Order() as order,):
+                return STORE, _pack(order.job)
+        raise Invalid(f"{brief(asked)} is not what job.order(...) or flow.order(...) returns")
 
     async def known(self, target: str, producer: str) -> tuple[int, int] | None:
         cursor = await self._jobs.store.cursor(producer)

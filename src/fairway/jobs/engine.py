@@ -72,11 +72,13 @@ class Jobs:
 
     name = "jobs"
 
-    def __init__(self, store: JobStore, kinds: Kinds) -> None:
+    def __init__(
+        self, store: JobStore, kinds: Kinds, *, check_room: Callable[[], None] | None = None
+    ) -> None:
+        """`check_room` raises `ReadOnly` while what is left of the disk is not for new jobs."""
         self.store = store
         self.kinds = kinds
-        self.check_room: Callable[[], None] = _there_is_room
-        """Raises `ReadOnly` while what is left of the disk is not for new jobs."""
+        self.check_room = check_room or _there_is_room
         self._worker: Worker | None = None
         self._probed_ns: int | None = None
         self._out_of_reach: str | None = None

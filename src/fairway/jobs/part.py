@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from fairway.core.backoff import Backoff, BackoffConfig
 from fairway.errors import InvalidConfig, OutcomeUnknown, TryLater
 from fairway.jobs.clockwork import Clockwork
+from fairway.jobs.effects import KIND, JobDestination
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.store import Inspected
 from fairway.jobs.worker import Worker, WorkerConfig
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fairway.jobs.clockwork import Schedule
     from fairway.jobs.forwarding import Forwarder
     from fairway.jobs.store import JobStore
+    from fairway.kernel.kernel import Kernel
     from fairway.kernel.part import PartHealth
     from fairway.runtime.telemetry import Telemetry
 
@@ -80,19 +82,35 @@ class JobsPart(Part):
         schedules: Mapping[str, Schedule],
         telemetry: Telemetry | None = None,
         *,
+        kernel: Kernel | None = None,
+        on_disk_of_log: bool = False,
         patient: bool = False,
         forwarders: Iterable[Forwarder] = (),
     ) -> None:
-        """With `patient`, a database that cannot be used yet is waited for, however long."""
+        """With `patient`, a database that cannot be used yet is waited for, however long.
+
+        Without a kernel it is all that its process has: the log is left to whoever owns it. With
+        one, jobs are effects of other parts, the worker holds less while the kernel is pressed, and
+        a store `on_disk_of_log` leaves the reserve of that disk to deletes.
+        """
         self._forwarders = forwarders
         self._forwarding: list[asyncio.Task[None]] = []
         self.store = store
         self._patient = patient
-        self.engine = Jobs(store, kinds)
+        self._kernel = kernel
+        kept = kernel is not None and on_disk_of_log
+        self.engine = Jobs(store, kinds, check_room=self._check_room if kept else None)
+        if kernel is not None:
+            kernel.offer(KIND, JobDestination(self.engine))
         self.worker: Worker | None = None
         if config is not None:
             self.worker = Worker(
-                store, kinds.by_version, config, told=self.engine.told, telemetry=telemetry
+                store,
+                kinds.by_version,
+                config,
+                told=self.engine.told,
+                telemetry=telemetry,
+                pressure=self._pressure,
             )
             self.engine.attach(self.worker)
         self._schedules = schedules
@@ -100,6 +118,13 @@ class JobsPart(Part):
 
     def health(self) -> PartHealth:
         return self.engine.health()
+
+    def _check_room(self) -> None:
+        assert self._kernel is not None
+        self._kernel.writability.check_room()
+
+    def _pressure(self) -> float:
+        return self._kernel.ladder.pressure if self._kernel is not None else 0.0
 
     async def inspect(self) -> None:
         """Raise what entering would raise over damaged files, and change none of them."""

@@ -108,7 +108,8 @@ class WorkerConfig:
 class Worker:
     """A service that runs jobs of some queues until it is stopped.
 
-    `told` hears of jobs that ended by this worker's hands.
+    `told` hears of jobs that ended by this worker's hands. `pressure` is how hard the process is
+    pressed, 0 to 1: under pressure less is held in the buffers.
     """
 
     name = "job-worker"
@@ -122,14 +123,14 @@ class Worker:
         told: Callable[[Sequence[Ended]], None] = lambda ended: None,
         random_source: RandomSource | None = None,
         telemetry: Telemetry | None = None,
+        pressure: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._store = store
         self._kinds = kinds
         self._config = config
         self._told = told
         self._metrics = JobMetrics(telemetry or Telemetry())
-        self.pressure: Callable[[], float] = lambda: 0.0
-        """How hard the process is pressed, 0 to 1: under pressure less is held in the buffers."""
+        self._pressure = pressure
         self._random: RandomSource = random_source or random.Random()
         self._feeding = Feeding({}, 0)
         self._runs: dict[int, Run] = {}
@@ -387,7 +388,7 @@ class Worker:
         settlements = [self._settled.popleft() for _ in range(min(len(self._settled), SETTLE_MAX))]
         plan = NOTHING
         if not (self._draining or self._failed_at_ns is not None or self._repeating or self._stuck):
-            plan = self._feeding.plan(settlements, self.pressure(), now_ns)
+            plan = self._feeding.plan(settlements, self._pressure(), now_ns)
         if self._settled:
             self._stir()
         if not settlements and not plan.queues:

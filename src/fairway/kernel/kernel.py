@@ -53,6 +53,8 @@ class Kernel(Lifecycle):
         self.writability: Writability
         self.destinations: dict[str, Destination] = {}
         """Which parts take effects of others, by kind: see `offer`."""
+        self.expedite = log.expedite
+        """Between two parts of a long turn of the loop: see `Log.expedite`."""
         self._log = log
         self._reserve = reserve
         self._refused_before = 0
@@ -93,6 +95,11 @@ class Kernel(Lifecycle):
         if kind in self.destinations:
             raise InvalidConfig(f"effects of kind {kind!r} have a destination already")
         self.destinations[kind] = destination
+
+    def acknowledge_in_turns(self) -> None:
+        """Tell `turn.acks_per_turn` callers in one turn of the loop that their write is done, not
+        all of a group: for a server, where each of them has an answer to send."""
+        self._log.acks_per_turn = self.turn.acks_per_turn
 
     @property
     def ladder(self) -> Ladder:

@@ -73,8 +73,10 @@ class Lifecycle:
     ) -> None:
         self.cut_short = kind is not None
         try:
-            self.stop_admitting()
-            await self.drain()
+            try:
+                self.stop_admitting()
+            finally:
+                await self.drain()
         finally:
             await self._leave()
 

@@ -8,8 +8,10 @@ host (`Host.keep`), so one front serves any number of servers.
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import combinations, permutations, product
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+from fairway.errors import InvalidConfig
 from fairway.server.http.exchange import Reply, Request, json_reply
 from fairway.server.http.openapi import DESCRIPTION, document
 from fairway.server.http.router import Route, Routes
@@ -67,6 +69,10 @@ class Front:
     def start(self, host: Host) -> None:
         """Set up what it needs, before the first request."""
 
+    def readiness(self, host: Host) -> Mapping[str, int]:
+        """What `/readyz` tells beside the health of its parts: fields of `Readiness`."""
+        return {}
+
     def lasts(self, request: Request) -> bool:
         """Whether `application` answers this with an event stream, which a ticket may open."""
         return False
@@ -91,7 +97,8 @@ class Front:
 class Fronts:
     """All fronts of a server, and what they come to together.
 
-    Raises `InvalidConfig` if two of them serve the same path.
+    Raises `InvalidConfig` if two of them are in each other's way: by a name, a path or a turn.
+    Which of them came first would decide in silence, and one of them would never be asked.
     """
 
     def __init__(self, fronts: Iterable[Front]) -> None:
@@ -100,6 +107,31 @@ class Fronts:
         self.routes = Routes([*(one for front in self._fronts for one in front.routes), own])
         self.sockets = Routes([one for front in self._fronts for one in front.sockets])
         self.turns = tuple(turn for front in self._fronts for turn in front.turns)
+        self._check()
+
+    def _check(self) -> None:
+        mounts = {front.name: front.mount for front in self if front.mount is not None}
+        for one, other in combinations(self, 2):
+            if one.name == other.name:
+                kinds = f"{type(one).__name__} and {type(other).__name__}"
+                raise InvalidConfig(f"{kinds} are two fronts of one name, {one.name!r}")
+        for name, outer in permutations(mounts, 2):
+            if mounts[name].startswith(mounts[outer]):
+                raise InvalidConfig(
+                    f"fronts {name!r} and {outer!r} are both mounted at {mounts[name]}"
+                )
+        for front, (name, mount) in product(self, mounts.items()):
+            for route in front.routes:
+                if route.path.startswith(mount):
+                    raise InvalidConfig(
+                        f"{route.method} {route.path} of front {front.name!r} is never found:"
+                        f" front {name!r} is mounted at {mount}"
+                    )
+        for turn, before in permutations(self.turns, 2):
+            if turn.prefix.startswith(before.prefix):
+                raise InvalidConfig(
+                    f"requests to {turn.prefix} take two turns: those of {before.prefix} as well"
+                )
 
     def __iter__(self) -> Iterator[Front]:
         return iter(self._fronts)

@@ -157,9 +157,9 @@ class Host(Lifecycle):
         self.heartbeats = Heartbeats()
         self.polls = LongPolls()
         # The log goes on with what waits for it between two requests of one turn of the loop.
-        self.gate = Gate(self.clock, self._band_of, app.log.expedite, turn=self.turn)
+        self.gate = Gate(self.clock, self._band_of, app.kernel.expedite, turn=self.turn)
         self.kernel.governor.add_signal("request_line", lambda: self.gate.fill)
-        self._fronts = fronts
+        self.fronts = fronts
         self._routes = fronts.routes
         self._bands = [turn.band_of for turn in fronts.turns if turn.band_of is not None]
         self._by_type: dict[type, Any] = {type(part): part for part in self.parts}
@@ -195,7 +195,7 @@ class Host(Lifecycle):
         self.spawn(self.heartbeats.run(), "heartbeats")
         self.spawn(self._purge(), "purge")
         self.spawn(self._watch_ownership(), "ownership")
-        for front in self._fronts:
+        for front in self.fronts:
             await front.prepare(self)
             self.spawn(front.run(self), front.name)
 
@@ -232,7 +232,7 @@ class Host(Lifecycle):
 
         Raises `Throttled`.
         """
-        for prefix, key_of, _ in self._fronts.turns:
+        for prefix, key_of, _ in self.fronts.turns:
             if path.startswith(prefix):
                 self.gate.wait(key_of(path), begin, peer)
                 return
@@ -314,7 +314,7 @@ class Host(Lifecycle):
 
     def review(self) -> None:
         """End what is open under keys that are gone, have expired, or may do something else now."""
-        for front in self._fronts:
+        for front in self.fronts:
             front.review(self)
         wall_ns = self.clock.wall_ns()
         for guest in list(self._guests.values()):
@@ -329,7 +329,7 @@ class Host(Lifecycle):
 
     def stop_admitting(self) -> None:
         """The server ends: refuse what is new, and answer whoever waits for something."""
-        for front in self._fronts:
+        for front in self.fronts:
             front.stop_admitting(self)
         self.polls.stop()
 

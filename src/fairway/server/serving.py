@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fairway.server.http.exchange import Receive, Reply, Scope, Send
     from fairway.server.http.held_bytes import HeldBytes
     from fairway.settings import ServerSettings
-    from fairway.storage.log import Log
+    from fairway.storage.partitions import Partitions
 
 logger = logging.getLogger("fairway.server")
 
@@ -141,12 +141,12 @@ class Server:
     ) -> Fenced | None:
         """Serve while the log is ours. Returns why it is not any more; None after a stop."""
         async with self.app:
-            log = self.app.log
-            log.acks_per_turn = self.app.turn.acks_per_turn
+            kernel = self.app.kernel
+            kernel.acknowledge_in_turns()
             async with self._host_of(pool) as host:
                 self.ready.set()
                 await self._until(stop, serving)
-                lost = log.lost
+                lost = kernel.partitions.lost
                 if lost is not None:
                     self.ready.clear()
                     self._http.fenced_by = None if self.app.stands_by_again else lost
@@ -163,7 +163,7 @@ class Server:
         """Until there is a reason to serve no longer: a stop, or the loss of the log."""
         async with asyncio.TaskGroup() as group:
             pressed = group.create_task(stop.wait_pressed())
-            replaced = group.create_task(_wait_lost(self.app.log))
+            replaced = group.create_task(_wait_lost(self.app.kernel.partitions))
             awaited = {pressed, listening, replaced}
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
             pressed.cancel()
@@ -200,7 +200,7 @@ class Server:
         for front in self._fronts:
             if front.mount is not None:
                 self._http.mounts[front.mount] = Mount(front.application(host), front.lasts)
-        self._http.ownership = self.app.log.ownership
+        self._http.ownership = host.ownership
         self._http.host = self._host = host
         return host
 
@@ -279,7 +279,7 @@ def _interpreter_for_serving(turn: TurnBudget) -> Iterator[None]:
         gc.set_threshold(*before[1])
 
 
-async def _wait_lost(log: Log) -> None:
+async def _wait_lost(log: Partitions) -> None:
     """Until the log belongs to another process."""
     lost = asyncio.Event()
 

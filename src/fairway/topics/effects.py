@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from fairway.errors import Invalid
+from fairway.runtime.words import brief
 from fairway.topics.writing import NewBatch, Position
 from fairway.wire.encoding import encode_given
-from fairway.wire.records import parse_records
+from fairway.wire.records import check_tag, parse_records
 from fairway.wire.topics import check_name
 
 if TYPE_CHECKING:
@@ -33,9 +35,15 @@ class TopicDestination:
 
     def encode(self, asked: Any) -> tuple[str, bytes]:
         """Of `(topic, value, tag)`; the topic is a handle, or a name."""
-        topic, value, tag = asked
-        name = topic if isinstance(topic, str) else topic.name
+        try:
+            topic, value, tag = asked
+            name = topic if isinstance(topic, str) else topic.name
+        except (ValueError, AttributeError):
+            raise Invalid(
+                f"a topic, a value and a tag are what a topic takes, not {brief(asked)}"
+            ) from None
         check_name(name)
+        check_tag(tag)
         data = encode_given(value, f"a record for topic {name!r}")
         return name, record_of(data, tag)
 

@@ -25,6 +25,7 @@ from fairway.kernel.part import OK, Part, PartHealth
 from fairway.runtime.clock import clock_of
 from fairway.storage.wal import Operation
 from fairway.topics import names
+from fairway.topics.bounds import UNBOUNDED
 from fairway.topics.changes import TOPIC, Changes
 from fairway.topics.delivery import Delivery, DeliveryConfig
 from fairway.topics.idempotency import KeyMemory
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
     from fairway.kernel.kernel import Kernel
     from fairway.topics.batch import Batch
+    from fairway.topics.bounds import OwnerBounds
     from fairway.topics.match import TagMatch
     from fairway.topics.outcome import Appended, Told
     from fairway.topics.routing import Router
@@ -104,12 +106,12 @@ class Topics(Part):
         """Told of every topic that is gone, whoever deleted it."""
         self.created: list[Callable[[Topic], None]] = []
         """Told of every topic that comes into being."""
-        self.may_make: Callable[[str], None] = lambda owner: None
-        """Asked before a topic is made, whichever way; raises if its owner has enough."""
-        self.may_copy: Callable[[str, int, int], Callable[[], None] | None]
-        self.may_copy = lambda owner, records, size: None
-        """Asked before a router copies so many records and bytes, with whom they count for. Raises
-        if that has to wait; what it returns is called once they are queued."""
+        self.bounds = UNBOUNDED
+        """What owners of topics may use: see `bound_by`."""
+
+    def bound_by(self, bounds: OwnerBounds) -> None:
+        """Ask this from now on, whoever makes topics, appends or copies. Once it is open."""
+        self.bounds = self.writing.bounds = bounds
 
     # Life
 
@@ -172,7 +174,7 @@ class Topics(Part):
             retention=self.retention,
             delivery=self.delivery,
             live=self.live,
-            may_make=lambda owner: self.may_make(owner),
+            may_make=lambda owner: self.bounds.may_make(owner),
             created=self._tell_created,
             start=self.start,
         )

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from fairway.kernel.writability import Writability
+    from fairway.topics.bounds import OwnerBounds
     from fairway.topics.outcome import Appended
     from fairway.topics.writing import Writing
 
@@ -63,7 +64,7 @@ class Destinations(Protocol):
     writing: Writing
     writability: Writability
 
-    may_copy: Callable[[str, int, int], Callable[[], None] | None]
+    bounds: OwnerBounds
 
     async def topic_for_router(self, config: RouterConfig, owner: str = "") -> Topic: ...
     def fan_out(self, topic: str) -> tuple[int, int]: ...
@@ -212,7 +213,8 @@ class Router:
         def enqueue() -> asyncio.Future[Appended]:
             copied = None
             if self.owner:
-                copied = self._engine.may_copy(self.owner, len(records), len(batch.records.raw))
+                size = len(batch.records.raw)
+                copied = self._engine.bounds.may_copy(self.owner, len(records), size)
             waiting = self._engine.writing.enqueue(dest, batch)
             if copied is not None:
                 copied()

@@ -29,6 +29,7 @@ from fairway.storage.wal import NO_META, Entry, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
 from fairway.topics.batch import VERSION, Batch, encode_batch
+from fairway.topics.bounds import UNBOUNDED
 from fairway.topics.doubts import Doubt
 from fairway.topics.names import SeenKey
 from fairway.topics.once import Once
@@ -38,7 +39,7 @@ from fairway.topics.reserving import Reserving
 from fairway.topics.writes import Write
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from fairway.kernel.writability import Writability
     from fairway.runtime.clock import Clock
@@ -121,11 +122,7 @@ class Writing:
         self.reserving = Reserving(log, live, writability)
         self._once = Once(self, log, clock, keys=keys, live=live)
         self._patient_bytes = 0
-        self.bounded: Container[str] = ()
-        """Owners who may not store as much as they like."""
-        self.may_store: Callable[[Topic, int], None] = lambda topic, size: None
-        """Asked before so many bytes are appended to a topic of one of these, in the step in which
-        they are; raises if there is no room for them."""
+        self.bounds = UNBOUNDED
         self._create_future: Callable[[], asyncio.Future[Appended]]
         self._create_future = asyncio.get_running_loop().create_future
 
@@ -231,8 +228,8 @@ class Writing:
             raise TopicFull(
                 f"topic {topic.name!r} is full: {topic.count:,} records, {topic.bytes:,} bytes"
             )
-        if topic.owner in self.bounded:
-            self.may_store(topic, size)
+        if topic.owner in self.bounds.stored:
+            self.bounds.may_store(topic, size)
         assert not topic.weak or topic.assigned + count <= topic.reserved, "seqs are not reserved"
         now_ms = self._clock.wall_ns() // 1_000_000
         first, ts = topic.place(count, now_ms)

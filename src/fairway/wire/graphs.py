@@ -10,7 +10,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from fairway.wire.sockets import ErrorMessage, RequestId
+from fairway.wire.requests import RequestId  # noqa: TC001  (read at run time)
+from fairway.wire.sockets import ErrorMessage
 
 EVENTS_MAX: Final = 10_000
 """Boundaries in one push."""

@@ -28,8 +28,6 @@ DOUBLE_DIGITS_MAX: Final = 309
 FIELD_SHOWN_MAX: Final = 64
 TAG_BYTES_MAX: Final = 256
 NODE_BYTES_MAX: Final = 128
-TRACE_BYTES_MAX: Final = 256
-"""Of a `traceparent`, which is stored with records and jobs."""
 LEVELS_PLAIN: Final = 128
 """Nesting that nobody has trouble with."""
 SHALLOW_BYTES: Final = 2 * LEVELS_PLAIN

@@ -18,10 +18,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from fairway.wire.events import CaughtUpEvent, RecordEvent, TombstoneEvent
-from fairway.wire.records import TRACE_BYTES_MAX
+from fairway.wire.requests import TRACE_BYTES_MAX, RequestId
 from fairway.wire.topics import Count, Match  # noqa: TC001  (read at run time)
 
-RequestId: TypeAlias = str | int
 Trace: TypeAlias = Annotated[str, Meta(min_length=1, max_length=TRACE_BYTES_MAX)]
 
 

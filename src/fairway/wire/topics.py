@@ -7,13 +7,14 @@ embedded API refuse the same things with the same words. What needs a topic's st
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypedDict
+from typing import Annotated, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from fairway.errors import InvalidRequest
 from fairway.wire.records import NODE_BYTES_MAX
+from fairway.wire.requests import INT_MAX
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
 KEY_BYTES_MAX: Final = 256
@@ -27,7 +28,6 @@ WATCH_BYTES_MAX: Final = WATCH_BYTES_DEFAULT
 """A frame is taken whole by whoever has nothing else to send, so it counts for its buffer."""
 WATCH_TOPICS_MAX: Final = 256
 PAGE_MAX: Final = 1000
-INT_MAX: Final = 2**63 - 1
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
@@ -355,18 +355,6 @@ class WatchReply(Struct, frozen=True, kw_only=True):
     stream_url: str
     session_ttl_ms: int
     topics: dict[str, WatchPosition]
-
-
-class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    code: str
-    message: str
-    detail: dict[str, Any] = {}
-
-
-class ErrorReply(Struct, frozen=True, kw_only=True):
-    """Every error, whatever its status: `{"error": {"code", "message", "detail"}}`."""
-
-    error: Problem
 
 
 def check_name(name: str, *, what: str = "topic") -> str:

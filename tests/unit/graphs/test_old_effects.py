@@ -7,13 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from fairway.errors import UnknownFormat
+from fairway.errors import Corrupt, UnknownFormat
+from fairway.graphs.boundary import Stored
 from fairway.graphs.checkpoint import (
     FORMAT,
+    Began,
     Checkpoint,
     EffectRecord,
     Fired,
     Limits,
+    Pushed,
     Sent,
     decode_checkpoint,
     decode_records,
@@ -74,10 +77,40 @@ def test_a_checkpoint_of_format_1_is_read_and_written_as_one_of_today() -> None:
 
 def test_a_later_format_is_refused_with_its_number() -> None:
     data = encode_checkpoint(Checkpoint(format=FORMAT + 1))
-    with pytest.raises(UnknownFormat, match=f"of format {FORMAT + 1}, this release reads {FORMAT}"):
+    with pytest.raises(UnknownFormat, match="of format 3, this release reads 2 and 1"):
         decode_checkpoint(data)
 
 
-def test_what_is_of_neither_format_is_no_record() -> None:
-    with pytest.raises(msgspec.ValidationError):
-        decode_records(old_entry([0, "not a number"]))
+def test_records_of_a_later_format_are_refused_where_their_life_begins() -> None:
+    """They may fit all the same: what was added at the end of a record is left out unread."""
+    later = [[4, 7, "host:1", 123, FORMAT + 1], [1, "ticks", 1, [1, b"5"], [], "added since"]]
+    with pytest.raises(UnknownFormat, match="entry 12 is of format 3, this release reads 2 and 1"):
+        decode_records(old_entry(*later), "entry 12")
+    began, pushed = decode_records(old_entry([*later[0][:4], FORMAT], later[1]))
+    assert (began, pushed) == (Began(7, "host:1", 123, FORMAT), Pushed("ticks", 1, Stored(1, b"5")))
+    assert decode_records(old_entry(later[0][:4])) == [Began(7, "host:1", 123)], "as they were"
+
+
+MISFITS = [
+    *([99, 1, 2], [0, "not a number"], [], ["0"], 7, None, "text", {"number": 1}),
+    old_fired(1, [7]),
+    old_fired(1, [["only a topic"]]),
+    [*old_fired(1, [])[:7], None],
+]
+
+
+@pytest.mark.parametrize("entry", [*([[6, 5], record] for record in MISFITS), 7, "text", {"a": 1}])
+def test_what_is_of_neither_format_is_refused_and_says_where_it_stands(entry: Any) -> None:
+    with pytest.raises(UnknownFormat, match="entry 12 is of no format that this release knows"):
+        decode_records(msgspec.msgpack.encode(entry), "entry 12")
+
+
+def test_what_nobody_wrote_is_corrupt() -> None:
+    entry = encode_records([encode_record(Sent(5))])
+    with pytest.raises(Corrupt, match="entry 12: it holds no records"):
+        decode_records(entry[:-1], "entry 12")
+    state = encode_checkpoint(Checkpoint(number=9))
+    misfit = msgspec.msgpack.encode({**msgspec.msgpack.decode(state), "number": "nine"})
+    for data in (state[:-1], misfit, b"\x07", msgspec.msgpack.encode({"number": 9})):
+        with pytest.raises(Corrupt, match="checkpoint 12: it holds no state"):
+            decode_checkpoint(data, "checkpoint 12")

@@ -98,18 +98,49 @@ def test_the_steps_come_in_order_and_what_stands_on_another_ends_first() -> None
     ]
 
 
-@pytest.mark.parametrize("step", ["stop_admitting", "drain"])
-def test_a_step_that_fails_keeps_no_later_one_from_happening(step: str) -> None:
+LEAVING = ["admits nothing", "drained, cut short: False", "service ended", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("step", "missing"),
+    [
+        ("stop_admitting", None),  # which fails after it has written down that it came
+        ("drain", "drained, cut short: False"),
+        ("aclose", "closed"),
+    ],
+)
+def test_a_step_that_fails_keeps_no_later_one_from_happening(
+    step: str, missing: str | None
+) -> None:
     trace: Trace = []
     with pytest.raises(OSError, match="topics broke"):
         live(Recorded("log", trace), Recorded("topics", trace, fail_in=step))
-    assert trace[-5:] == [
-        "topics closed",
+    assert trace == [
+        "log opened",
+        "topics opened",
+        *(f"topics {each}" for each in LEAVING if each != missing),
         "log admits nothing",
         "log drained, cut short: True",
         "log service ended",
         "log closed",
     ]
+
+
+def test_of_two_steps_that_fail_the_later_one_tells_of_the_earlier() -> None:
+    class Twice(Lifecycle):
+        def stop_admitting(self) -> None:
+            raise OSError("the first")
+
+        async def drain(self) -> None:
+            raise OSError("the second")
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="the second") as caught:
+            async with Twice():
+                pass
+        assert str(caught.value.__context__) == "the first"
+
+    run(main, seed=1)
 
 
 def test_one_that_does_not_open_leaves_no_service_behind_and_is_closed() -> None:

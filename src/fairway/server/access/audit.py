@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fairway.errors import FairwayError
 from fairway.server.http.problems import status_of
-from fairway.wire.graphs import AuditEntry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,31 +27,48 @@ TEXT_MAX: Final = 200
 DONE: Final = "done"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steering:
+    """A command that was given, and what came of it."""
+
+    at_ms: int
+    who: str
+    command: str
+    tenant: str
+    target: str
+    """The name of what was steered."""
+    outcome: str
+    """`done`, or the code of the error."""
+    detail: str
+
+
 class Note:
     """What is written of a command, filled in while it is carried out."""
 
-    def __init__(self, tenant: str, graph: str) -> None:
+    def __init__(self, tenant: str, target: str) -> None:
         self.tenant = tenant
-        self.graph = graph
+        self.target = target
         self.detail = ""
 
 
 class Audit:
-    """The commands of one server."""
+    """The commands of one server to things of one kind."""
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
+    def __init__(self, kind: str, now_ms: Callable[[], int]) -> None:
+        """`kind` is what the log calls what is steered, such as `graph`."""
+        self._kind = kind
         self._now_ms = now_ms
-        self._entries: deque[AuditEntry] = deque(maxlen=ENTRIES_MAX)
+        self._given: deque[Steering] = deque(maxlen=ENTRIES_MAX)
 
     @contextmanager
     def command(
-        self, who: Identity, command: str, graph: str, tenant: str | None, *, kept: bool = True
+        self, who: Identity, command: str, target: str, tenant: str | None, *, kept: bool = True
     ) -> Iterator[Note]:
         """Around a command: it is noted when it is over, however it ended.
 
         What is not `kept` is only logged: looks, of which there may be many.
         """
-        note = Note(tenant or "", graph)
+        note = Note(tenant or "", target)
         try:
             yield note
         except FairwayError as error:
@@ -62,31 +79,32 @@ class Audit:
             raise
         self._add(who, command, note, DONE, note.detail, kept=kept)
 
-    def of(self, graph: str, may_see: Callable[[AuditEntry], bool]) -> list[AuditEntry]:
-        """The last commands to a graph, newest first."""
-        return [each for each in reversed(self._entries) if each.graph == graph and may_see(each)]
+    def of(self, target: str) -> list[Steering]:
+        """The last commands to what bears this name, newest first."""
+        return [each for each in reversed(self._given) if each.target == target]
 
     def _add(
         self, who: Identity, command: str, note: Note, outcome: str, detail: str, *, kept: bool
     ) -> None:
-        entry = AuditEntry(
-            at=self._now_ms(),
+        given = Steering(
+            at_ms=self._now_ms(),
             who=who.name,
             command=command,
             tenant=note.tenant[:255],
-            graph=note.graph[:255],
+            target=note.target[:255],
             outcome=outcome,
             detail=" ".join(detail.split())[:TEXT_MAX],
         )
         if kept:
-            self._entries.append(entry)
+            self._given.append(given)
         # Names are shown as Python does: they may be anything that an URL can hold.
         logger.info(
-            "%s: %s graph %r of tenant %r: %s%s",
-            entry.who,
+            "%s: %s %s %r of tenant %r: %s%s",
+            given.who,
             command,
-            entry.graph,
-            entry.tenant,
+            self._kind,
+            given.target,
+            given.tenant,
             outcome,
-            f" ({entry.detail})" if entry.detail else "",
+            f" ({given.detail})" if given.detail else "",
         )

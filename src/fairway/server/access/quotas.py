@@ -1,7 +1,8 @@
 """Decides whether a key has used what it may use: rates, requests under way, connections, space.
 
 A refusal is `Throttled`, names the limit and its maximum, says when to try again, and has used
-nothing up. Time comes in as `now_ns`; who asks is settled by `auth`, what is stored by the engine.
+nothing up. Time comes in as `now_ns`; who asks is settled by `auth`, what is kept of a key's by
+whoever keeps it.
 """
 
 from __future__ import annotations
@@ -160,17 +161,12 @@ class Allowance:
         assert self._connections > 0
         self._connections -= 1
 
-    def check_topics(self, used: int, *, wanted: int = 1) -> None:
-        """Raises `Throttled` if `wanted` topics more than the `used` ones are too many."""
-        most = self.quota.topics
+    def check_kept(self, limit: str, used: int, *, wanted: int = 1) -> None:
+        """Raises `Throttled` if `wanted` more than the `used` are too many of what a key may keep:
+        `limit` is the field of its quota that says how much."""
+        most: int = getattr(self.quota, limit)
         if most and used + wanted > most:
-            raise self._refusal("topics", most, RETRY_SPACE_NS)
-
-    def check_stored(self, used: int, *, wanted: int) -> None:
-        """Raises `Throttled` if `wanted` bytes more than the `used` ones are too many."""
-        most = self.quota.stored_bytes
-        if most and used + wanted > most:
-            raise self._refusal("stored_bytes", most, RETRY_SPACE_NS)
+            raise self._refusal(limit, most, RETRY_SPACE_NS)
 
     def statistics(self) -> AllowanceStatistics:
         return AllowanceStatistics(

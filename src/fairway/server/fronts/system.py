@@ -14,7 +14,6 @@ from fairway.server.http import metrics
 from fairway.server.http.asgi import WAITS, identify
 from fairway.server.http.exchange import Reply, Request, json_reply
 from fairway.server.http.router import Route
-from fairway.topics.engine import Topics
 from fairway.wire.server import Health, PartReadiness, Readiness, TicketReply, TicketRequest
 
 if TYPE_CHECKING:
@@ -35,23 +34,22 @@ async def readyz(host: Host | None, request: Request) -> Reply:
     unready = next((one for one in health.values() if not one.ready), None)
     told = _may_be_told(host, request)
     ladder = host.kernel.ladder
-    return json_reply(
-        Readiness(
-            ready=unready is None,
-            writable=unready is None,
-            reason=None if unready is None else unready.reason,
-            topics=len(host.part(Topics)),
-            pressure=round(ladder.pressure, 3),
-            pressure_cause=ladder.cause,
-            parts={
-                name: PartReadiness(
-                    state=one.state, ready=one.ready, reason=one.reason if told else None
-                )
-                for name, one in health.items()
-            },
-        ),
-        200 if unready is None else 503,
+    readiness = Readiness(
+        ready=unready is None,
+        writable=unready is None,
+        reason=None if unready is None else unready.reason,
+        pressure=round(ladder.pressure, 3),
+        pressure_cause=ladder.cause,
+        parts={
+            name: PartReadiness(
+                state=one.state, ready=one.ready, reason=one.reason if told else None
+            )
+            for name, one in health.items()
+        },
     )
+    for front in host.fronts:
+        readiness = msgspec.structs.replace(readiness, **front.readiness(host))
+    return json_reply(readiness, 200 if unready is None else 503)
 
 
 def _may_be_told(host: Host, request: Request) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 
 from fairway.errors import InvalidRequest
 from fairway.wire.integers import with_integers
-from fairway.wire.records import TRACE_BYTES_MAX
+from fairway.wire.requests import TRACE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping

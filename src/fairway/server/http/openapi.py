@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from fairway.server.http.exchange import FALSE, TRUE
-from fairway.server.http.problems import CODES
+from fairway.server.http.problems import codes
 from fairway.server.http.router import NAME
-from fairway.wire.topics import INT_MAX, ErrorReply
+from fairway.wire.requests import INT_MAX, ErrorReply
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ def document(
     kinds = list(dict.fromkeys([*shown, ErrorReply]))
     made, components = msgspec.json.schema_components(kinds, ref_template=REF)
     by_kind = dict(zip(kinds, made, strict=True))
-    components["Problem"]["properties"]["code"]["examples"] = CODES
+    components["Problem"]["properties"]["code"]["examples"] = codes()
     for name, more in schemas.items():
         components[name] |= more
     paths: dict[str, dict[str, Any]] = {}

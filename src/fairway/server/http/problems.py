@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import Final
+from itertools import chain
+from typing import Final, TypeAlias
 
 from fairway import errors
 from fairway.errors import FiringFailed
 from fairway.server.access.auth import CHALLENGE
 from fairway.server.http.exchange import JSON, Reply, json_reply
-from fairway.wire.topics import ErrorReply, Problem
+from fairway.wire.requests import ErrorReply, Problem
 
 logger = logging.getLogger("fairway.server")
 
@@ -23,8 +24,12 @@ STATUS_OF_CODE: Final = {
 }
 """Codes of `InvalidRequest` that are not a plain 400."""
 
-TABLE: Final[tuple[tuple[type[errors.FairwayError], int, str | None], ...]] = (
-    # The first that fits counts; None takes the error's own code.
+Row: TypeAlias = tuple[type[errors.FairwayError], int, str | None]
+"""A class of errors, its status and its code; None takes the error's own code."""
+OF_PARTS: Final[list[Row]] = []
+"""Errors of a part's own: a line for each, looked at before the others."""
+TABLE: Final[tuple[Row, ...]] = (
+    # The first that fits counts.
     (errors.InvalidRequest, 400, None),
     (errors.NotFound, 404, None),
     (errors.Conflict, 409, None),
@@ -52,17 +57,20 @@ TABLE: Final[tuple[tuple[type[errors.FairwayError], int, str | None], ...]] = (
     (errors.GraphFailed, 409, "graph_failed"),
     (errors.Stop, 500, "stopped"),
 )
-CODES: Final = sorted({*STATUS_OF_CODE, *(code for _, _, code in TABLE if code is not None)})
-"""Every code that is not an error's own."""
 RETRY_S: Final = 1
 
 CLOSE: Final = (b"connection", b"close")
 """Whoever asks again is to come by another way: behind one address there may be another server."""
 
 
+def codes() -> list[str]:
+    """Every code that is not an error's own."""
+    return sorted({*STATUS_OF_CODE, *(code for _, _, code in (*OF_PARTS, *TABLE) if code)})
+
+
 def status_of(error: errors.FairwayError) -> tuple[int, str]:
     """The status and the code of an error."""
-    for kind, status, code in TABLE:
+    for kind, status, code in chain(OF_PARTS, TABLE):
         if isinstance(error, kind):
             if isinstance(error, errors.NotFound):
                 return status, f"{error.kind}_not_found"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fairway.server.access.quotas import Allowance
     from fairway.server.host import Host
     from fairway.server.http.exchange import Send
-    from fairway.wire.sockets import RequestId
+    from fairway.wire.requests import RequestId
 
 BUFFER_BYTES: Final = 256 * 1024
 """What a socket may have queued and unsent, pongs included."""

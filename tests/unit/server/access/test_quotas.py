@@ -145,13 +145,13 @@ def test_connections_are_bounded() -> None:
 
 def test_topics_and_bytes_stored_are_bounded() -> None:
     ann = allowance(topics=3, stored_bytes=100)
-    ann.check_topics(2)
-    ann.check_stored(90, wanted=10)
+    ann.check_kept("topics", 2)
+    ann.check_kept("stored_bytes", 90, wanted=10)
     with pytest.raises(Throttled) as refusal:
-        ann.check_topics(2, wanted=2)
+        ann.check_kept("topics", 2, wanted=2)
     assert (refusal.value.limit, refusal.value.maximum) == ("topics", 3)
     with pytest.raises(Throttled) as refusal:
-        ann.check_stored(90, wanted=11)
+        ann.check_kept("stored_bytes", 90, wanted=11)
     assert (refusal.value.limit, refusal.value.maximum) == ("stored_bytes", 100)
     assert refusal.value.retry_after_ns == RETRY_SPACE_NS
 
@@ -162,8 +162,8 @@ def test_no_limit_is_no_limit() -> None:
         ann.begin(0)
         ann.connect()
     ann.charge(0, records=10**9, size=10**12)
-    ann.check_topics(10**9)
-    ann.check_stored(10**15, wanted=10**15)
+    ann.check_kept("topics", 10**9)
+    ann.check_kept("stored_bytes", 10**15, wanted=10**15)
     assert ANYONE.quota is UNLIMITED
 
 

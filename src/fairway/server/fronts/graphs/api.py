@@ -38,6 +38,7 @@ from fairway.wire.graphs import (
     FIRINGS_DEFAULT,
     FIRINGS_MAX,
     PUSH_WAIT_MS,
+    AuditEntry,
     AuditList,
     DeadLetterList,
     FireRequest,
@@ -187,13 +188,19 @@ async def list_audit(host: Host, request: Request, graph: str) -> Reply:
     identity.require("admin")
     check_name(graph, what="graph")
     tenant = request.parameters.get("tenant")
-    entries = host.state(Audit).of(
-        graph,
-        lambda entry: (
-            tenant in (None, entry.tenant)
-            and identity.may_touch(full_name(entry.tenant, entry.graph))
-        ),
-    )
+    entries = [
+        AuditEntry(
+            at=one.at_ms,
+            who=one.who,
+            command=one.command,
+            tenant=one.tenant,
+            graph=one.target,
+            outcome=one.outcome,
+            detail=one.detail,
+        )
+        for one in host.state(Audit).of(graph)
+        if tenant in (None, one.tenant) and identity.may_touch(full_name(one.tenant, one.target))
+    ]
     return json_reply(AuditList(entries=entries))
 
 
@@ -421,7 +428,7 @@ async def load_graph(host: Host, request: Request) -> Reply:
         request.identity.require_prefix("admin", "")
         try:
             declared = await host.pool.run(graph_at, message.graph, message.fresh)
-            note.graph, note.tenant, note.detail = declared.name, declared.tenant, message.graph
+            note.target, note.tenant, note.detail = declared.name, declared.tenant, message.graph
             managed = await host.part(Graphs).load(declared, wait=False)
         except InvalidConfig as error:  # the request is well formed; what it names cannot be run
             raise Conflict(str(error), code="graph_not_loadable") from None

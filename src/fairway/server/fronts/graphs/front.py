@@ -251,7 +251,7 @@ class GraphsFront(Front):
         return (app.graphs,)
 
     def start(self, host: Host) -> None:
-        host.keep(Audit(host.now_ms))
+        host.keep(Audit("graph", host.now_ms))
         if (folder := host.settings.of_parts.get("graphs")) is not None:
             host.keep(Folder(host.part(Graphs), folder, pool=host.pool))
 

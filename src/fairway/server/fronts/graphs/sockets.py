@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from fairway.server.host import Host
     from fairway.server.http.exchange import Receive, Request, Send
     from fairway.wire.graphs import CommandAnswer, PushAnswer
-    from fairway.wire.sockets import RequestId
+    from fairway.wire.requests import RequestId
 
 WINDOW: Final = 64
 """Messages of one socket that are not answered yet."""

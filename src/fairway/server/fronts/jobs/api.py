@@ -42,7 +42,8 @@ from fairway.wire.jobs import (
     SignalReply,
     SignalRequest,
 )
-from fairway.wire.topics import INT_MAX, WAIT_MS_MAX, check_name
+from fairway.wire.requests import INT_MAX
+from fairway.wire.topics import WAIT_MS_MAX, check_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,7 +11,7 @@ from fairway.server.fronts.jobs import api
 from fairway.server.http.paging import CURSOR, page_size
 from fairway.server.http.router import NAME, Parameter, Route
 from fairway.wire import jobs as wire
-from fairway.wire.topics import INT_MAX
+from fairway.wire.requests import INT_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from fairway.topics.engine import Topics
 from fairway.wire import topics as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from fairway.app import Fairway
     from fairway.core.priority import Band
@@ -279,6 +279,9 @@ class TopicsFront(Front):
         while True:
             await sleep_ns(PURGE_NS)
             await host.state(WatchSessions).purge(host.now_ms())
+
+    def readiness(self, host: Host) -> Mapping[str, int]:
+        return {"topics": len(host.part(Topics))}
 
     def review(self, host: Host) -> None:
         host.state(TopicQuotas).review()

@@ -30,7 +30,7 @@ OWNED_AGAIN_NS: Final = 50_000_000
 
 
 class TopicQuotas:
-    """The quotas of all keys, as far as they are about topics."""
+    """The quotas of all keys, as far as they are about topics. Fills `OwnerBounds`."""
 
     def __init__(self, topics: Topics, quotas: Quotas, access: Access, clock: Clock) -> None:
         self._topics = topics
@@ -41,11 +41,9 @@ class TopicQuotas:
         self._bound_stores()
 
     def enforce(self) -> None:
-        """Have the engine ask from now on, whoever makes topics, appends or copies."""
+        """Have topics ask from now on, whoever makes topics, appends or copies."""
         self._topics.created.append(self._count_owned)
-        self._topics.may_make = self._check_topics
-        self._topics.may_copy = self._check_copies
-        self._topics.writing.may_store = self._store
+        self._topics.bound_by(self)
 
     def review(self) -> None:
         """Keys may have changed."""
@@ -64,7 +62,7 @@ class TopicQuotas:
         allowance = self._quotas.of(identity, now_ns)
         if topic not in self._topics.making and self._topics.find(topic) is None:
             # It is asked again when it is made; this once so that a refusal uses nothing up.
-            self._check_topics(identity.name)
+            self.may_make(identity.name)
         # Before anything is used up. It is asked again in the step in which they are appended.
         found = self._topics.find(topic)
         owner = identity.name if found is None else found.owner
@@ -74,12 +72,11 @@ class TopicQuotas:
     def _bound_stores(self) -> None:
         """Whose topics are bounded in bytes, by the keys of now."""
         self._known = known = self._access.quotas()
-        self._bounds = {name: q.stored_bytes for name, q in known.items() if q.stored_bytes}
-        self._topics.writing.bounded = self._bounds
+        self.stored = {name: q.stored_bytes for name, q in known.items() if q.stored_bytes}
 
     def _check_room(self, owner: str, size: int) -> None:
         """Whether the topics of a key have room for so much. Raises `Throttled`."""
-        most = self._bounds.get(owner)
+        most = self.stored.get(owner)
         if most is None or self._owned_by(owner)[1] + size <= most:
             return
         if self._owned_by(owner, fresh_ns=OWNED_AGAIN_NS)[1] + size > most:
@@ -90,14 +87,14 @@ class TopicQuotas:
                 maximum=most,
             )
 
-    def _store(self, topic: Topic, size: int) -> None:
-        """So much is about to be appended to a topic whose owner is bounded. Raises `Throttled`."""
+    # What topics ask: `OwnerBounds`
+
+    def may_store(self, topic: Topic, size: int) -> None:
         self._check_room(topic.owner, size)
         count, stored, at_ns = self._owned[topic.owner]
         self._owned[topic.owner] = (count, stored + size, at_ns)
 
-    def _check_copies(self, owner: str, records: int, size: int) -> Callable[[], None] | None:
-        """Whether a router of a key may copy so much. Raises `Throttled`; see `Topics.may_copy`."""
+    def may_copy(self, owner: str, records: int, size: int) -> Callable[[], None] | None:
         quota = self._access.quotas().get(owner)
         if quota is None:
             return None
@@ -116,13 +113,12 @@ class TopicQuotas:
             ) from None
         return partial(allowance.take, records=records, size=size)
 
-    def _check_topics(self, owner: str) -> None:
-        """Whether a key may have one topic more. Raises `Throttled`."""
+    def may_make(self, owner: str) -> None:
         allowance = self._quotas.find(owner)
         if allowance is None or not allowance.quota.topics:
             return  # the server's own program, or somebody without a bound
         making = sum(each == owner for each in self._topics.making.values())
-        allowance.check_topics(self._owned_by(owner)[0] + making)
+        allowance.check_kept("topics", self._owned_by(owner)[0] + making)
 
     def _count_owned(self, topic: Topic) -> None:
         """A topic was made."""

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fairway.topics.batch import Record
     from fairway.topics.topic import Topic
     from fairway.topics.watching import Watcher
-    from fairway.wire.sockets import RequestId
+    from fairway.wire.requests import RequestId
 
 SUBSCRIPTIONS_MAX: Final = 256
 

@@ -8,6 +8,14 @@ import msgspec
 
 from fairway.errors import Forbidden, InvalidRequest
 from fairway.server.fronts.topics.api import nodes_of
+from fairway.server.fronts.topics.events import (
+    SHARED,
+    EventEncoder,
+    MultiStream,
+    TopicStream,
+    parse_id,
+    parse_positions,
+)
 from fairway.server.fronts.topics.sessions import (
     SESSION_TTL_MS,
     Followed,
@@ -16,17 +24,7 @@ from fairway.server.fronts.topics.sessions import (
     define,
 )
 from fairway.server.http.exchange import Reply, Request, flag, json_reply, number
-from fairway.server.http.sse import (
-    SHARED,
-    EventEncoder,
-    EventStream,
-    Frame,
-    MultiStream,
-    parse_id,
-    parse_positions,
-    problem_event,
-    require_event_stream,
-)
+from fairway.server.http.sse import Frame, problem_event, require_event_stream
 from fairway.settings import UNLIMITED
 from fairway.topics.batch import Projection
 from fairway.topics.engine import Topics
@@ -34,8 +32,8 @@ from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
 from fairway.topics.watching import View, Watcher
+from fairway.wire.requests import INT_MAX
 from fairway.wire.topics import (
-    INT_MAX,
     LIMIT_MAX,
     NAME,
     WATCH_BYTES_DEFAULT,
@@ -108,7 +106,7 @@ async def watch_topic(host: Host, request: Request, topic: str) -> Reply | None:
         for watcher in watchers:
             host.part(Topics).unwatch(watcher)
 
-    stream = EventStream(connection, closed)
+    stream = TopicStream(connection, closed)
     guest = host.connect(request.identity, stream.end)
     try:
         stream.open(host.cors_headers(request))

@@ -17,7 +17,8 @@ from fairway.jobs.flows import TASKS_MAX, drawn, state_of, steer
 from fairway.jobs.job import WORKFLOW, Filter, Status
 from fairway.jobs.workflow import RunState, tree
 from fairway.server.http.exchange import Reply, Request, json_reply, number
-from fairway.wire.topics import INT_MAX, WAIT_MS_MAX
+from fairway.wire.requests import INT_MAX
+from fairway.wire.topics import WAIT_MS_MAX
 from fairway.wire.workflows import (
     FiringView,
     RunAction,

@@ -10,7 +10,7 @@ from fairway.server.http.paging import page_size
 from fairway.server.http.router import Parameter, Route
 from fairway.wire import workflows as wire
 from fairway.wire.jobs import StatusName
-from fairway.wire.topics import INT_MAX
+from fairway.wire.requests import INT_MAX
 
 _ID: Final = {"type": "integer", "minimum": 1, "maximum": INT_MAX}
 _NO_WORKFLOW: Final = {404: "the server declares no such workflow"}
