@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from fairway.topics.writing import NewBatch, Position
+from fairway.topics.operations import Position
+from fairway.topics.writing import NewBatch
 from fairway.wire.encoding import encode_given
 from fairway.wire.records import parse_records
 from fairway.wire.topics import check_name
