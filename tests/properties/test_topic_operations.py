@@ -644,7 +644,7 @@ def a_position_is_not_in_the_operation() -> Iterator[None]:
 @contextmanager
 def a_snapshot_behind_a_new_configuration_tells_the_former_one() -> Iterator[None]:
     """Its own snapshot does, too."""
-    with plant(Writes, "configuring", lambda self, config: nullcontext()):
+    with plant(Writes, "begin_config", lambda self, config: None):
         yield
 
 

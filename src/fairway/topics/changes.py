@@ -15,10 +15,12 @@ from fairway.errors import Closing, Conflict, FairwayError, NotFound, OutcomeUnk
 from fairway.storage.wal import INT_MAX, Operation
 from fairway.topics import names
 from fairway.topics.doubts import Doubt
+from fairway.topics.operations import encode_snapshot
 from fairway.topics.outcome import fail
 from fairway.topics.recovery import StoredTopic, encode_topic
 from fairway.topics.routers import ROUTER
 from fairway.topics.topic import Topic
+from fairway.topics.writes import Write
 from fairway.wire.topics import check_name
 
 if TYPE_CHECKING:
@@ -216,31 +218,50 @@ class Changes:
             live.writes.halt()
         if halts and topic.floor <= topic.head:
             topic.lose_all("crash")  # nothing is live, yet nobody must look for it in the store
-        meta: dict[str, bytes | None] = {}
         try:
-            with live.writes.configuring(config):
-                meta = self._retention.snapshot_meta(topic)
-                if before.durability != config.durability:
-                    # What is appended until the change is made has the promise of the old class.
-                    meta[names.RESERVED_DISK] = None
-                if config.durability == "fsync" and topic.weak:
-                    topic.apply(config)  # from here on nothing needs a reservation
-                    meta[names.RESERVED] = None
-                    topic.give_back()
-                    live.reservation.give_back()
-                await self._log.submit(topic.epoch, Operation(meta=meta))
-        except BaseException as error:
-            topic.apply(before)
-            snapshot = meta.get(names.SNAPSHOT)
-            if isinstance(error, OutcomeUnknown) and snapshot is not None:
-                self._retention.doubt_change(topic, Doubt(snapshot, INT_MAX, config))
-            raise
+            await asyncio.shield(self._write_config(topic, live, config).decided())
         finally:
             live.writes.resume()
-        topic.apply(config)
         # From here on it is so, whatever becomes of this: a start reads the snapshot.
         stored = encode_topic(StoredTopic(config, topic.owner))
         try:
             await self._catalog.put(TOPIC, topic.name, stored, partition=topic.epoch)
         except FairwayError as error:
             logger.warning("the catalog does not tell how topic %s is: %s", topic.name, error)
+
+    def _write_config(self, topic: Topic, live: LivePart, config: TopicConfig) -> Write:
+        """Write what the topic has become, and what it is configured as from there on. It is so
+        once that is written, in its place among the appends."""
+        before, writes = topic.config, live.writes
+
+        def settle(error: BaseException | None) -> None:
+            writes.end_config()
+            if error is None:
+                topic.apply(config)
+                topic.saved(max(topic.snapshot_head, state.head))
+                return
+            topic.apply(before)
+            if isinstance(error, OutcomeUnknown):
+                self._retention.doubt_change(topic, Doubt(snapshot, INT_MAX, config))
+
+        writes.begin_config(config)
+        try:
+            state = topic.snapshot()
+            snapshot = encode_snapshot(state)
+            meta: dict[str, bytes | None] = {names.SNAPSHOT: snapshot}
+            if before.durability != config.durability:
+                # What is appended until the change is made has the promise of the old class.
+                meta[names.RESERVED_DISK] = None
+            if config.durability == "fsync" and topic.weak:
+                topic.apply(config)  # from here on nothing needs a reservation
+                meta[names.RESERVED] = None
+                topic.give_back()
+                live.reservation.give_back()
+            write = Write(writes, settle, shown=True)  # it shows nothing new
+            self._log.submit_for(write, topic.epoch, Operation(meta=meta))
+        except FairwayError:
+            writes.end_config()
+            topic.apply(before)
+            raise
+        writes.add(write)
+        return write

@@ -151,14 +151,12 @@ class Writes:
     def end_removal(self) -> None:
         self.removal = None
 
-    @contextmanager
-    def configuring(self, config: TopicConfig) -> Iterator[None]:
-        """It is being written what it is configured as."""
+    def begin_config(self, config: TopicConfig) -> None:
+        """It is being written what the topic is configured as from there on."""
         self.config = config
-        try:
-            yield
-        finally:
-            self.config = None
+
+    def end_config(self) -> None:
+        self.config = None
 
     @contextmanager
     def pinning(self, seq: int) -> Iterator[None]:

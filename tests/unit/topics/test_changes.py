@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from fairway.errors import Conflict, OutcomeUnknown, WriteFailed
+from fairway.errors import Conflict, OutcomeUnknown, Unavailable, WriteFailed
 from fairway.storage.log import Log
 from fairway.storage.wal import Operation
 from fairway.storage.wals.memory import MemoryWal
@@ -197,5 +197,27 @@ def test_the_store_says_whether_a_change_of_unknown_outcome_was_made(how: str) -
         async with topics_on(wal.kill()) as topics:
             assert topics.get("t").config.cap_records == (2 if made else 0)
             assert values(await read_all(topics, "t")) == expected
+
+    virtually(main())
+
+
+def test_no_seqs_are_reserved_while_nobody_knows_which_class_a_topic_has() -> None:
+    """It may need none any more, and the next one that does would take what is left for lost."""
+
+    async def main() -> None:
+        wal = Ill()
+        async with topics_on(wal) as topics:
+            await topics.put("t", TopicPatch(durability="disk"))
+            topic = topics.get("t")
+            wal.how = "after"
+            with pytest.raises(OutcomeUnknown):
+                await topics.put("t", TopicPatch(durability="fsync", cap_records=2))
+            with pytest.raises(Unavailable):
+                await topics.writing.reserving.reserve(topic, 1)
+            wal.how = ""
+            await asyncio.sleep(3)
+            assert (topic.config.durability, topic.reserved) == ("fsync", 0)
+            partitions = topics.kernel.partitions
+            assert await partitions.meta(topic.epoch, names.RESERVED) is None
 
     virtually(main())
