@@ -277,11 +277,14 @@ def check_records(
     mine, theirs = (exact(one) for one in (topic, follower.topic))
     ran, added = follower.seen(topic), follower.seen(follower.topic)
     demand(len(ran["live"]) == topic.count, "what is counted is there")
-    if not wal.faulted or mine == theirs:
+    # A cap that takes records as they come passes over deleted ones between them, and leaves to
+    # the TTL what is too old by then; one that takes all of them at once counts them as its own.
+    at_once = topic.capped and (follower.deleted or topic.config.ttl_ms)
+    if mine == theirs or not (wal.faulted or at_once):
         tally["the very state"] += 1
         demand(mine == theirs, f"the state that ran is {mine}, the sum is {theirs}")
         demand(ran == added, f"the topic that ran shows {ran}, the sum shows {added}")
-    elif topic.capped and ran != added:
+    elif wal.faulted and topic.capped and ran != added:
         # A cap may have taken old records for new ones that were shown and could not be written.
         tally["evicted for nothing"] += 1
         demand(ran["head"] == added["head"], f"the head is {ran['head']}, not {added['head']}")
