@@ -28,9 +28,10 @@ from fairway.testing import run
 from fairway.topics.batch import Record
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.match import TagMatch
+from fairway.topics.operations import Position
 from fairway.topics.reserving import SEQS_MIN
 from fairway.topics.routing import COPIES_MAX, HOPS_MAX, Router, find_cycle, share_of
-from fairway.topics.writing import Position, Writing
+from fairway.topics.writing import Writing
 from fairway.wire.records import parse_records
 from fairway.wire.topics import RouterConfig, TopicPatch
 from tests.support.topics import (
@@ -380,8 +381,6 @@ def test_a_tombstone_keeps_its_place_among_the_copies(durability: Any) -> None:
             await topics.put("b", TopicPatch(durability=durability))
             topic = topics.get("b")
             await topics.append("b", new(1))
-            from fairway.topics.writing import Position
-
             await topics.writing.prepare(topic, new(*range(50)))
             waiting = [
                 topics.writing.enqueue_gap(topic, 4, "source_trim", Position("p", 1, 1)),

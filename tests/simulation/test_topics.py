@@ -16,7 +16,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 
-from fairway.topics import reading
+from fairway.topics import reading, writing
 from fairway.topics.batch import Batch
 from fairway.topics.catching_up import CatchUp
 from fairway.topics.idempotency import KeyMemory
@@ -132,20 +132,19 @@ def seqs_are_not_reserved() -> Iterator[None]:
 @contextmanager
 def keys_are_not_logged() -> Iterator[None]:
     """As upstream: a retry across a crash appends twice."""
-    real = Writing._meta
+    real = writing.rows_of
 
-    def forgetful(self: Writing, new: Any, answer: Any, ts: int) -> Any:
-        meta = real(self, new, answer, ts)
-        return {name: value for name, value in meta.items() if not name.startswith("i/")}
+    def forgetful(noted: Any) -> Any:
+        return {name: value for name, value in real(noted).items() if not name.startswith("i/")}
 
-    with patch.object(Writing, "_meta", forgetful):
+    with patch.object(writing, "rows_of", forgetful):
         yield
 
 
 @contextmanager
 def a_doubtful_key_is_not_asked_for() -> Iterator[None]:
     """The store has the key of a write whose outcome was unknown, and nobody asks it."""
-    with patch.object(KeyMemory, "doubt", lambda self, until_ms: None):
+    with patch.object(KeyMemory, "doubt", lambda self, used_ms: None):
         yield
 
 

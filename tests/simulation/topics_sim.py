@@ -34,10 +34,11 @@ from fairway.testing import Deadlock, Livelock, run
 from fairway.topics.batch import size_of
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.match import TagMatch
+from fairway.topics.operations import Position
 from fairway.topics.reading import Selection
 from fairway.topics.retention import RetentionConfig
 from fairway.topics.watching import View
-from fairway.topics.writing import NewBatch, Position
+from fairway.topics.writing import NewBatch
 from fairway.wire.records import decode_records, parse_records
 from fairway.wire.topics import TopicPatch
 from tests.support.promises import Broken, broken_by, demand

@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fairway.errors import Closing, Conflict, FairwayError, NotFound, OutcomeUnknown, Throttled
-from fairway.storage.wal import Operation
+from fairway.storage.wal import INT_MAX, Operation
 from fairway.topics import names
+from fairway.topics.doubts import Doubt
+from fairway.topics.operations import encode_snapshot
 from fairway.topics.outcome import fail
 from fairway.topics.recovery import StoredTopic, encode_topic
 from fairway.topics.routers import ROUTER
 from fairway.topics.topic import Topic
+from fairway.topics.writes import Write
 from fairway.wire.topics import check_name
 
 if TYPE_CHECKING:
@@ -182,10 +184,10 @@ class Changes:
     async def configure(self, topic: Topic, patch: TopicPatch | None) -> None:
         """Change a topic's configuration, to its end.
 
-        What the old configuration made of the topic is durable before the new one is, so that a cap
-        that is raised does not bring back what was told to be lost. Therefore nothing is evicted
-        from when that is written until the new configuration is: whoever evicts takes the topic's
-        lock. It is taken first, so that a long delete of this topic holds up no other change.
+        One snapshot says what the old configuration made of the topic, and the new one: a cap that
+        is raised does not bring back what was told to be lost. Therefore nothing is evicted while
+        that is written: whoever evicts takes the topic's lock. It is taken first, so that a long
+        delete of this topic holds up no other change.
         """
 
         async def change() -> None:
@@ -201,46 +203,65 @@ class Changes:
             raise NotFound("topic", topic.name)
         before = topic.config
         config = self._registry.shared(self._registry.config(patch, before))
+        live = self._live(topic)
+        held = topic.count + live.writes.pending_count
         if before.durability != config.durability and (
-            config.durability == "ephemeral" or (before.durability == "ephemeral" and topic.count)
+            config.durability == "ephemeral" or (before.durability == "ephemeral" and held)
         ):
             raise Conflict(
                 "a topic with records cannot become ephemeral, nor cease to be",
                 code="topic_exists_incompatible",
             )
-        live = self._live(topic)
         # What comes before the change would be in memory alone, and after it nobody knew that.
         halts = before.durability == "ephemeral" != config.durability
         if halts:
             live.writes.halt()
         if halts and topic.floor <= topic.head:
             topic.lose_all("crash")  # nothing is live, yet nobody must look for it in the store
+        try:
+            await asyncio.shield(self._write_config(topic, live, config).decided())
+        finally:
+            live.writes.resume()
+        # From here on it is so, whatever becomes of this: a start reads the snapshot.
         stored = encode_topic(StoredTopic(config, topic.owner))
         try:
-            meta = self._retention.snapshot_meta(topic)
+            await self._catalog.put(TOPIC, topic.name, stored, partition=topic.epoch)
+        except FairwayError as error:
+            logger.warning("the catalog does not tell how topic %s is: %s", topic.name, error)
+
+    def _write_config(self, topic: Topic, live: LivePart, config: TopicConfig) -> Write:
+        """Write what the topic has become, and what it is configured as from there on. It is so
+        once that is written, in its place among the appends."""
+        before, writes = topic.config, live.writes
+
+        def settle(error: BaseException | None) -> None:
+            writes.end_config()
+            if error is None:
+                topic.apply(config)
+                topic.saved(max(topic.snapshot_head, state.head))
+                return
+            topic.apply(before)
+            if isinstance(error, OutcomeUnknown):
+                self._retention.doubt_change(topic, Doubt(snapshot, INT_MAX, config))
+
+        writes.begin_config(config)
+        try:
+            state = topic.snapshot()
+            snapshot = encode_snapshot(state)
+            meta: dict[str, bytes | None] = {names.SNAPSHOT: snapshot}
             if before.durability != config.durability:
-                # What is appended until the change is complete has the promise of the old class.
+                # What is appended until the change is made has the promise of the old class.
                 meta[names.RESERVED_DISK] = None
             if config.durability == "fsync" and topic.weak:
                 topic.apply(config)  # from here on nothing needs a reservation
                 meta[names.RESERVED] = None
                 topic.give_back()
                 live.reservation.give_back()
-            await self._log.submit(topic.epoch, Operation(meta=meta))
-            await self._catalog.put(TOPIC, topic.name, stored, partition=topic.epoch)
-        except BaseException as error:
+            write = Write(writes, settle, shown=True)  # it shows nothing new
+            self._log.submit_for(write, topic.epoch, Operation(meta=meta))
+        except FairwayError:
+            writes.end_config()
             topic.apply(before)
-            if isinstance(error, OutcomeUnknown):
-                # What the next start will find decides, above all whether seqs are reserved; while
-                # nobody can tell, the stronger class is right either way.
-                now: bytes | None = stored if config.durability == "fsync" else None
-                with suppress(FairwayError):
-                    found = await self._catalog.get(TOPIC, topic.name)
-                    now = found.value if found is not None else None
-                if now == stored:
-                    topic.apply(config)
-                    self._retention.reconsider(topic)
             raise
-        finally:
-            live.writes.resume()
-        topic.apply(config)
+        writes.add(write)
+        return write

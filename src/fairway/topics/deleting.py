@@ -39,7 +39,7 @@ class Deletions:
         live: Callable[[Topic], LivePart],
         batches: OldBatches,
         pace: Pace,
-        doubt: Callable[[Topic], None],
+        doubt: Callable[[Topic, Doubt], None],
         settle: Callable[[Topic], Awaitable[None]],
         deleted: Callable[[Topic, int], None],
     ) -> None:
@@ -158,9 +158,7 @@ class Deletions:
             if error is None:
                 topic.apply(removal)
             elif isinstance(error, OutcomeUnknown):
-                live.doubts.raise_change(Doubt(snapshot, INT_MAX, removal))
-                live.doubts.raise_end()
-                self._doubt(topic)
+                self._doubt(topic, Doubt(snapshot, INT_MAX, removal))
 
         writes.add(write)
         await asyncio.shield(write.decided())

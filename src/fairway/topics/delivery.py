@@ -123,11 +123,11 @@ class Delivery:
         """Something new may be seen in `topic`."""
         live = topic.live
         if live is None:
-            topic.drained = topic.head  # nobody to tell
+            topic.pass_news()  # nobody to tell
             return
         readers = live.readers
         if not (readers.by_view or readers.routers or readers.waiters):
-            topic.drained = topic.head
+            topic.pass_news()
             return
         now_ns = self._clock.now_ns()
         band = self._band(topic, now_ns)
@@ -160,7 +160,7 @@ class Delivery:
 
     def touch(self, topic: Topic) -> None:
         """Somebody consumed from it: recency."""
-        topic.last_read_ns = self._clock.now_ns()
+        topic.note_read(self._clock.now_ns())
 
     def forget(self, topic: Topic) -> None:
         """The topic is deleted: tell its watchers and let go of them."""
@@ -306,7 +306,7 @@ class Delivery:
         """Everything new to everybody who watches. Yields wherever the budget is spent."""
         self._note_delay(topic, live)
         target = topic.head
-        start, topic.drained = topic.drained, target
+        start = topic.pass_news()
         for view, group in list(live.readers.by_view.items()):
             watchers = [one for one in group if one.live]
             if watchers:

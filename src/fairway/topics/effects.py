@@ -8,7 +8,8 @@ import msgspec
 
 from fairway.errors import Invalid
 from fairway.runtime.words import brief
-from fairway.topics.writing import NewBatch, Position
+from fairway.topics.operations import Position
+from fairway.topics.writing import NewBatch
 from fairway.wire.encoding import encode_given
 from fairway.wire.records import check_tag, parse_records
 from fairway.wire.topics import check_name

@@ -117,8 +117,7 @@ class Topics(Part):
 
     async def open(self) -> None:
         self._clock = clock_of()
-        now_ms = self._now_ms()
-        self._keys = KeyMemory(self.config.key_bytes, cold_until_ms=now_ms)
+        self._keys = KeyMemory(self.config.key_bytes, self._registry.window_ms)
         self._hot = HotBytes(self.config.hot_bytes, self._dropped)
         self._tags = TagMemory(self.config.tag_bytes)
         self.delivery = Delivery(
@@ -244,8 +243,11 @@ class Topics(Part):
         assert self.recovery is not None
         catalog = self.kernel.catalog
         await self.recovery.run(catalog.take(TOPIC))
-        window_ms = max((t.config.idempotency_window_ms for t in self._registry), default=0)
-        self._keys.cold_until_ms = self._now_ms() + window_ms
+        if len(self._registry):
+            # Their keys are looked up when they are asked for. None was used later than this,
+            # wherever the clock was set to since.
+            last_ms = max(topic.last_ts for topic in self._registry)
+            self._keys.doubt(max(last_ms, self._now_ms()))
         await self._routers.restore(catalog.take(ROUTER))
         await self.kernel.release()
         await self.recovery.trim()
@@ -528,7 +530,7 @@ class Topics(Part):
         """The part of a topic that only those in use have."""
         live = topic.live
         if live is None:
-            live = topic.live = LivePart(Tail(topic.head + 1))
+            live = topic.begin_use(LivePart(Tail(topic.head + 1), self._keys))
         return live
 
     def health(self) -> PartHealth:

@@ -3,7 +3,9 @@ very many of them fit in memory.
 
 Each piece belongs to one owner, and the others ask it or call its methods:
 
-    writes       what is numbered and not decided yet       `Writing`, `Deletions`
+    writes       what is numbered and not decided yet       `Writing`, `Deletions`, `Changes`
+    producers    how far its producers are                  `Writing`
+    keys         which idempotency keys were used           `Writing`; one memory for all topics
     readers      who reads it, and who waits for news       `Delivery`
     reservation  which seqs may be given out next           `Reserving`
     doubts       what only the store can tell               whoever wrote; `Retention` asks
@@ -17,14 +19,18 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from fairway.topics.doubts import Doubts
+from fairway.topics.operations import KeySeen
+from fairway.topics.producers import Producers
 from fairway.topics.readers import Readers
 from fairway.topics.reserving import Reservation
 from fairway.topics.tail import Tail
 from fairway.topics.writes import Writes
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable
 
+    from fairway.topics.idempotency import KeyMemory
+    from fairway.topics.operations import Noted
     from fairway.topics.tags import TagIndex
 
 
@@ -34,7 +40,9 @@ class LivePart:
     __slots__ = (
         "doubts",
         "front",
+        "keys",
         "lock",
+        "producers",
         "readers",
         "reclaiming",
         "reservation",
@@ -44,8 +52,10 @@ class LivePart:
         "writes",
     )
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: Tail, keys: KeyMemory) -> None:
         self.writes = Writes()
+        self.producers = Producers()
+        self.keys = keys
         self.readers = Readers()
         self.reservation = Reservation()
         self.doubts = Doubts()
@@ -55,6 +65,25 @@ class LivePart:
         self.lock = asyncio.Lock()  # held while it is worked out what to evict or delete
         self.reclaiming = False  # by who holds the lock: what memory holds may be evicted meanwhile
         self.unsaved = False  # it is on the list of topics to be snapshotted
+
+    # What is metadata, and nothing else
+
+    def apply(self, epoch: int, change: Noted) -> None:
+        """A key or a position is in the store: remember it."""
+        if isinstance(change, KeySeen):
+            self.keys.apply(epoch, change)
+        else:
+            self.producers.apply(change)
+
+    def lose(self, epoch: int, changes: Iterable[Noted], *, unknown: bool) -> None:
+        """They were not written, or nobody can tell: only the store can."""
+        for change in changes:
+            if not isinstance(change, KeySeen):
+                self.producers.forget(change.producer)
+                continue
+            self.keys.forget(epoch, change.key)
+            if unknown and change.seen is not None:
+                self.keys.doubt(change.seen.ts)
 
     # Memory
 
@@ -71,6 +100,10 @@ class LivePart:
         """Nothing lives in the batches that end with these seqs."""
         self.tail.discard(last_seqs)
         self.front = None
+
+    def keep_tags(self, index: TagIndex | None) -> None:
+        """Where the records of a tag are, from some seq on; None if that is forgotten."""
+        self.tags = index
 
     # Upkeep
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from fairway.errors import FairwayError, OutcomeUnknown, Unavailable
+from fairway.errors import FairwayError, Unavailable
+from fairway.storage.wal import NO_META
 from fairway.topics import names
-from fairway.topics.names import SeenKey
+from fairway.topics.operations import KeySeen, changes_of
 from fairway.topics.outcome import Appended, fail
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Once:
             return answer
         # From here on it will happen, whether or not this caller stays to see it.
         waiting.add_done_callback(
-            lambda done: self._settle(topic, place, done.exception() or done.result())
+            lambda done: self._settle(place, done.exception() or done.result())
         )
         return await asyncio.shield(reply)
 
@@ -73,16 +74,19 @@ class Once:
         """As `append`, begun at once and told to `reply`; False if something must come first."""
         place = (topic.epoch, key)
         now_ms = self._clock.wall_ns() // 1_000_000
-        if place in self._keys.under_way or now_ms < self._keys.cold_until_ms:
+        window_ms = topic.config.idempotency_window_ms
+        if place in self._keys.under_way:
             return False
         seen = self._keys.get(topic.epoch, key)
-        if seen is not None and now_ms - seen.ts < topic.config.idempotency_window_ms:
+        if seen is None and self._keys.unsure(now_ms, window_ms):
+            return False
+        if seen is not None and now_ms - seen.ts < window_ms:
             reply.set_result(Appended(seen.first_seq, seen.last_seq, deduped=True))
             return True
         # First: a class that does not wait for the disk is told within the call.
         self._keys.under_way[place] = asyncio.get_running_loop().create_future()
         try:
-            self._writing.enqueue_for(_First(self, topic, place, reply), topic, new)
+            self._writing.enqueue_for(_First(self, place, reply), topic, new)
         except FairwayError:
             del self._keys.under_way[place]
             raise
@@ -90,43 +94,39 @@ class Once:
 
     async def _seen(self, topic: Topic, key: str) -> Appended | None:
         now_ms = self._clock.wall_ns() // 1_000_000
+        window_ms = topic.config.idempotency_window_ms
         seen = self._keys.get(topic.epoch, key)
-        if seen is None and now_ms < self._keys.cold_until_ms:
-            await self._live(
-                topic
-            ).writes.wait_written()  # a class that does not wait may still be at it
-            stored = await self._log.meta(topic.epoch, names.KEY + key)
-            seen = names.decode_key(stored) if stored is not None else None
-        if seen is None or now_ms - seen.ts >= topic.config.idempotency_window_ms:
+        if seen is None and self._keys.unsure(now_ms, window_ms):
+            # A class that does not wait may still be at it.
+            await self._live(topic).writes.wait_written()
+            row = names.KEY + key
+            stored = await self._log.meta(topic.epoch, row)
+            found = {row: stored} if stored is not None else NO_META
+            for change in changes_of((), found, topic=topic.name):
+                topic.apply(change)
+                if isinstance(change, KeySeen):
+                    seen = change.seen  # memory may have no room for it
+        if seen is None or now_ms - seen.ts >= window_ms:
             return None
         return Appended(seen.first_seq, seen.last_seq, deduped=True)
 
-    def _settle(
-        self, topic: Topic, place: tuple[int, str], outcome: Appended | BaseException
-    ) -> None:
-        """The first append with a key is decided: remember it, and tell those that repeated it."""
+    def _settle(self, place: tuple[int, str], outcome: Appended | BaseException) -> None:
+        """The first append with a key is decided, and the key is known or not: tell those that
+        repeated it."""
         reply = self._keys.under_way.pop(place)
         if isinstance(outcome, BaseException):
-            if isinstance(outcome, OutcomeUnknown):
-                # The key may be in the store, with its records: until its window has passed, ask.
-                self._keys.doubt(topic.last_ts + topic.config.idempotency_window_ms)
             fail(reply, outcome)
-            return
-        seen = SeenKey(outcome.first_seq, outcome.last_seq, topic.last_ts)
-        window_ms = topic.config.idempotency_window_ms
-        self._keys.remember(*place, seen, topic.last_ts + window_ms)
-        if not reply.done():
+        elif not reply.done():
             reply.set_result(outcome)
 
 
 class _First:
     """The first append with a key, begun without a task; whoever asked for it is told after us."""
 
-    __slots__ = ("_once", "_place", "_reply", "_topic")
+    __slots__ = ("_once", "_place", "_reply")
 
-    def __init__(self, once: Once, topic: Topic, place: tuple[int, str], reply: Told) -> None:
+    def __init__(self, once: Once, place: tuple[int, str], reply: Told) -> None:
         self._once = once
-        self._topic = topic
         self._place = place
         self._reply = reply
 
@@ -134,9 +134,9 @@ class _First:
         return False
 
     def set_result(self, appended: Appended) -> None:
-        self._once._settle(self._topic, self._place, appended)
+        self._once._settle(self._place, appended)
         self._reply.set_result(appended)
 
     def set_exception(self, error: BaseException) -> None:
-        self._once._settle(self._topic, self._place, error)
+        self._once._settle(self._place, error)
         self._reply.set_exception(error)

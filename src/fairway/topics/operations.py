@@ -6,31 +6,45 @@ nothing, and says one or more of these:
 
     operation            writes                                applied in the process that wrote it
     append               the entry of a `Batch`                `Batch`, once its class is met
-    gap of a source      `s`, a producer's position            `Hole`, once its class is met
+      under a key        `i/…`                                 `KeySeen`, with it
+      of a producer      `p/…`                                 `Position`, with it
+    gap of a source      `s`, `p/…`                            `Hole`, `Position`: the same
     delete               `s`, and `x/…` if it leaves others    `Removal`, once it is durable
     reserve              `r`, `rd`                             `Reserved`, once it is durable
     upkeep, pin, stop    `s`, rows below the floors removed    nothing new: see below
     reclaim              `s`, `x/…` dropped, rows removed      nothing new: see below
     configure            `s`; then the catalog                 `TopicConfig`, once it is durable
+    old keys             `i/…` dropped                         nothing new: see below
 
-`s` is a `Snapshot`: the whole state once everything before it is written. Whoever only reads
-operations applies it in place of what its writer applied (`changes_of` decodes an operation), and
-is where the writer was. Operations are physical, so that adding one twice, or a run of them again
-from any earlier point, changes nothing.
+`s` is a `Snapshot`: the whole state once everything before it is written, and what the topic is
+configured as from there on. Whoever only reads operations applies it in place of what its writer
+applied (`changes_of` decodes an operation), and is where the writer was. Operations are physical,
+so that adding one twice, or a run of them again from any earlier point, changes nothing.
+
+The catalog says how a topic began, and is where a start looks for topics. A configuration is in
+force once the partition has it, in one operation with what the former one made of the topic; the
+catalog is told after that. So where they differ (a crash came between), the snapshot is right; one
+of an older release says nothing of it, and then the catalog is.
 
 The owner of a topic runs ahead of its operations in what it may decide by itself: the seqs it gives
 out (`Topic.place`), what caps and TTL take (`evict`), where the first live record is
 (`skip_deleted`), what is reclaimed. Each snapshot carries that; a life that begins before the next
 one decides the same again from what is stored (`Recovery`). What a crash took is told by a jump in
-the seqs, or by the seqs that were reserved and are not there (`Topic.take_over`).
+the seqs, or by the seqs that were reserved and are not there (`Topic.take_over`). It also runs
+ahead in how far producers are (`Producers.begin`) and which keys have had their window
+(`KeyMemory.expire`).
 
-Idempotency keys (`i/…`), positions of producers (`p/…`) and what other parts keep (`u/…`) are
-metadata, and nothing else: memory (`KeyMemory`, `Writes.positions`) spares a look at the store, and
-what it does not hold is asked for there.
+Keys and positions are rows of their own, and no part of a snapshot: there may be millions, and most
+are never asked for. So the rows are the state, and memory (`KeyMemory`, `Producers`) spares a look
+at them: it holds those of topics in use, within a budget, and whoever needs another one finds its
+row and applies that, as if its operation had just been written (`Once`, `Writing.position_of`). A
+start reads none of them, and whoever takes a topic over with the rows that its operations left has
+all of them. What other parts keep (`u/…`) is theirs, and nobody applies it here.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -44,6 +58,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from fairway.storage.wal import Entry
+    from fairway.topics.names import SeenKey
     from fairway.wire.topics import LossReason
 
 SKIPPED: Final = "skipped"
@@ -100,6 +115,26 @@ class Reserved(NamedTuple):
     upto: int
 
 
+class KeySeen(NamedTuple):
+    """An idempotency key was used; None if that is forgotten."""
+
+    key: str
+    seen: SeenKey | None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Who writes, and how far it is: never taken twice, however late it comes again."""
+
+    producer: str
+    epoch: int
+    number: int
+
+
+Noted: TypeAlias = KeySeen | Position
+"""What is metadata, and nothing else: memory of it spares a look at the store."""
+
+
 class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """What a topic is after the entries up to `head`; stored as metadata beside them."""
 
@@ -124,12 +159,27 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Up to this seq there may be more of them."""
     set_back: tuple[int, int] = (0, 0)
     """(seq, time): what lies below that seq was accepted before that time, whatever it says."""
+    config: TopicConfig | None = None
+    """What it is configured as; None if a release wrote it that kept that in the catalog alone."""
 
 
 encode_snapshot = msgspec.msgpack.Encoder().encode
 decode_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 
-Change: TypeAlias = Batch | Hole | Removal | Ruling | Reserved | Snapshot | TopicConfig
+Change: TypeAlias = Batch | Hole | Removal | Ruling | Reserved | Snapshot | TopicConfig | Noted
+
+
+def rows_of(noted: Iterable[Noted]) -> dict[str, bytes | None]:
+    """The metadata that say it: `changes_of` reads them back."""
+    rows: dict[str, bytes | None] = {}
+    for change in noted:
+        if isinstance(change, Position):
+            row = names.PRODUCER + change.producer
+            rows[row] = names.encode_position(change.epoch, change.number)
+        else:
+            seen = change.seen
+            rows[names.KEY + change.key] = names.encode_key(seen) if seen is not None else None
+    return rows
 
 
 def changes_of(
@@ -146,5 +196,10 @@ def changes_of(
             yield Ruling(rule, names.decode_number(value) if value is not None else 0)
         elif name == names.RESERVED:
             yield Reserved(names.decode_number(value) if value is not None else 0)
+        elif name.startswith(names.KEY):
+            seen = names.decode_key(value) if value is not None else None
+            yield KeySeen(name.removeprefix(names.KEY), seen)
+        elif name.startswith(names.PRODUCER) and value is not None:  # nobody removes one
+            yield Position(name.removeprefix(names.PRODUCER), *names.decode_position(value))
     for entry in entries:
         yield decode_batch(entry.payload, topic=topic)

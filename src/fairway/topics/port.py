@@ -8,50 +8,27 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fairway.storage.writer import Durability
 from fairway.topics.names import EXTRA
-from fairway.topics.operations import Hole
+from fairway.topics.operations import Position
 from fairway.topics.reading import about_behind
-from fairway.topics.topic import Topic
-from fairway.topics.writing import NewBatch, Position
-from fairway.wire.topics import TopicConfig
+from fairway.topics.writing import NewBatch
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from fairway.topics.engine import Topics
+    from fairway.topics.operations import Hole
     from fairway.topics.outcome import Appended
     from fairway.topics.reading import Page
+    from fairway.topics.topic import Extent, Topic
     from fairway.wire.records import Records
 
     Meta = Mapping[str, bytes | None]
     OnDone = Callable[[int, BaseException | None], None]
-
-PLAIN = TopicConfig()
-
-
-class Extent(Protocol):
-    """What a topic was at a moment, as whoever depends on it wrote it down."""
-
-    @property
-    def upto(self) -> int:
-        """Its head."""
-        ...
-
-    @property
-    def floor(self) -> int:
-        """Its `evict_floor`."""
-        ...
-
-    @property
-    def floor_reason(self) -> str: ...
-    @property
-    def delete_floor(self) -> int: ...
-    @property
-    def holes(self) -> Sequence[tuple[int, int, str]]: ...
 
 
 class TopicPort:
@@ -147,9 +124,9 @@ class TopicPort:
 
     def queued_position_of(self, producer: str) -> tuple[int, int] | None:
         """The same, as far as memory knows it, once every write that is decided was taken in."""
-        writes = self._topics.live(self._topic).writes
-        writes.settle()
-        return writes.positions.get(producer)
+        live = self._topics.live(self._topic)
+        live.writes.settle()
+        return live.producers.at(producer)
 
     async def meta(self, prefix: str) -> dict[str, bytes]:
         """What was written with `append`, `submit`, `note` or `pin`, by name."""
@@ -179,7 +156,7 @@ class TopicPort:
 
     async def page_as_of(self, extent: Extent, after: int, *, limit: int, max_bytes: int) -> Page:
         """The same, of what there was at a moment from which on it was held."""
-        past = as_of(self._topic, extent)
+        past = self._topic.as_of(extent)
         return await self._topics.reading.page(past, after, extent.upto, limit, max_bytes)
 
     async def append_at(self, seq: int) -> tuple[int, Iterable[bytes]] | None:
@@ -264,19 +241,6 @@ class TopicsPort:
 
         self._topics.deleted.append(tell)
         return stop
-
-
-def as_of(topic: Topic, extent: Extent) -> Topic:
-    """A topic as it was at a moment: what it has lost since then is still stored."""
-    past = Topic(topic.name, topic.epoch, PLAIN)
-    past.head = past.assigned = past.drained = extent.upto
-    past.evict_floor = extent.floor
-    past.floor_reason = extent.floor_reason or None  # type: ignore[assignment]
-    past.delete_floor = extent.delete_floor
-    past.earliest = max(extent.floor, extent.delete_floor)
-    past.holes = tuple(Hole(*hole) for hole in extent.holes)  # type: ignore[arg-type]
-    past.live = topic.live
-    return past
 
 
 def _extra(meta: Meta) -> dict[str, bytes | None]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fairway.kernel.catalog import Named
     from fairway.storage.partitions import Partitions, StoredPartitions
     from fairway.storage.wal import Entry
+    from fairway.topics.operations import Change
 
 AT_ONCE: Final = 256
 PAGE: Final = 1000
@@ -31,18 +32,22 @@ PAGE_BYTES: Final = 1024 * 1024
 
 
 class StoredTopic(msgspec.Struct, array_like=True):
-    """What the catalog keeps of a topic."""
+    """What the catalog keeps of a topic: how it began, and where to look for it.
+
+    Its snapshot says what it is configured as: that comes first, and here when that is durable.
+    """
 
     config: TopicConfig
     owner: str = ""
 
 
 encode_topic = msgspec.msgpack.Encoder().encode
-_decode_topic = msgspec.msgpack.Decoder(StoredTopic).decode
+decode_topic = msgspec.msgpack.Decoder(StoredTopic).decode
 
 
 class _Found(NamedTuple):
-    meta: dict[str, bytes | None]
+    said: list[Change]
+    """By what is kept in place of the operations before the entries."""
     rules: bool
     """Whether there are more metadata to be read: deletions by tag."""
     all_written: bool
@@ -75,7 +80,7 @@ class Recovery:
         while stored:
             some = [stored.popitem() for _ in range(min(AT_ONCE, len(stored)))]
             topics = [self._new(name, named) for name, named in some]
-            asked = [(topic.epoch, self._log.last_key(topic.epoch), topic.weak) for topic in topics]
+            asked = [(topic, self._log.last_key(topic.epoch)) for topic in topics]
             load = partial(_load, asked, self._log.unsynced_kept)
             found = await self._log.read_many(load)
             for topic, facts in zip(topics, found, strict=True):
@@ -89,14 +94,15 @@ class Recovery:
         while self._late:
             topic = self._late.pop()
             await self._expire(topic)
-            topic.live = None
+            topic.end_use()
 
     def _new(self, name: str, named: Named) -> Topic:
-        stored = _decode_topic(named.value)
+        stored = decode_topic(named.value)
         return Topic(name, named.partition, self._share(stored.config), sys.intern(stored.owner))
 
     async def _complete(self, topic: Topic, found: _Found) -> None:
-        _add(topic, (), found.meta)
+        for change in found.said:
+            topic.apply(change)
         if found.rules:
             await self._read_rules(topic)
         last = self._log.last_key(topic.epoch)
@@ -126,16 +132,21 @@ def _add(topic: Topic, entries: Iterable[Entry], meta: Mapping[str, bytes | None
 
 
 def _load(
-    asked: list[tuple[int, int, bool]], unsynced_kept: bool, wal: StoredPartitions
+    asked: list[tuple[Topic, int]], unsynced_kept: bool, wal: StoredPartitions
 ) -> list[_Found]:
     """The snapshot of each partition, and the first page of what came after it."""
     found = []
-    for epoch, last_key, weak in asked:
+    for topic, last_key in asked:
+        epoch, weak = topic.epoch, topic.weak
         snapshot = wal.meta(epoch, names.SNAPSHOT)
         head, rules = 0, False
+        said: list[Change] = []
         if snapshot is not None:
             state = decode_snapshot(snapshot)
+            said.append(state)
             head, rules = state.head, state.rules
+            if state.config is not None:
+                weak = state.config.durability != "fsync"
         entries: list[Entry] = []
         if head < last_key:
             entries = wal.read(epoch, first=head + 1, limit=PAGE, max_bytes=PAGE_BYTES)
@@ -143,6 +154,7 @@ def _load(
         all_written = False
         if unsynced_kept and reserved is not None:
             all_written = wal.meta(epoch, names.RESERVED_DISK) == reserved
-        meta = {names.SNAPSHOT: snapshot, names.RESERVED: reserved}
-        found.append(_Found(meta, rules, all_written, entries))
+        if reserved is not None:
+            said += changes_of((), {names.RESERVED: reserved}, topic=topic.name)
+        found.append(_Found(said, rules, all_written, entries))
     return found

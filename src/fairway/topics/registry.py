@@ -60,13 +60,16 @@ class Registry:
     def remove(self, topic: Topic) -> int:
         """Forget a topic; whoever still holds it notices by its epoch, which is returned."""
         del self.by_name[topic.name]
-        epoch = topic.epoch
-        del self.by_epoch[epoch]
+        del self.by_epoch[topic.epoch]
         self._names = None
-        topic.epoch = -epoch
-        return epoch
+        return topic.retire()
 
     # Configurations
+
+    def window_ms(self, epoch: int) -> int:
+        """How long idempotency keys of a topic count; not at all once it is deleted."""
+        topic = self.by_epoch.get(epoch)
+        return topic.config.idempotency_window_ms if topic is not None else 0
 
     def config(self, patch: TopicPatch | None, over: TopicConfig | None = None) -> TopicConfig:
         """What a topic is configured as after `patch`; `over` is what it was."""

@@ -12,7 +12,7 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from fairway.errors import FairwayError, NotFound, OutcomeUnknown, WriteFailed
+from fairway.errors import FairwayError, NotFound, OutcomeUnknown, Unavailable, WriteFailed
 from fairway.storage.wal import Operation
 from fairway.topics import names
 from fairway.topics.operations import Reserved, encode_snapshot
@@ -91,6 +91,8 @@ class Reserving:
                 self._begin(topic, live, 0)
 
     def _begin(self, topic: Topic, live: LivePart, count: int) -> asyncio.Future[int]:
+        if live.doubts.changes:  # its class may be another one, which needs none
+            raise Unavailable(f"it is not known yet what topic {topic.name!r} holds")
         # Never less than another one asked for: the last of them is what the store keeps.
         upto = max(topic.assigned + count + step(topic), live.reservation.upto)
         number = names.encode_number(upto)

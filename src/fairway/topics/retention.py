@@ -114,7 +114,7 @@ class Retention:
             live=live,
             batches=self._batches,
             pace=self._pace,
-            doubt=self.doubt,
+            doubt=self.doubt_change,
             settle=self._settle_front,
             deleted=self._deleted,
         )
@@ -158,6 +158,13 @@ class Retention:
         """A write's outcome is unknown: look at the store before the next one."""
         self._doubtful.append(topic)
         self._wake.set()
+
+    def doubt_change(self, topic: Topic, doubt: Doubt) -> None:
+        """The same of a change: until the store was asked, nothing is numbered or changed."""
+        doubts = self._live(topic).doubts
+        doubts.raise_change(doubt)
+        doubts.raise_end()
+        self.doubt(topic)
 
     def recovered(self, topics: Iterable[Topic]) -> None:
         """Topics as they were found: what a crash left undone is done by and by."""
@@ -413,6 +420,7 @@ class Retention:
             live.restart_tail(topic.head + 1)
         topic.unassign(last)
         live.doubts.settle_end()
+        self.reconsider(topic)  # it may be configured in another way
         self.wrote(topic)
         self._published(topic)
 

@@ -27,10 +27,11 @@ from fairway.core.backoff import BackoffConfig
 from fairway.errors import FairwayError, Throttled
 from fairway.topics.batch import Record, encode_new
 from fairway.topics.match import TagMatch
+from fairway.topics.operations import Position
 from fairway.topics.reading import Selection
 from fairway.topics.topic import Gap, Topic
 from fairway.topics.watching import View, Watcher
-from fairway.topics.writing import NewBatch, Position
+from fairway.topics.writing import NewBatch
 from fairway.wire.records import RECORD_OVERHEAD, Records, decode_records
 from fairway.wire.topics import RouterConfig, RouterState
 

@@ -120,7 +120,8 @@ class TagMemory:
         if index is None and not tags:
             return
         if index is None or batch.first_seq != index.upto + 1:
-            index = live.tags = TagIndex(batch.first_seq)
+            index = TagIndex(batch.first_seq)
+            live.keep_tags(index)
         tagged = Tagged(batch.first_seq, batch.last_seq, tags)
         index.note(tagged)
         if tags:
@@ -133,4 +134,4 @@ class TagMemory:
         live, index = self._order.popleft()
         self.used -= index.forget_oldest()
         if not len(index) and live.tags is index:
-            live.tags = None
+            live.keep_tags(None)

@@ -12,7 +12,7 @@ deletes too. Always `evict_floor <= earliest`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from fairway.errors import Unavailable
 from fairway.topics.batch import Batch, size_of
@@ -30,7 +30,7 @@ from fairway.topics.operations import (
 from fairway.wire.topics import TopicConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from fairway.topics.live import LivePart
     from fairway.topics.match import Rule
@@ -51,6 +51,30 @@ class Due(NamedTuple):
 
     upto: int
     reason: LossReason
+
+
+class Extent(Protocol):
+    """What a topic was at a moment, as whoever depends on it wrote it down."""
+
+    @property
+    def upto(self) -> int:
+        """Its head."""
+        ...
+
+    @property
+    def floor(self) -> int:
+        """Its `evict_floor`."""
+        ...
+
+    @property
+    def floor_reason(self) -> str: ...
+    @property
+    def delete_floor(self) -> int: ...
+    @property
+    def holes(self) -> Sequence[tuple[int, int, str]]: ...
+
+
+PLAIN: Final = TopicConfig()
 
 
 class Topic:
@@ -111,11 +135,49 @@ class Topic:
         self.snapshot_head = 0
         self.live: LivePart | None = None
 
+    def as_of(self, extent: Extent) -> Topic:
+        """The topic as it was at a moment: what it has lost since then is still stored."""
+        past = Topic(self.name, self.epoch, PLAIN)
+        past.head = past.assigned = past.drained = extent.upto
+        past.evict_floor = extent.floor
+        past.floor_reason = extent.floor_reason or None  # type: ignore[assignment]
+        past.delete_floor = extent.delete_floor
+        past.earliest = max(extent.floor, extent.delete_floor)
+        past.holes = tuple(Hole(*hole) for hole in extent.holes)  # type: ignore[arg-type]
+        past.live = self.live
+        return past
+
+    # In use, and gone
+
+    def begin_use(self, live: LivePart) -> LivePart:
+        """Somebody uses it: it has from now on what only a topic in use needs."""
+        self.live = live
+        return live
+
+    def end_use(self) -> None:
+        """Nobody does, and it is small again."""
+        self.live = None
+
+    def retire(self) -> int:
+        """It is deleted, and whoever still holds it sees that by its epoch, which is returned."""
+        epoch, self.epoch = self.epoch, -self.epoch
+        return epoch
+
+    def note_read(self, now_ns: int) -> None:
+        """Somebody consumed from it: recency."""
+        self.last_read_ns = now_ns
+
+    def pass_news(self) -> int:
+        """Everything up to the head is being told, or there is nobody to tell; returns the last
+        seq that was told before."""
+        told, self.drained = self.drained, self.head
+        return told
+
     # What its operations add up to
 
     def apply(self, change: Change) -> None:
         """Add a change that an operation made. What was added before changes nothing."""
-        if type(change) is Batch:  # by far the most common
+        if isinstance(change, Batch):  # by far the most common
             first, count = change.first_seq, change.count
             head, last = self.head, first + count - 1
             if first != head + 1:
@@ -145,6 +207,8 @@ class Topic:
             self.reserved = change.upto
         elif isinstance(change, TopicConfig):
             self.config = change
+        elif self.live is not None:  # else whoever needs it asks the store
+            self.live.apply(self.epoch, change)
 
     def _leave_out(self, hole: Hole) -> None:
         """Seqs behind the head hold no records: they were lost before they came here, or by a
@@ -207,6 +271,8 @@ class Topic:
         self.set_back = snapshot.set_back
         if snapshot.hidden < 0 and snapshot.rules:
             self.to_reclaim = snapshot.head  # of a release that left all of it where it was
+        if snapshot.config is not None and snapshot.config != self.config:
+            self.config = snapshot.config  # else the one that it shares with others
 
     def take_over(self, *, all_written: bool) -> None:
         """Everything that is stored was applied, and this process gives out the next seq.
@@ -542,7 +608,7 @@ class Topic:
         """The state once everything under way is written: it is queued behind that."""
         live = self.live
         removal = None
-        gaps, pin = NO_HOLES, self.pin
+        gaps, pin, config = NO_HOLES, self.pin, self.config
         pending = pending_bytes = 0
         if live is not None:
             if live.doubts:
@@ -552,6 +618,7 @@ class Topic:
             writes = live.writes
             removal, gaps = writes.removal, writes.gaps
             pin = writes.pins[-1] if writes.pins else pin
+            config = writes.config or config
             pending, pending_bytes = writes.pending_count, writes.pending_bytes
         if removal is None:
             removal = Removal(self.delete_floor, self.earliest, 0, 0)
@@ -572,6 +639,7 @@ class Topic:
             self.reclaimed,
             max(self.to_reclaim, removal.upto),
             self.set_back,
+            config,
         )
 
     def saved(self, head: int) -> None:

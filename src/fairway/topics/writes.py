@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from fairway.topics.operations import Hole, Removal
+    from fairway.wire.topics import TopicConfig
 
 
 class Write(msgspec.Struct, eq=False):
@@ -67,13 +68,13 @@ class Writes:
     __slots__ = (
         "_shown",
         "_under_way",
+        "config",
         "failures",
         "gaps",
         "halted",
         "pending_bytes",
         "pending_count",
         "pins",
-        "positions",
         "removal",
     )
 
@@ -89,10 +90,10 @@ class Writes:
         """The deletion that is being written."""
         self.pins: tuple[int, ...] = ()
         """From where on rows stay stored once that is written, in the order of the log."""
+        self.config: TopicConfig | None = None
+        """The configuration that is being written."""
         self.failures = 0
         """Writes that failed so far: what was read before one proves nothing."""
-        self.positions: dict[str, tuple[int, int]] = {}
-        """The (epoch, number) of producers whose last append was made, or begun, in this life."""
         self.halted = False
         """Nothing may be numbered now: the class of the topic is being changed."""
 
@@ -150,6 +151,13 @@ class Writes:
     def end_removal(self) -> None:
         self.removal = None
 
+    def begin_config(self, config: TopicConfig) -> None:
+        """It is being written what the topic is configured as from there on."""
+        self.config = config
+
+    def end_config(self) -> None:
+        self.config = None
+
     @contextmanager
     def pinning(self, seq: int) -> Iterator[None]:
         """It is being written that rows from `seq` on stay stored."""
@@ -159,23 +167,11 @@ class Writes:
         finally:
             self.pins = self.pins[1:]  # they are written in order
 
-    # Producers
-
-    def advance(self, producer: str, epoch: int, number: int) -> None:
-        """An append of a producer is queued: the same one again is none."""
-        self.positions[producer] = (epoch, number)
-
-    def read_position(self, producer: str, position: tuple[int, int]) -> None:
-        """The store says how far a producer is; what was queued meanwhile is further."""
-        self.positions.setdefault(producer, position)
-
     # Failures
 
-    def fail(self, producer: str | None) -> None:
-        """A write failed. How far its producer is, only the store can tell now."""
+    def note_failure(self) -> None:
+        """A write failed: what was read before proves nothing."""
         self.failures += 1
-        if producer is not None:
-            self.positions.pop(producer, None)
 
     def halt(self) -> None:
         self.halted = True

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 
@@ -33,7 +32,7 @@ from fairway.topics.bounds import UNBOUNDED
 from fairway.topics.doubts import Doubt
 from fairway.topics.names import SeenKey
 from fairway.topics.once import Once
-from fairway.topics.operations import Hole, encode_snapshot
+from fairway.topics.operations import Hole, KeySeen, changes_of, encode_snapshot, rows_of
 from fairway.topics.outcome import Appended, Told, fail
 from fairway.topics.reserving import Reserving
 from fairway.topics.writes import Write
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from fairway.storage.partitions import Partitions
     from fairway.topics.idempotency import KeyMemory
     from fairway.topics.live import LivePart
+    from fairway.topics.operations import Noted, Position
     from fairway.topics.retention import Retention
     from fairway.topics.tags import TagMemory
     from fairway.topics.tail import HotBytes
@@ -70,13 +70,7 @@ PATIENT_BYTES_MAX = 64 * 1024 * 1024
 """How much of such writes may wait at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Who writes, and how far it is: never taken twice, however late it comes again."""
-
-    producer: str
-    epoch: int
-    number: int
+NOTHING_NOTED: Final[tuple[Noted, ...]] = ()
 
 
 class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,16 +168,17 @@ class Writing:
 
     async def position_of(self, topic: Topic, producer: str) -> tuple[int, int] | None:
         """The (epoch, number) of a producer's last append, or None if it never made one."""
-        writes = self._live(topic).writes
-        while producer not in writes.positions:
-            failures = writes.failures
-            stored = await self._log.meta(topic.epoch, names.PRODUCER + producer)
-            if writes.failures != failures:
+        live, row = self._live(topic), names.PRODUCER + producer
+        while (known := live.producers.at(producer)) is None:
+            failures = live.writes.failures
+            stored = await self._log.meta(topic.epoch, row)
+            if live.writes.failures != failures:
                 continue  # it may have been read before a write that was made and not confirmed
             if stored is None:
-                break
-            writes.read_position(producer, names.decode_position(stored))
-        return writes.positions.get(producer)
+                return live.producers.at(producer)  # queued meanwhile
+            for change in changes_of((), {row: stored}, topic=topic.name):
+                topic.apply(change)
+        return known
 
     async def written_position_of(self, topic: Topic, producer: str) -> tuple[int, int] | None:
         """As `position_of`, for whoever goes on behind it: nothing up to there may fail any more.
@@ -216,11 +211,9 @@ class Writing:
         if writes.halted or live.doubts.end:
             self._check_open(topic, live)
         position = new.position
-        if position is not None:
-            known = writes.positions.get(position.producer)
-            if known is not None and (position.epoch, position.number) <= known:
-                reply.set_result(Appended(topic.head, topic.head, deduped=True))
-                return
+        if position is not None and live.producers.passed(position):
+            reply.set_result(Appended(topic.head, topic.head, deduped=True))
+            return
         records = new.records
         count, tagged, size = records.count, records.tagged, records.size(new.node)
         config = topic.config
@@ -257,20 +250,20 @@ class Writing:
             self._publish(topic, live, batch, tagged)
             reply.set_result(answer)
             return
-        meta: Mapping[str, bytes | None] = NO_META
+        meta, noted = NO_META, NOTHING_NOTED
         if new.extra or position is not None or new.key is not None:
-            meta = self._meta(new, answer, ts)
+            noted = _noted(new, answer, ts)
+            meta = {**new.extra, **rows_of(noted)}
         if config.durability != "ephemeral" and meta is NO_META:
             operation = Operation.appending(last, encode_batch(batch), 0)
         elif config.durability != "ephemeral":
             operation = Operation((Entry(last, encode_batch(batch)),), meta)
         else:
             operation = Operation(meta=meta)
-        producer = position.producer if position is not None else None
         if quick:
-            then = partial(self._settle_quick, topic, live, batch, producer)
+            then = partial(self._settle_quick, topic, live, batch, noted)
         else:
-            then = partial(self._settle, topic, live, batch, tagged, answer, reply, producer)
+            then = partial(self._settle, topic, live, batch, tagged, answer, reply, noted)
         write = Write(writes, then, count, size, quick)
         try:
             self._log.submit_for(
@@ -285,9 +278,9 @@ class Writing:
             raise
         writes.add(write)
         if position is not None:
-            writes.advance(position.producer, position.epoch, position.number)
+            live.producers.begin(position)
         if quick:
-            self._publish(topic, live, batch, tagged)
+            self._publish(topic, live, batch, tagged, noted)
             reply.set_result(answer)
 
     def enqueue_meta(
@@ -303,28 +296,28 @@ class Writing:
             raise NotFound("topic", topic.name)
         live = self._live(topic)
         self._check_open(topic, live)
-        writes = live.writes
-        meta, producer = dict(extra), None
-        if position is not None:
-            meta[names.PRODUCER + position.producer] = names.encode_position(
-                position.epoch, position.number
-            )
+        noted = (position,) if position is not None else NOTHING_NOTED
         reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if position is not None and live.producers.passed(position):
+            reply.set_result(None)
+            return reply
 
         def settle(error: BaseException | None) -> None:
             if error is not None:
-                self._failed(topic, live, error, producer)
+                self._failed(topic, live, error, noted)
                 fail(reply, error)
-            elif not reply.done():
+                return
+            for change in noted:
+                topic.apply(change)
+            if not reply.done():
                 reply.set_result(None)
 
-        write = Write(writes, settle, shown=True)  # there is nothing in it to show
-        operation = Operation(meta=meta)
+        write = Write(live.writes, settle, shown=True)  # there is nothing in it to show
+        operation = Operation(meta={**extra, **rows_of(noted)})
         self._log.submit_for(write, topic.epoch, operation, durability=durability)
-        writes.add(write)
+        live.writes.add(write)
         if position is not None:
-            producer = position.producer
-            writes.advance(producer, position.epoch, position.number)
+            live.producers.begin(position)
         return reply
 
     def enqueue_gap(
@@ -335,6 +328,10 @@ class Writing:
             raise NotFound("topic", topic.name)
         live = self._live(topic)
         self._check_open(topic, live)
+        if live.producers.passed(position):
+            repeated = self._create_future()
+            repeated.set_result(Appended(topic.head, topic.head, deduped=True))
+            return repeated
         writes = live.writes
         quick = topic.config.durability in ("memory", "ephemeral") and writes.all_shown
         # Shown before it is written only within what a crash cannot give out again.
@@ -344,15 +341,12 @@ class Writing:
         gap = Hole(first, topic.assigned, reason)
         writes.begin_gap(gap)
         snapshot = encode_snapshot(topic.snapshot())
-        producer = position.producer
-        meta = {
-            names.PRODUCER + producer: names.encode_position(position.epoch, position.number),
-            names.SNAPSHOT: snapshot,
-        }
+        meta = {**rows_of((position,)), names.SNAPSHOT: snapshot}
         reply = self._create_future()
 
         def show() -> None:
             topic.apply(gap)
+            topic.apply(position)
             self._published(topic)
 
         def settle(error: BaseException | None) -> None:
@@ -361,7 +355,7 @@ class Writing:
             if error is not None:
                 if isinstance(error, OutcomeUnknown) and not quick:
                     live.doubts.raise_change(Doubt(snapshot, gap.first, gap))
-                self._failed(topic, live, error, producer)
+                self._failed(topic, live, error, (position,))
                 fail(reply, error)
                 return
             if not quick and topic.epoch >= 0:
@@ -377,23 +371,11 @@ class Writing:
             topic.take_back(first)
             raise
         writes.add(write)
-        writes.advance(producer, position.epoch, position.number)
+        live.producers.begin(position)
         if quick:  # as with records: a class that does not wait for the disk shows it at once
             writes.end_gap(gap)
             show()
         return reply
-
-    def _meta(self, new: NewBatch, answer: Appended, ts: int) -> Mapping[str, bytes | None]:
-        meta = dict(new.extra)
-        if new.position is not None:
-            position = new.position
-            meta[names.PRODUCER + position.producer] = names.encode_position(
-                position.epoch, position.number
-            )
-        if new.key is not None:
-            seen = SeenKey(answer.first_seq, answer.last_seq, ts)
-            meta[names.KEY + new.key] = names.encode_key(seen)
-        return meta
 
     # Once it is written
 
@@ -405,15 +387,15 @@ class Writing:
         tagged: bool,
         answer: Appended,
         reply: Told,
-        producer: str | None,
+        noted: tuple[Noted, ...],
         error: BaseException | None,
     ) -> None:
         if error is None:
-            self._publish(topic, live, batch, tagged)
+            self._publish(topic, live, batch, tagged, noted)
             if not reply.done():
                 reply.set_result(answer)
             return
-        self._failed(topic, live, error, producer)
+        self._failed(topic, live, error, noted)
         fail(reply, error)
 
     def _settle_quick(
@@ -421,12 +403,12 @@ class Writing:
         topic: Topic,
         live: LivePart,
         batch: Batch,
-        producer: str | None,
+        noted: tuple[Noted, ...],
         error: BaseException | None,
     ) -> None:
         if error is None or topic.config.durability == "ephemeral":
             return
-        self._failed(topic, live, error, producer)
+        self._failed(topic, live, error, noted)
         if topic.epoch < 0 or (isinstance(error, OutcomeUnknown) and self._holds(topic, batch)):
             return
         # Readers may have seen it: it is lost as by a crash, and told the same way.
@@ -442,20 +424,30 @@ class Writing:
             return False
 
     def _failed(
-        self, topic: Topic, live: LivePart, error: BaseException, producer: str | None
+        self, topic: Topic, live: LivePart, error: BaseException, noted: tuple[Noted, ...]
     ) -> None:
-        live.writes.fail(producer)
+        unknown = isinstance(error, OutcomeUnknown)
+        live.writes.note_failure()
+        live.lose(topic.epoch, noted, unknown=unknown)
         self._writability.note(error, abs(topic.epoch))
-        unknown = isinstance(error, OutcomeUnknown) and topic.assigned > topic.head
-        if unknown and live.doubts.raise_end():
+        if unknown and topic.assigned > topic.head and live.doubts.raise_end():
             self._retention.doubt(topic)
         if live.writes.all_shown:
             topic.unassign()
 
-    def _publish(self, topic: Topic, live: LivePart, batch: Batch, tagged: bool) -> None:
+    def _publish(
+        self,
+        topic: Topic,
+        live: LivePart,
+        batch: Batch,
+        tagged: bool,
+        noted: tuple[Noted, ...] = NOTHING_NOTED,
+    ) -> None:
         if topic.epoch < 0:
             return  # deleted while it was being written
         topic.apply(batch)
+        for change in noted:
+            topic.apply(change)
         self._hot.push(topic, live.tail, batch)
         durable = topic.config.durability == "fsync"  # what a failure may take is not noted
         if durable and (tagged or live.tags is not None):
@@ -491,3 +483,11 @@ class Writing:
                     await sleep_ns(refusal.retry_after_ns)
         finally:
             self._patient_bytes -= size
+
+
+def _noted(new: NewBatch, answer: Appended, ts: int) -> tuple[Noted, ...]:
+    """What its operation says beside the records."""
+    noted: tuple[Noted, ...] = (new.position,) if new.position is not None else NOTHING_NOTED
+    if new.key is not None:
+        noted += (KeySeen(new.key, SeenKey(answer.first_seq, answer.last_seq, ts)),)
+    return noted

@@ -7,6 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from fairway.testing import run
+from fairway.topics.operations import Position
 from tests.support.streams import CLOSE, HOUR_NS, Ill, producer, recovered, streams_on
 
 if TYPE_CHECKING:
@@ -77,9 +78,9 @@ def test_a_failure_in_the_last_moment_before_the_verdict_counts() -> None:
             real, name = writing.position_of, "ds:p"
 
             async def failing_behind_its_back(topic: Topic, producer: str) -> Any:
-                live.writes.positions[name] = (0, 1)  # an append under way ...
+                live.producers.begin(Position(name, 0, 1))  # an append under way ...
                 known = await real(topic, producer)
-                del live.writes.positions[name]  # ... which has failed when this is looked at
+                live.producers.forget(name)  # ... which has failed when this is looked at
                 writing.position_of = real  # type: ignore[method-assign]
                 return known
 

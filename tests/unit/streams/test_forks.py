@@ -16,7 +16,7 @@ from fairway.streams.pins import ForkPins
 from fairway.streams.stored import Segment, decode_meta
 from fairway.testing import run
 from fairway.topics.engine import TopicsConfig
-from fairway.topics.port import TopicsPort, as_of
+from fairway.topics.port import TopicsPort
 from fairway.topics.retention import RetentionConfig
 from fairway.topics.topic import Topic
 from fairway.wire.topics import TopicConfig, TopicPatch
@@ -161,7 +161,7 @@ def test_a_fork_stored_before_segments_told_how_they_lost_things_is_read() -> No
     stored = [1, "f", "text/plain", 0, None, None, ["a", 5, "x", 0, [["ds:a", 5, 9, 3]], True]]
     fork = decode_meta(msgspec.msgpack.encode(stored)).fork
     assert fork is not None
-    past = as_of(Topic("ds:a", 5, TopicConfig()), fork.segments[0])
+    past = Topic("ds:a", 5, TopicConfig()).as_of(fork.segments[0])
     assert (past.head, past.evict_floor, past.delete_floor, past.holes) == (9, 3, 1, ())
 
 

@@ -12,7 +12,8 @@ from fairway.kernel.kernel import Kernel
 from fairway.storage.log import Log
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
-from fairway.topics.engine import Topics
+from fairway.testing.loop import VirtualLoop
+from fairway.topics.engine import Topics, TopicsConfig
 from fairway.wire.topics import TopicPatch
 from tests.support.topics import Forced, new, read_all, topics_on, until_idle, values
 
@@ -110,6 +111,91 @@ def test_after_a_restart_a_repeat_is_still_single() -> None:
                 assert (answer.first_seq, answer.deduped) == (1, True)
 
     run(main, seed=1, quiet=True, limit_ns=10**13)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize(("after_ms", "deduped"), [(9_999, True), (10_000, False)])
+def test_the_window_of_a_key_is_counted_from_its_append_whatever_came_behind_it(
+    restart: bool, after_ms: int, deduped: bool
+) -> None:
+    """Others are accepted while it is being written, and the topic has their time then."""
+
+    async def main() -> None:
+        wal = MemoryWal()
+        async with topics_on(wal) as topics:
+            topic, _ = await topics.create("t", TopicPatch(idempotency_window_ms=10_000))
+            used_ms = topics._now_ms()
+            first = asyncio.ensure_future(topics.append("t", new("a", key="k")))
+            await asyncio.sleep(0.4)
+            await asyncio.gather(first, topics.append("t", new("behind it")))
+            assert topic.last_ts >= used_ms + 400, "no other was accepted meanwhile"
+            if not restart:
+                await repeat(topics, used_ms)
+        if restart:
+            async with topics_on(wal.kill()) as topics:
+                await repeat(topics, used_ms)
+
+    async def repeat(topics: Topics, used_ms: int) -> None:
+        await asyncio.sleep((used_ms + after_ms - topics._now_ms()) / 1e3)
+        assert topics._now_ms() == used_ms + after_ms
+        _, answer, _ = await topics.append("t", new("a", key="k"))
+        assert answer.deduped is deduped
+
+    run(main, seed=1, quiet=True, limit_ns=10**13, latency_ns=(5 * 10**8, 5 * 10**8))
+
+
+def test_a_key_is_looked_up_after_a_start_with_a_clock_that_was_set_back() -> None:
+    async def main() -> None:
+        wal, loop = MemoryWal(), asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        async with topics_on(wal) as topics:
+            await topics.put("t", TopicPatch(idempotency_window_ms=10_000))
+            await topics.append("t", new("a", key="k"))
+        loop.clock.shift_wall(-3600 * 10**9)
+        async with topics_on(wal.kill()) as topics:
+            await asyncio.sleep(11)
+            _, answer, _ = await topics.append("t", new("a", key="k"))
+            assert (answer.first_seq, answer.deduped) == (1, True)
+
+    run(main, seed=1, quiet=True, limit_ns=10**13)
+
+
+def test_a_window_that_is_raised_holds_for_keys_that_memory_has_forgotten() -> None:
+    async def main() -> None:
+        async with topics_on(config=TopicsConfig(key_bytes=1)) as topics:
+            await topics.put("t", TopicPatch(idempotency_window_ms=60_000))
+            await topics.append("t", new("a", key="k"))
+            await asyncio.sleep(50)
+            await topics.put("t", TopicPatch(idempotency_window_ms=120_000))
+            await asyncio.sleep(50)
+            _, answer, _ = await topics.append("t", new("a", key="k"))
+            assert (answer.first_seq, answer.deduped) == (1, True)
+
+    run(main, seed=1, quiet=True, limit_ns=10**13)
+
+
+def test_a_key_whose_records_were_lost_after_they_were_seen_is_free() -> None:
+    """A class that is told within the call has its record taken back when the write fails."""
+
+    async def body(topics: Topics, topic: Topic, wal: MemoryWal) -> None:
+        await topics.put("t", TopicPatch(durability="memory"))
+        await topics.append("t", new("before"))
+        await until_idle(topics, topic)
+
+        def full() -> None:
+            raise OSError(28, "no space")
+
+        wal.before_write = full
+        lost = await topics.writing.append(topic, new("a", key="k"))
+        await until_idle(topics, topic)
+        wal.before_write = None
+        while topics.writability.trouble:  # noqa: ASYNC110  (on virtual time, until the probe succeeds)
+            await asyncio.sleep(0.1)
+        again = await topics.writing.append(topic, new("a", key="k"))
+        assert (lost.deduped, again.deduped) == (False, False)
+        assert values(await read_all(topics, "t")) == ["before", "a"]
+
+    with_topic(body)
 
 
 def test_a_key_whose_append_was_refused_is_free() -> None:

@@ -174,8 +174,8 @@ def test_a_store_of_an_older_release_is_reclaimed_too() -> None:
         wal = wal.reopened()
         async with Log(wal) as log:
             old = decode_snapshot(await log.meta(epoch, names.SNAPSHOT) or b"")
-            fields = list(msgspec.to_builtins(old))[: len(old.__struct_fields__) - 4]
             at = {name: place for place, name in enumerate(old.__struct_fields__)}
+            fields = list(msgspec.to_builtins(old))[: at["hidden"]]
             fields[at["rules"]], fields[at["count"]] = True, old.count - 11
             sizes = [
                 size_of(record, batch.node)

@@ -28,11 +28,10 @@ from fairway.topics.engine import TopicsConfig
 from fairway.topics.idempotency import KEY_OVERHEAD, KeyMemory
 from fairway.topics.match import TagMatch
 from fairway.topics.names import SeenKey
-from fairway.topics.operations import Ruling
+from fairway.topics.operations import KeySeen, Position, Ruling
 from fairway.topics.reserving import SEQS_MIN
 from fairway.topics.retention import RetentionConfig
 from fairway.topics.topic import Topic
-from fairway.topics.writing import Position
 from fairway.wire.records import RECORD_OVERHEAD
 from fairway.wire.topics import TopicPatch
 from tests.support.topics import PLAIN, Notes, new, read_all, topics_on, values
@@ -138,17 +137,19 @@ def test_an_ephemeral_topic_that_was_emptied_deletes_and_evicts_after_a_crash() 
 
 
 def test_keys_are_forgotten_oldest_first_and_then_looked_up() -> None:
-    seen = SeenKey(1, 1, 0)
-    keys = KeyMemory(3 * (KEY_OVERHEAD + 1), cold_until_ms=0)
+    keys = KeyMemory(3 * (KEY_OVERHEAD + 1), lambda epoch: 100)
     for number in range(5):
-        keys.remember(1, str(number), seen, expires_ms=100 + number)
+        keys.apply(1, KeySeen(str(number), SeenKey(1, 1, number)))
     assert [keys.get(1, str(number)) is not None for number in range(5)] == [False] * 2 + [True] * 3
     assert keys.used == 3 * (KEY_OVERHEAD + 1)
-    assert keys.cold_until_ms == 101
+    assert [keys.unsure(now_ms, window_ms=100) for now_ms in (100, 101)] == [True, False]
+    assert keys.unsure(149, window_ms=150), "one that counts for longer may have been forgotten"
     assert keys.forgotten == {1: 101}
     assert keys.expire(103) == [(1, "2"), (1, "3")]
     assert keys.holds(1, "4")
     assert not keys.holds(1, "2")
+    keys.apply(1, KeySeen("4", None))
+    assert (keys.holds(1, "4"), keys.used) == (False, 0)
 
 
 def test_forgotten_keys_still_dedupe_and_their_rows_go_after_the_window() -> None:

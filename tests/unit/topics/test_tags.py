@@ -12,6 +12,7 @@ from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
 from fairway.topics.batch import VERSION, Batch
 from fairway.topics.engine import TopicsConfig
+from fairway.topics.idempotency import KeyMemory
 from fairway.topics.live import LivePart
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import Selection
@@ -143,7 +144,7 @@ def test_a_class_that_a_crash_may_take_is_not_indexed() -> None:
 
 def _live() -> LivePart:
     async def made() -> LivePart:
-        return LivePart(Tail(1))
+        return LivePart(Tail(1), KeyMemory(0, lambda epoch: 0))
 
     return virtually(made())
 

@@ -130,6 +130,7 @@ def test_adjacent_gaps_are_one() -> None:
 
 
 def test_a_full_topic_counts_what_is_under_way() -> None:
+    from fairway.topics.idempotency import KeyMemory
     from fairway.topics.live import LivePart
     from fairway.topics.tail import Tail
     from fairway.topics.writes import Write
@@ -137,6 +138,6 @@ def test_a_full_topic_counts_what_is_under_way() -> None:
     topic, _ = topic_with(2, cap_records=4)
     assert not topic.would_overflow(2, 50)
     assert topic.would_overflow(3, 75)
-    topic.live = LivePart(Tail(3))
+    topic.live = LivePart(Tail(3), KeyMemory(0, lambda epoch: 0))
     topic.live.writes.add(Write(topic.live.writes, lambda _: None, count=2))
     assert topic.would_overflow(1, 25)
