@@ -314,6 +314,8 @@ class Draw:
             if rng.random() < 0.3:
                 fields["names"] = (ENDING,)
             fields["delay_ns"] = rng.choice([0, 0, 4]) * UNIT_NS
+        if rng.random() < 0.2:
+            fields["log"] = self._payload()
         return Report(held, fate, fields)
 
     def _beat(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any]:
@@ -554,7 +556,19 @@ class Side:
     async def find(self, label: str, key: str) -> Any:
         one = await self.store.find(self.ids[label])
         keyed = await self.store.find_by_key(key)
-        return one and self._job(one), keyed and self._job(keyed)
+        return one and self._job(one), keyed and self._job(keyed), await self.attempts(label)
+
+    async def attempts(self, label: str) -> list[dict[str, Any]]:
+        """What is told of the attempts of a job, and their logs."""
+        told = []
+        for one in await self.store.attempts(self.ids[label]):
+            fields = structs.asdict(one)
+            fields["worker"] = self.workers.index(one.worker)
+            for name in ("started_wall_ns", "ended_wall_ns"):
+                fields[name] = self._at(fields[name])
+            log = await self.store.attempt_log(self.ids[label], one.number)
+            told.append({**fields, "log": log})
+        return told
 
     async def cursor(self, name: str) -> Cursor | None:
         return await self.store.cursor(name)
@@ -644,9 +658,11 @@ class Side:
         fields = structs.asdict(job)
         fields["id"] = self.labels[job.id]
         fields["parent"] = self._name(job.parent)
-        fields["worker"] = None if job.worker is None else self.workers.index(job.worker)
+        for name in ("worker", "ran_by"):
+            number = fields[name]
+            fields[name] = None if number is None else self.workers.index(number)
         fields["error"] = _told(job.status, job.error)
-        for name in ("enqueued_wall_ns", "due_wall_ns", "finished_wall_ns"):
+        for name in ("enqueued_wall_ns", "due_wall_ns", "finished_wall_ns", "started_wall_ns"):
             fields[name] = self._at(fields[name])
         return fields
 
@@ -796,6 +812,10 @@ class History:
         try:
             for number in range(1, steps + 1):
                 await self._step(look=number % look_every == 0 or number == steps)
+            for label in self.book.jobs:
+                attempts = await self.real.attempts(label), await self.twin.attempts(label)
+                _compare(f"the attempts of {label}", *attempts)
+                self.tally["attempt"] += len(attempts[1])
         except BaseException as failure:
             told = [str(step) for step in self.steps[-12:]]
             failure.add_note("\n  ".join([f"after {len(self.steps)} steps:", *told]))

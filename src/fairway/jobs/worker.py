@@ -26,6 +26,7 @@ from fairway.jobs.feeding import Feeding, Plan
 from fairway.jobs.job import TERMINAL, Fate, Settlement, Skill, skill_in
 from fairway.jobs.liveness import Lease, Liveness
 from fairway.jobs.metrics import JobMetrics
+from fairway.jobs.presence import offer_of
 from fairway.jobs.steps import Run, Steps
 from fairway.jobs.timers import Timers
 from fairway.jobs.upkeep import Upkeep
@@ -358,7 +359,9 @@ class Worker:
     async def _register(self) -> None:
         asked_at_ns = self._clock.now_ns()
         name = self._config.name or f"{socket.gethostname()}:{os.getpid()}"
-        self._worker = await self._store.register(name, self._config.lease_ttl_ns)
+        slots = {queue: one.concurrency for queue, one in self._config.queues.items()}
+        offer = offer_of(slots, self._kinds.values())
+        self._worker = await self._store.register(name, self._config.lease_ttl_ns, offer)
         # Tokens go on where they were: a run of an earlier registration that ends late must not
         # find its job claimed again under the very token it has.
         self._held = {}

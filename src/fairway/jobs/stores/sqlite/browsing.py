@@ -6,8 +6,10 @@ from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fairway.errors import Closing
+from fairway.jobs.attempts import AttemptFate, JobAttempt, attempts_of
 from fairway.jobs.job import Job, QueueState, Status
 from fairway.jobs.limits import stored_limits
+from fairway.jobs.presence import KindState, WorkerState, kind_state, kinds_in, queues_in
 from fairway.jobs.store import Cursor
 from fairway.jobs.stores.sqlite.connections import answering, connect
 from fairway.jobs.stores.sqlite.schema import (
@@ -20,13 +22,15 @@ from fairway.jobs.stores.sqlite.schema import (
     RUNNING,
     STATUSES,
     TENANT_SHIFT,
+    TRACE_ID,
     UNHAPPY,
 )
 from fairway.jobs.stores.sqlite.transaction import KEYED, names_in
+from fairway.jobs.timespan import Placed, below_id, from_id
 from fairway.runtime.blocking import BlockingPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
 
     import apsw
 
@@ -66,6 +70,10 @@ class Row(NamedTuple):
     result: bytes | None
     error: str | None
     retries: int
+    runs: int
+    ran_by: int | None
+    started_ns: int | None
+    claimed_ns: int | None
 
 
 COLUMNS = {
@@ -73,6 +81,7 @@ COLUMNS = {
     "queue": "queue.name",
     "tenant": "tenant.name",
     "worker": "(SELECT worker FROM lease WHERE job = job.id)",
+    "claimed_ns": "(SELECT claimed_ns FROM lease WHERE job = job.id)",
 }
 SELECT_JOB = f"""
 SELECT {", ".join(COLUMNS.get(name, name) for name in Row._fields)}
@@ -92,6 +101,15 @@ INDEXED = {
         for status in statuses
     },
 }
+ATTEMPTS = """
+SELECT number, step, worker, started_ns, ended_ns, fate, error, coalesce(length(log), 0)
+FROM attempt WHERE job = ? ORDER BY number
+"""
+WORKERS = """
+SELECT id, name, until_ns, started_ns, beat_ns, queues, kinds, coalesce(running, 0)
+FROM worker LEFT JOIN (SELECT worker, count(*) AS running FROM lease GROUP BY worker)
+ON worker = id ORDER BY id
+"""
 FEW = 10_000
 """Fewer are looked up one by one; among more, the newest are met soon by reading backwards."""
 
@@ -145,6 +163,22 @@ class SqliteReader:
 
     async def browse(self, filter: Filter) -> list[Job]:
         return await self._read(lambda connection: _browse(connection, filter))
+
+    async def attempts(self, id: int) -> list[JobAttempt]:
+        return await self._read(lambda connection: _attempts(connection, id))
+
+    async def attempt_log(self, id: int, number: int) -> bytes | None:
+        rows = await self.rows("SELECT log FROM attempt WHERE job = ? AND number = ?", (id, number))
+        log: bytes | None = rows[0][0] if rows else None
+        return log
+
+    async def workers(self) -> list[WorkerState]:
+        now_ns = self._clock.wall_ns()
+        return await self._read(lambda connection: _workers(connection, now_ns))
+
+    async def kinds(self) -> list[KindState]:
+        now_ns = self._clock.wall_ns()
+        return await self._read(lambda connection: _kinds(connection, now_ns))
 
     async def queues(self) -> list[QueueState]:
         return await self._read(_queues)
@@ -202,6 +236,9 @@ def _browse(connection: Sql, filter: Filter) -> list[Job]:
         only("kind = ?", filter.kind)
     if filter.parent is not None:
         only("parent = ?", filter.parent)
+    if filter.trace is not None:
+        only(f"{TRACE_ID} = ? AND trace IS NOT NULL", filter.trace)
+    _during(connection, filter, only)
     if filter.status is not None:
         only("+status = ?", CODES[filter.status])
         found = INDEXED.get(filter.status)
@@ -212,6 +249,31 @@ def _browse(connection: Sql, filter: Filter) -> list[Job]:
         f"{SELECT_JOB} {where} ORDER BY job.id DESC LIMIT ?", (*values, max(0, filter.limit))
     )
     return [_job(row) for row in rows.fetchall()]
+
+
+def _during(connection: Sql, filter: Filter, only: Callable[..., None]) -> None:
+    """Only jobs of a span of time, and where in the table those lie."""
+    if filter.since_wall_ns is None and filter.until_wall_ns is None:
+        return
+    (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM job").fetchone()
+    if filter.since_wall_ns is not None:
+        only("enqueued_ns >= ?", filter.since_wall_ns)
+        only("job.id >= ?", _found(connection, from_id(filter.since_wall_ns, last)))
+    if filter.until_wall_ns is not None:
+        only("enqueued_ns < ?", filter.until_wall_ns)
+        only("job.id < ?", _found(connection, below_id(filter.until_wall_ns, last)))
+
+
+def _found(connection: Sql, search: Generator[int, Placed | None, int]) -> int:
+    try:
+        asked = next(search)
+        while True:
+            row = connection.execute(
+                "SELECT id, enqueued_ns FROM job WHERE id >= ? ORDER BY id LIMIT 1", (asked,)
+            ).fetchone()
+            asked = search.send(Placed(*row) if row is not None else None)
+    except StopIteration as end:
+        return int(end.value)
 
 
 def _few(connection: Sql, found: str) -> bool:
@@ -244,9 +306,61 @@ def _queues(connection: Sql) -> list[QueueState]:
     ]
 
 
+def _attempts(connection: Sql, id: int) -> list[JobAttempt]:
+    job = _find(connection, id)
+    if job is None:
+        return []
+    rows = connection.execute(ATTEMPTS, (id,)).fetchall()
+    kept = [
+        JobAttempt(
+            number=number,
+            step=step,
+            worker=worker,
+            started_wall_ns=started_ns,
+            ended_wall_ns=ended_ns,
+            fate=AttemptFate(fate),
+            error=error,
+            log_bytes=log_bytes,
+        )
+        for number, step, worker, started_ns, ended_ns, fate, error, log_bytes in rows
+    ]
+    return attempts_of(job, kept)
+
+
+def _workers(connection: Sql, now_ns: int) -> list[WorkerState]:
+    return [
+        WorkerState(
+            id=id,
+            name=name,
+            alive=until_ns > now_ns,
+            started_wall_ns=started_ns,
+            beat_wall_ns=beat_ns,
+            expires_wall_ns=until_ns,
+            running=running,
+            queues=queues_in(queues),
+            kinds=kinds_in(kinds),
+        )
+        for id, name, until_ns, started_ns, beat_ns, queues, kinds, running in connection.execute(
+            WORKERS
+        ).fetchall()
+    ]
+
+
+def _kinds(connection: Sql, now_ns: int) -> list[KindState]:
+    workers = _workers(connection, now_ns)
+    rows = connection.execute(
+        "SELECT name, version, schema, seen_ns FROM kind ORDER BY name, version"
+    ).fetchall()
+    return [
+        kind_state(name, version, schema, seen_ns, workers)
+        for name, version, schema, seen_ns in rows
+    ]
+
+
 def _job(values: tuple[Any, ...]) -> Job:
     row = Row._make(values)
     status = STATUSES[row.status]
+    runs, done = status is Status.RUNNING, status is Status.DONE
     return Job(
         id=row.id,
         kind=row.kind,
@@ -270,6 +384,9 @@ def _job(values: tuple[Any, ...]) -> Job:
         worker=row.worker,
         cancelling=bool(row.cancelling),
         retries=row.retries,
+        runs=row.runs,
+        ran_by=row.worker if runs else row.ran_by if done else None,
+        started_wall_ns=row.claimed_ns if runs else row.started_ns if done else None,
         waits_for=names_in(row.names) if status is Status.WAITING else (),
         progress=row.progress,
         result=row.result,
