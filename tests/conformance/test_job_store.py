@@ -35,6 +35,7 @@ from fairway.jobs.job import (
     Settlement,
     Status,
 )
+from fairway.jobs.moves import WaitReason, Why
 from fairway.jobs.presence import KnownKind, Offer
 from fairway.jobs.store import Cancelled, Cursor, Delivered, Want
 from tests.conformance.job_backends import JOB_STORES, opened
@@ -2966,3 +2967,125 @@ def test_browsing_filters_by_the_time_of_enqueueing(desk: Desk, hand: Hand) -> N
             assert found(since, until) == [id for id in left if id in wanted], (since, until)
     assert found(0, 9, status=Status.DONE) == [*ids[:3], *ids[8:10]]
     assert found(2, None, limit=4) == left[-4:]
+
+
+# --- why a job waits
+
+
+def why(desk: Desk, id: int) -> Why | None:
+    reason: WaitReason | None = desk.why_waits(id)
+    return None if reason is None else reason.why
+
+
+@pytest.fixture
+def staff(desk: Desk) -> Hand:
+    """A worker that says what it works on and knows."""
+    hand = desk.hand()
+    desk.unregister(hand.worker)
+    offer = Offer(queues={"default": 10}, kinds=(MAIL,))
+    hand.worker = desk.register("staff", 30 * DAY, offer)
+    return hand
+
+
+def test_a_job_waits_for_its_turn_and_then_no_more(desk: Desk, staff: Hand) -> None:
+    id = desk.one()
+    assert desk.why_waits(id) == WaitReason(why=Why.TURN)
+    claim = staff.one()
+    assert desk.why_waits(id) is None
+    staff.settle(claim, Fate.DONE)
+    assert desk.why_waits(id) is None
+    assert desk.why_waits(10**9) is None
+
+
+def test_a_job_waits_for_its_time_and_after_a_failure_to_be_tried_again(
+    desk: Desk, staff: Hand
+) -> None:
+    id = desk.one(delay_ns=HOUR)
+    due = desk.rig.wall_ns() + HOUR
+    reason = desk.why_waits(id)
+    assert reason.why is Why.TIMER
+    assert desk.near(reason.until_wall_ns, due)
+    desk.pass_and_promote(HOUR)
+    staff.settle(staff.one(), Fate.RETRY, step="run", error="no", delay_ns=MINUTE)
+    reason = desk.why_waits(id)
+    assert reason.why is Why.BACKOFF
+    assert desk.near(reason.until_wall_ns, due + MINUTE)
+
+
+def test_a_job_waits_for_signals(desk: Desk, staff: Hand) -> None:
+    id = desk.one()
+    staff.settle(staff.one(), Fate.WAIT, step="run", names=("pay", "stop"), delay_ns=HOUR)
+    reason = desk.why_waits(id)
+    assert (reason.why, reason.names) == (Why.SIGNAL, ("pay", "stop"))
+    assert desk.near(reason.until_wall_ns, desk.rig.wall_ns() + HOUR)
+    desk.signal(id, "pay", b"1")
+    assert why(desk, id) is Why.TURN
+
+
+def test_a_job_waits_for_its_children(desk: Desk, staff: Hand) -> None:
+    parent = desk.one()
+    kids = tuple(NewJob(kind="mail") for _ in range(3))
+    staff.settle(staff.one(), Fate.SPAWN, step="run", children=kids)
+    assert desk.why_waits(parent) == WaitReason(why=Why.CHILDREN, children=3)
+    staff.settle(staff.one(), Fate.DONE)
+    assert desk.why_waits(parent).children == 2
+
+
+def test_a_job_waits_for_the_job_that_has_its_key(desk: Desk, staff: Hand) -> None:
+    first, second, third = desk.add(3, partition_key="k")
+    other = desk.one(partition_key="other")
+    assert why(desk, first) is why(desk, second) is Why.TURN
+    claims = staff.take()
+    assert [claim.id for claim in claims] == [first, other]
+    for id in (second, third):
+        assert desk.why_waits(id) == WaitReason(why=Why.KEY, holder=first)
+    staff.settle(claims[0], Fate.RETRY, step="run", error="no", delay_ns=HOUR)
+    assert why(desk, second) is Why.TURN
+
+
+def test_a_job_in_strict_order_waits_for_the_first_of_its_key(desk: Desk, staff: Hand) -> None:
+    first, second = desk.add(2, partition_key="k", strict=True)
+    staff.settle(staff.one(), Fate.RETRY, step="run", error="no", delay_ns=HOUR)
+    assert desk.why_waits(second) == WaitReason(why=Why.KEY, holder=first)
+    desk.cancel([first])
+    assert why(desk, second) is Why.TURN
+
+
+def test_a_job_waits_while_its_queue_is_paused(desk: Desk, staff: Hand) -> None:
+    id = desk.one()
+    desk.set_paused("default", True)
+    assert desk.why_waits(id) == WaitReason(why=Why.PAUSED, queue="default")
+    desk.set_paused("default", False)
+    assert why(desk, id) is Why.TURN
+
+
+@pytest.mark.parametrize("queue", ["default", "*"])
+def test_a_job_waits_for_a_limit(desk: Desk, staff: Hand, queue: str) -> None:
+    id = desk.add(3)[-1]
+    desk.set_limits(queue, Limits(concurrency=2))
+    assert why(desk, id) is Why.TURN
+    assert len(staff.take()) == 2
+    assert desk.why_waits(id) == WaitReason(why=Why.LIMIT, queue=queue)
+    desk.set_limits(queue, Limits(rate_per_s=1 / 60, burst=1))
+    assert why(desk, id) is Why.TURN
+    assert staff.ids() == [id]
+    later = desk.one()
+    reason = desk.why_waits(later)
+    assert (reason.why, reason.queue) == (Why.LIMIT, queue)
+    assert desk.near(reason.wait_ns, MINUTE) or abs(reason.wait_ns - MINUTE) < 1000
+
+
+def test_a_job_waits_for_a_worker_that_works_on_its_queue_and_knows_its_kind(desk: Desk) -> None:
+    id = desk.one()
+    assert desk.why_waits(id) == WaitReason(why=Why.NO_WORKER, queue="default")
+    desk.register("elsewhere", HOUR, Offer(queues={"q": 1}, kinds=(MAIL,)))
+    assert why(desk, id) is Why.NO_WORKER
+    for other in (KnownKind("mail", 2, ("run",)), KnownKind("mail", 1, ("walk",))):
+        desk.register("old", HOUR, Offer(queues={"default": 1}, kinds=(other,)))
+    assert desk.why_waits(id) == WaitReason(why=Why.UNKNOWN_KIND, queue="default")
+    desk.register("new", MINUTE, Offer(queues={"default": 1}, kinds=(MAIL,)))
+    assert why(desk, id) is Why.TURN
+    desk.advance(2 * MINUTE)
+    assert why(desk, id) is Why.UNKNOWN_KIND
+    desk.register("of an older release", MINUTE)  # it does not say what it knows
+    assert why(desk, id) is Why.TURN

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from fairway.jobs.attempts import REMARKABLE, AttemptFate
 from fairway.jobs.job import Fate, Status
-from fairway.jobs.moves import MOVES
+from fairway.jobs.moves import MOVES, Why
 from fairway.jobs.stores.memory import MemoryStore
 from tests.conformance.job_backends import JOB_STORES, MemoryRig, opened
 from tests.support.job_histories import EFFECTS, Clocked, Disagreement, History
@@ -58,7 +58,8 @@ def test_random_histories_agree_with_the_twin(
                 raise
     fates = [f"fate {fate.value}" for fate in Fate]
     states = [f"to {status.word}" for status in Status]
-    for event in [*fates, *states, "stale", "held back", "timed out", "attempt"]:
+    waits = [f"waits by {why.value}" for why in (Why.SIGNAL, Why.KEY, Why.TIMER, Why.TURN)]
+    for event in [*fates, *states, "stale", "held back", "timed out", "attempt", *waits]:
         assert campaign.tally[event] > rounds // 30, event
 
 

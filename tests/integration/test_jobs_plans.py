@@ -116,7 +116,7 @@ HOT = (
     *("find", "find_ended", "find_key", "set_aside", "revive"),
     *("lock_children", "forget_signal_keys", "prune_first", "prune_failed"),
     *("keep_attempts", "attempts", "attempt_log", "forget_attempts", "count_runs"),
-    *("placed", "last_id"),
+    *("placed", "last_id", "around"),
 )
 TABLES = (
     "job",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Settlement,
         Status,
     )
+    from fairway.jobs.moves import WaitReason
     from fairway.jobs.presence import KindState, WorkerState
     from fairway.jobs.timetable import Timetable
 
@@ -271,6 +272,10 @@ class JobStore(Protocol):
 
     async def attempt_log(self, id: int, number: int) -> bytes | None:
         """What an attempt logged, in UTF-8, at most the last `LOG_BYTES_MAX` of it."""
+        ...
+
+    async def why_waits(self, id: int) -> WaitReason | None:
+        """Why a job waits, as it looks now; None if it does not, or is not there."""
         ...
 
     async def workers(self) -> list[WorkerState]:

@@ -50,7 +50,7 @@ from fairway.jobs.job import (
     lane_of,
 )
 from fairway.jobs.limits import allowance
-from fairway.jobs.moves import Facts
+from fairway.jobs.moves import Facts, QueueFacts, Surroundings, WaitReason
 from fairway.jobs.presence import KindState, Offer, WorkerState, kind_state
 from fairway.jobs.store import (
     NO_OFFER,
@@ -465,12 +465,12 @@ class MemoryStore:
         if row.new.notify is not None:
             self._deliver(parent, row.new.notify, ending(row.id, status, result, error), None)
             return
-        if moves.child_ended(parent.facts, self._pending(parent)) is not None:
+        if moves.child_ended(parent.facts, self._pending(parent) > 0) is not None:
             self._make_ready(parent)
 
-    def _pending(self, row: _Row) -> bool:
-        """Whether a child that the job counts has not ended."""
-        return any(
+    def _pending(self, row: _Row) -> int:
+        """How many children that the job counts have not ended."""
+        return sum(
             child.new.parent == row.id and child.new.notify is None and not child.status.ended
             for child in self._rows.values()
         )
@@ -741,6 +741,39 @@ class MemoryStore:
         logs = {one.told.number: one.log for one in row.attempts} if row is not None else {}
         return logs.get(number)
 
+    async def why_waits(self, id: int) -> WaitReason | None:
+        row = self._rows.get(id)
+        if row is None:
+            return None
+        running = Counter(one.lane.queue for one in self._leased())
+        running["*"] = running.total()
+        queues = []
+        for name in (row.new.queue, "*"):
+            bucket = self._queues.get(name, _Bucket())
+            since_ns = self._now() - bucket.refilled_ns
+            queues.append(QueueFacts(name, bucket.limits, running[name], bucket.tokens, since_ns))
+        around = Surroundings(
+            paused=self._queues.get(row.new.queue, _Bucket()).paused,
+            queues=queues,
+            holder=self._holder(row),
+            children=self._pending(row),
+            workers=await self.workers(),
+        )
+        return moves.why_waits(_job(row), around)
+
+    def _holder(self, row: _Row) -> int | None:
+        """The job that keeps another from running under their key."""
+        if row.new.partition_key is None:
+            return None
+        alike = [
+            one
+            for one in self._rows.values()
+            if one.new.partition_key == row.new.partition_key and one.id != row.id
+        ]
+        running = [one.id for one in alike if one.status is Status.RUNNING]
+        earlier = [one.id for one in alike if not one.status.ended and one.id < row.id]
+        return min(running or (earlier if row.new.strict else ()), default=None)
+
     async def workers(self) -> list[WorkerState]:
         return [
             WorkerState(
@@ -830,7 +863,7 @@ class MemoryStore:
     def _still_waits(self, row: _Row) -> bool:
         """Whether what a job waited for has not come."""
         inbox = [one.name for one, _ in row.inbox]
-        return moves.still_waits(row.names, inbox, self._pending(row))
+        return moves.still_waits(row.names, inbox, self._pending(row) > 0)
 
     def _has_reporters(self, row: _Row) -> bool:
         """Whether a child that reports to the job by signal has not ended."""

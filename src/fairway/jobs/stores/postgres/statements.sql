@@ -107,6 +107,22 @@ insert into fw.worker (name, started_at, expires_at, beat_at, queues, kinds)
 values ($1, fw.now_(), fw.now_() + $2::bigint * interval '1 microsecond', fw.now_(), $3, $4)
 returning id
 
+-- around: what is in the way of a job beside limits and workers
+select coalesce((select q.paused from fw.queue q where q.name = l.queue), false) as paused,
+    coalesce(
+        (select k.id from fw.key_slot k where k.pkey = j.pkey and k.id <> j.id),
+        (select e.id from fw.job e where j.strict and e.pkey = j.pkey and e.id < j.id
+         order by e.id limit 1)) as holder,
+    (select count(*) from fw.job c where c.parent = j.id and c.notify is null) as children
+from fw.job j join fw.lane l on l.id = j.lane where j.id = $1
+
+-- limits_seen: the limits of some queues, as they look now
+select name, concurrency, rate_per_s, burst, tokens,
+    (extract(epoch from fw.now_() - refilled_at) * 1000000)::bigint as since_us
+from fw.queue
+where name = any($1::text[]) and (concurrency is not null or rate_per_s is not null)
+order by name desc
+
 -- workers: all that are registered, and how many jobs each has
 select w.id, w.name, w.expires_at > fw.now_() as alive, w.started_at, w.beat_at, w.expires_at,
     w.queues, w.kinds, coalesce(l.running, 0) as running

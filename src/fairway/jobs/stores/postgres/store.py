@@ -14,6 +14,7 @@ from fairway.errors import FairwayError, Invalid, InvalidConfig
 from fairway.jobs.attempts import CLAIM_LOST, AttemptFate, JobAttempt, attempts_of
 from fairway.jobs.job import Fate, QueueState, Status, distinct, lane_of
 from fairway.jobs.limits import stored_limits
+from fairway.jobs.moves import QueueFacts, Surroundings, why_waits
 from fairway.jobs.presence import (
     KindState,
     WorkerState,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         Reaped,
         Settlement,
     )
+    from fairway.jobs.moves import WaitReason
     from fairway.jobs.presence import Offer
     from fairway.jobs.store import Promoted, Want
     from fairway.jobs.stores.postgres.connections import Connection
@@ -527,6 +529,31 @@ class PostgresStore:
         rows = await self._connections.fetch("attempt_log", id, number)
         log: bytes | None = rows[0]["log"] if rows else None
         return log
+
+    async def why_waits(self, id: int) -> WaitReason | None:
+        job = await self.find(id)
+        if job is None:
+            return None
+        (around,) = await self._connections.fetch("around", id) or [None]
+        if around is None:  # it has ended, now or before
+            return None
+        limits = await self._connections.fetch("limits_seen", [job.queue, "*"])
+        names = [row["name"] for row in limits if row["concurrency"] is not None]
+        running = dict(await self._connections.fetch("running", names)) if names else {}
+        queues = []
+        for name, concurrency, rate, burst, tokens, since_us in limits:
+            known = stored_limits(name, concurrency, rate, burst)
+            queues.append(QueueFacts(name, known, running.get(name, 0), tokens, since_us * 1000))
+        return why_waits(
+            job,
+            Surroundings(
+                paused=around["paused"],
+                queues=queues,
+                holder=around["holder"],
+                children=around["children"],
+                workers=await self.workers(),
+            ),
+        )
 
     async def workers(self) -> list[WorkerState]:
         return [

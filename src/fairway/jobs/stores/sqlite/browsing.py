@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fairway.errors import Closing
 from fairway.jobs.attempts import AttemptFate, JobAttempt, attempts_of
-from fairway.jobs.job import Job, QueueState, Status
+from fairway.jobs.job import Job, Limits, QueueState, Status
 from fairway.jobs.limits import stored_limits
+from fairway.jobs.moves import QueueFacts, Surroundings, WaitReason, why_waits
 from fairway.jobs.presence import KindState, WorkerState, kind_state, kinds_in, queues_in
 from fairway.jobs.store import Cursor
+from fairway.jobs.stores.sqlite.claiming import running_jobs
 from fairway.jobs.stores.sqlite.connections import answering, connect
 from fairway.jobs.stores.sqlite.schema import (
     BAND_MASK,
@@ -23,6 +25,7 @@ from fairway.jobs.stores.sqlite.schema import (
     STATUSES,
     TENANT_SHIFT,
     TRACE_ID,
+    UNFINISHED,
     UNHAPPY,
 )
 from fairway.jobs.stores.sqlite.transaction import KEYED, names_in
@@ -110,6 +113,17 @@ SELECT id, name, until_ns, started_ns, beat_ns, queues, kinds, coalesce(running,
 FROM worker LEFT JOIN (SELECT worker, count(*) AS running FROM lease GROUP BY worker)
 ON worker = id ORDER BY id
 """
+PENDING = f"""
+SELECT (
+    SELECT count(*) FROM job AS child
+    WHERE child.parent = job.id AND child.notify IS NULL AND child.{UNFINISHED}
+), strict FROM job WHERE id = ?
+"""
+HOLDER = f"""
+SELECT min(id) FROM job
+WHERE partition_key = ? AND {UNFINISHED} AND status = {RUNNING} AND id <> ?
+"""
+EARLIER = f"SELECT min(id) FROM job WHERE partition_key = ? AND {UNFINISHED} AND id < ?"
 FEW = 10_000
 """Fewer are looked up one by one; among more, the newest are met soon by reading backwards."""
 
@@ -171,6 +185,10 @@ class SqliteReader:
         rows = await self.rows("SELECT log FROM attempt WHERE job = ? AND number = ?", (id, number))
         log: bytes | None = rows[0][0] if rows else None
         return log
+
+    async def why_waits(self, id: int) -> WaitReason | None:
+        now_ns = self._clock.wall_ns()
+        return await self._read(lambda connection: _why_waits(connection, id, now_ns))
 
     async def workers(self) -> list[WorkerState]:
         now_ns = self._clock.wall_ns()
@@ -325,6 +343,48 @@ def _attempts(connection: Sql, id: int) -> list[JobAttempt]:
         for number, step, worker, started_ns, ended_ns, fate, error, log_bytes in rows
     ]
     return attempts_of(job, kept)
+
+
+def _why_waits(connection: Sql, id: int, now_ns: int) -> WaitReason | None:
+    job = _find(connection, id)
+    if job is None:
+        return None
+    ((children, strict),) = connection.execute(PENDING, (id,)).fetchall()
+    key = job.partition_key
+    around = Surroundings(
+        paused=_is_paused(connection, job.queue),
+        queues=[_queue_facts(connection, name, now_ns) for name in (job.queue, "*")],
+        holder=_holder(connection, id, key, bool(strict)) if key is not None else None,
+        children=children,
+        workers=_workers(connection, now_ns),
+    )
+    return why_waits(job, around)
+
+
+def _is_paused(connection: Sql, queue: str) -> bool:
+    paused = connection.execute("SELECT paused FROM queue WHERE name = ?", (queue,)).fetchall()
+    return bool(paused and paused[0][0])
+
+
+def _queue_facts(connection: Sql, name: str, now_ns: int) -> QueueFacts:
+    rows = connection.execute(
+        "SELECT id, concurrency, rate_per_s, burst, tokens, refilled_ns FROM queue WHERE name = ?",
+        (name,),
+    ).fetchall()
+    if not rows:
+        return QueueFacts(name, Limits(), 0, 0, 0)
+    number, concurrency, rate, burst, tokens, refilled_ns = rows[0]
+    limits = stored_limits(name, concurrency, rate, burst)
+    running = running_jobs(connection, name, number) if concurrency is not None else 0
+    return QueueFacts(name, limits, running, tokens, now_ns - refilled_ns)
+
+
+def _holder(connection: Sql, id: int, key: str, strict: bool) -> int | None:
+    """The job that keeps another from running under their key."""
+    (holder,) = connection.execute(HOLDER, (key, id)).fetchone()
+    if holder is None and strict:
+        (holder,) = connection.execute(EARLIER, (key, id)).fetchone()
+    return None if holder is None else int(holder)
 
 
 def _workers(connection: Sql, now_ns: int) -> list[WorkerState]:

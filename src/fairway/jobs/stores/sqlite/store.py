@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         Reaped,
         Settlement,
     )
+    from fairway.jobs.moves import WaitReason
     from fairway.jobs.presence import KindState, Offer, WorkerState
     from fairway.jobs.store import Cursor, Promoted, Want
     from fairway.jobs.stores.sqlite.transaction import Transaction
@@ -359,6 +360,9 @@ class SqliteStore:
 
     async def attempt_log(self, id: int, number: int) -> bytes | None:
         return await self._read.attempt_log(id, number)
+
+    async def why_waits(self, id: int) -> WaitReason | None:
+        return await self._read.why_waits(id)
 
     async def workers(self) -> list[WorkerState]:
         return await self._read.workers()
