@@ -103,9 +103,14 @@ def kept_error(error: str | None) -> str | None:
     return None if error is None else error[-ERROR_MAX:]
 
 
-def kept_log(log: bytes | None) -> bytes | None:
-    """As much of a log as is kept."""
-    return log[-LOG_BYTES_MAX:] if log else None
+def kept_log(log: bytes | None, most: int = LOG_BYTES_MAX) -> bytes | None:
+    """As much of a log as is kept, from its end. No character is cut in two."""
+    if not log or len(log) <= most:
+        return log or None
+    begin = len(log) - most
+    while begin < len(log) and log[begin] & 0xC0 == 0x80:  # the middle of one
+        begin += 1
+    return log[begin:] or None
 
 
 def attempts_of(job: Job, kept: Sequence[JobAttempt]) -> list[JobAttempt]:
