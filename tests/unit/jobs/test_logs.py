@@ -67,7 +67,7 @@ def logs_of(*functions: Callable[..., Any], count: int = 1, **config: Any) -> li
             found = [await jobs.attempt_log(one.id, 1) for one in added]
             await worker.drain()
             running.cancel()
-        return [log.decode().splitlines() for log in found]
+        return [(log or b"").decode().splitlines() for log in found]
 
     return [[untimed(line) for line in lines] for lines in asyncio.run(play())]
 

@@ -697,7 +697,8 @@ with back as (
 ), revived as (
     insert into fw.job (id, lane, state, progress, enqueued_at, spawned, retries, runs, status,
         names, timed_out, inbox, {columns})
-    select id, lane, state, progress, enqueued_at, true, retries + 1, runs,
+    select id, lane, state, progress, enqueued_at, true, retries + 1,
+        greatest(runs, (select max(a.number) from fw.attempt a where a.job = back.id)),
         case when waits then 'w' else 'r' end, case when not $3 then names end,
         timed_out and not $3,
         case when $3 then 0 else (select count(*) from fw.signal s where s.job = back.id) end,

@@ -59,7 +59,8 @@ WHERE id IN carray(?8)
 """
 LEAVE_ALONE = f"UPDATE job SET {LEFT}, runs = runs + ?, {RAN_BY} WHERE id = ?"
 KEEP_ATTEMPT = """
-INSERT INTO attempt (job, number, step, worker, started_ns, ended_ns, fate, error, log)
+INSERT OR REPLACE INTO attempt
+    (job, number, step, worker, started_ns, ended_ns, fate, error, log)
 SELECT job.id, runs, ?2, worker, claimed_ns, ?3, ?4, ?5, ?6
 FROM job JOIN lease ON lease.job = job.id WHERE job.id = ?1
 """

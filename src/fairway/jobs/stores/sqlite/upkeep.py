@@ -50,7 +50,8 @@ SELECT id, kind, partition_key, attempt, crashes, max_attempts, max_crashes, {RE
 FROM lease JOIN job ON id = job WHERE worker = ? ORDER BY job LIMIT ?
 """
 LOST = """
-INSERT INTO attempt (job, number, step, worker, started_ns, ended_ns, fate, error)
+INSERT OR REPLACE INTO attempt
+    (job, number, step, worker, started_ns, ended_ns, fate, error)
 SELECT job.id, runs, step, worker, claimed_ns, ?1, ?2, ?3
 FROM job JOIN lease ON lease.job = job.id WHERE job.id IN carray(?4)
 """
@@ -192,7 +193,8 @@ def count_lost(transaction: Transaction, worker: int, claims: Sequence[Claim]) -
         ).fetchall()
         for (number,) in found:
             transaction.connection.execute(
-                "INSERT INTO attempt (job, number, step, worker, started_ns, ended_ns, fate, error)"
+                "INSERT OR REPLACE INTO attempt"
+                " (job, number, step, worker, started_ns, ended_ns, fate, error)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (one.id, number, one.step, worker, now_ns, now_ns, fate, CLAIM_LOST),
             )
