@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fairway.errors import InvalidConfig, JobFailed
+from fairway.jobs import steps
 from fairway.jobs.attempts import LOG_BYTES_MAX
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.job import NewJob
 from fairway.jobs.kinds import Options, function_kind
-from fairway.jobs.logs import RunLog, hearing
+from fairway.jobs.logs import RunLog, hearing, task_logs_for
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.worker import Worker, WorkerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from fairway.jobs.logs import LoggedRun
 
 logger = logging.getLogger("shop.mail")
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (.*)")
@@ -180,8 +183,15 @@ def test_a_run_keeps_as_much_as_the_worker_says() -> None:
             WorkerConfig(log_bytes=wrong)
 
 
-def test_what_is_left_behind_by_a_run_is_heard_no_more() -> None:
+def test_what_is_left_behind_by_a_run_is_heard_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Any] = []
+    runs: list[LoggedRun] = []
+
+    def noted(run: LoggedRun) -> None:
+        runs.append(run)
+        task_logs_for(run)
+
+    monkeypatch.setattr(steps, "task_logs_for", noted)
 
     async def leaves() -> None:
         logger.info("it is there")
@@ -202,6 +212,7 @@ def test_what_is_left_behind_by_a_run_is_heard_no_more() -> None:
     first, second = logs_of(leaves, another)
     assert first == ["INFO shop.mail: it is there"]
     assert second == ["INFO shop.mail: it is another"]
+    assert [run.log and run.log.text().count(b"\n") for run in runs] == [1, 1]
 
 
 def test_logging_is_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
