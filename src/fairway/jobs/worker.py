@@ -157,6 +157,7 @@ class Worker:
         self._progress: dict[int, bytes] = {}
         """What each job said last of how far it is, until the store is told. Threads add to it: one
         value for each that runs, and each of them bounded."""
+        self._log_bytes = config.log_bytes
         self._worker = 0
         self._token = 0
         self._lease: Lease | None = None
@@ -522,7 +523,7 @@ class Worker:
                 feeder.finished(claim)
                 self._settle(_unknown(claim, kind))
                 continue
-            run = Run(claim, kind, step, self._clock.now_ns(), self._config.log_bytes)
+            run = Run(claim, kind, step, self._clock.now_ns(), self._log_bytes)
             self._runs[claim.id] = run
             run.task = self._tasks.start(self._perform(feeder, run))
 

@@ -171,7 +171,8 @@ class SqliteSettling:
             left = Left(error=reason)
         elif consumed := settlement.consumed:
             self._consume(id, consumed)
-        if move.to is not Status.DONE or settlement.log:
+        done = move.to is Status.DONE
+        if not done or settlement.log:
             self._note_attempt(settlement, move, left.error)
         if move.ends:
             self.ended.append(Ended(id, move.to, left.result, left.error))
@@ -180,7 +181,7 @@ class SqliteSettling:
             self._flush()
             self._settle_alone(settlement, move, left)
             return
-        if move.to is Status.DONE:
+        if done:
             self._done.append(id)
         if move.ends and parent is not None:
             self._parents.add(parent)
