@@ -12,7 +12,7 @@ from fairway.jobs.context import Context
 from fairway.jobs.flows import task_kind
 from fairway.jobs.handles import JobFunction, Machine
 from fairway.jobs.kinds import Options, function_kind, machine_kind
-from fairway.jobs.logs import RunLog, hearing, logging_for
+from fairway.jobs.logs import RunLog, hearing, run_is_over, task_logs_for
 from fairway.jobs.outcome import Outcome
 from fairway.runtime.clock import SYSTEM_CLOCK
 from fairway.runtime.targets import found_at
@@ -44,11 +44,14 @@ def run_isolated(target: Target, claim: Claim, is_task: bool, log_bytes: int) ->
     if not log_bytes:
         return _run(target, claim, is_task)
     here = _Here(log_bytes)
-    with hearing(), logging_for(here):
+    with hearing():
+        task_logs_for(here)
         try:
             ended = _run(target, claim, is_task)
         except BaseException as error:  # told with its log
             ended = IsolatedRun(error=traced(error))
+        finally:
+            run_is_over(here)
     return ended if here.log is None else ended._replace(log=here.log.text())
 
 
@@ -57,6 +60,7 @@ class _Here:
 
     def __init__(self, log_bytes: int) -> None:
         self.log_bytes = log_bytes
+        self.log_key = 0
         self.log: RunLog | None = None
 
 

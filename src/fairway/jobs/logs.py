@@ -15,6 +15,7 @@ from collections import deque
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fairway.jobs.attempts import kept_log
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _writing = threading.RLock()  # entered again by a signal handler that logs
-_run: ContextVar[LoggedRun | None] = ContextVar("fairway_run", default=None)
+_keys = count(1)
+_runs: dict[int, LoggedRun] = {}
+# The key of the run and not the run: what a context holds lives as long as its task, and that many
+# more objects alive cost the garbage collector more than all the rest of this.
+_run: ContextVar[int] = ContextVar("fairway_run", default=0)
 
 
 class LoggedRun(Protocol):
@@ -33,7 +38,9 @@ class LoggedRun(Protocol):
 
     log: RunLog | None
     log_bytes: int
-    """How much is kept of it; 0 once it has ended."""
+    """How much is kept of it."""
+    log_key: int
+    """What stands for it while it runs; no key is given twice."""
 
 
 class RunLog:
@@ -61,14 +68,22 @@ class RunLog:
 
 
 def task_logs_for(run: LoggedRun) -> None:
-    """What the current task logs from here on, and those that it starts, is of this run."""
-    _run.set(run)
+    """What the current task logs from here on, and those that it starts, is of this run, until it
+    is over."""
+    run.log_key = key = next(_keys)
+    _runs[key] = run
+    _run.set(key)
+
+
+def run_is_over(run: LoggedRun) -> None:
+    """What it has left behind and logs on is heard no more."""
+    _runs.pop(run.log_key, None)
 
 
 @contextmanager
 def logging_for(run: LoggedRun) -> Iterator[None]:
     """What is logged inside is of this run, in a thread that others use before and after."""
-    token = _run.set(run if run.log_bytes else None)
+    token = _run.set(run.log_key)
     try:
         yield
     finally:
@@ -98,8 +113,8 @@ class _Hearing:
     def make(self, *args: Any, **options: Any) -> logging.LogRecord:
         assert self._before is not None, "it was put there by us"
         record = self._before(*args, **options)
-        run = _run.get()
-        if run is not None and run.log_bytes:
+        run = _runs.get(_run.get())
+        if run is not None:
             line = _line(record)
             with _writing:
                 if run.log is None:

@@ -14,7 +14,7 @@ from fairway.errors import CallFailed, Cancelled
 from fairway.jobs import verdict
 from fairway.jobs.context import Context, stop_context
 from fairway.jobs.isolation import run_isolated
-from fairway.jobs.logs import RunLog, logging_for, task_logs_for
+from fairway.jobs.logs import RunLog, logging_for, run_is_over, task_logs_for
 from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.processes import Processes
 from fairway.runtime.targets import target_of
@@ -39,7 +39,7 @@ class Run:
 
     __slots__ = (
         *("began_ns", "begun", "cancelled", "claim", "context", "kind", "log", "step", "task"),
-        *("log_bytes", "stopping", "timed_out", "withdrawn"),
+        *("log_bytes", "log_key", "stopping", "timed_out", "withdrawn"),
     )
 
     def __init__(
@@ -51,6 +51,7 @@ class Run:
         self.began_ns = began_ns
         self.log_bytes = log_bytes
         """How much is kept of what it logs."""
+        self.log_key = 0
         self.log: RunLog | None = None
         self.context: Context[Any] | None = None
         self.task: asyncio.Task[None] | None = None
@@ -109,10 +110,10 @@ class Steps:
         """Run a step to its end."""
         claim, kind, step = run.claim, run.kind, run.step
         run.begun = True
-        if run.log_bytes:
-            task_logs_for(run)
         if run.cancelled is not None:
             return verdict.of_cancel(claim, run.cancelled)
+        if run.log_bytes:
+            task_logs_for(run)
         limit: asyncio.Timeout | None = None
         limit_ns = kind.options.timeout_ns
         try:
@@ -135,6 +136,9 @@ class Steps:
             reraise_interrupt(error)
             run.timed_out = run.timed_out or (limit is not None and limit.expired())
             return self.failed(run, error)
+        finally:
+            if run.log_bytes:
+                run_is_over(run)
 
     async def _in_process(self, run: Run) -> tuple[Any, Any]:
         """Run a step in a process of its own, which a timeout or a cancel ends."""

@@ -545,8 +545,6 @@ class Worker:
             del self._runs[id]
         feeder.finished(run.claim)
         self._metrics.stepped(settlement, self._clock.now_ns() - run.began_ns)
-        run.log_bytes = 0  # what it has left behind may log on
-        run.task = None  # whose context has the run: both would wait for the garbage collector
         if self._held.get(id) != run.claim.token:
             return  # the lease was lost while it ran
         if run.log is not None:
