@@ -479,6 +479,7 @@ OF_ONE_STORE = {
         "migrations": "a schema that others may look into, in files of SQL",
         "history": "jobs that ended, in a table for each day, which is dropped whole",
         "locks": "partition keys as advisory locks of a session",
+        "attempts": "runs as rows of arrays: one statement keeps those of many jobs",
     },
 }
 """Which files a store has that the other has not, and why. All the others have equal names."""

@@ -13,6 +13,14 @@ from msgspec import json, structs
 
 from fairway.core.priority import Band
 from fairway.errors import Invalid
+from fairway.jobs.attempts import (
+    ATTEMPTS_MAX,
+    CLAIM_LOST,
+    ERROR_MAX,
+    LOG_BYTES_MAX,
+    WORKER_DIED,
+    AttemptFate,
+)
 from fairway.jobs.job import (
     ASIDE_MAX,
     ENDED,
@@ -27,6 +35,8 @@ from fairway.jobs.job import (
     Settlement,
     Status,
 )
+from fairway.jobs.moves import WaitReason, Why
+from fairway.jobs.presence import KnownKind, Offer
 from fairway.jobs.store import Cancelled, Cursor, Delivered, Want
 from tests.conformance.job_backends import JOB_STORES, opened
 from tests.support.postgres import Unavailable
@@ -35,6 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
     from pathlib import Path
 
+    from fairway.jobs.attempts import JobAttempt
     from fairway.jobs.job import Beat, Claim, Job
     from fairway.jobs.store import Exchanged, JobStore
     from tests.conformance.job_backends import JobRig
@@ -2692,3 +2703,408 @@ def test_a_child_that_is_not_retried_does_not_take_its_key_back(desk: Desk, hand
     assert desk.retry([first.id]) == []
     (again,) = desk.enqueue([NewJob(kind="child", unique_key="u")])
     assert again.fresh
+
+
+# --- attempts
+
+
+def told(attempts: Sequence[JobAttempt]) -> list[tuple[int, str | None, str | None]]:
+    return [(one.number, one.fate and one.fate.value, one.error) for one in attempts]
+
+
+def test_an_attempt_that_failed_is_told_with_its_times_worker_and_error(
+    desk: Desk, hand: Hand
+) -> None:
+    id = desk.one()
+    assert desk.attempts(id) == []
+    began = desk.rig.wall_ns()
+    claim = hand.one()
+    (running,) = desk.attempts(id)
+    assert (running.number, running.step, running.worker) == (1, "run", hand.worker)
+    assert (running.fate, running.ended_wall_ns, running.error) == (None, None, None)
+    desk.advance(MINUTE)
+    hand.settle(claim, Fate.RETRY, step="run", error="it broke", delay_ns=MINUTE)
+    (one,) = desk.attempts(id)
+    assert (one.number, one.step, one.worker) == (1, "run", hand.worker)
+    assert (one.fate, one.error, one.log_bytes) == (AttemptFate.FAILED, "it broke", 0)
+    assert desk.near(one.started_wall_ns, began)
+    assert desk.near(one.ended_wall_ns, began + MINUTE)
+    assert desk.near(running.started_wall_ns, began)
+    assert desk.job(id).runs == 1
+
+
+def test_a_job_that_is_done_tells_of_its_last_attempt(desk: Desk, hand: Hand) -> None:
+    """That costs it no row of its own."""
+    id = desk.one()
+    began = desk.rig.wall_ns()
+    claim = hand.one()
+    desk.advance(MINUTE)
+    hand.settle(claim, Fate.DONE, result=b"7")
+    (one,) = desk.attempts(id)
+    assert (one.number, one.step, one.worker) == (1, "run", hand.worker)
+    assert (one.fate, one.error) == (AttemptFate.DONE, None)
+    assert desk.near(one.started_wall_ns, began)
+    assert desk.near(one.ended_wall_ns, began + MINUTE)
+    job = desk.job(id)
+    assert (job.runs, job.ran_by, job.worker) == (1, hand.worker, None)
+
+
+def test_attempts_that_went_well_are_counted_and_left_out(desk: Desk, hand: Hand) -> None:
+    id = desk.one()
+    for fate, fields in (
+        (Fate.NEXT, {"step": "second"}),
+        (Fate.RETRY, {"step": "second", "counts": False}),  # it came back later by itself
+        (Fate.SPAWN, {"step": "third"}),
+        (Fate.RETRY, {"step": "third", "error": "no"}),
+        (Fate.DONE, {}),
+    ):
+        hand.settle(hand.one(), fate, **fields)
+    assert told(desk.attempts(id)) == [(4, "failed", "no"), (5, "done", None)]
+    assert [one.step for one in desk.attempts(id)] == ["third", "third"]
+    assert desk.job(id).runs == 5
+
+
+def test_what_was_not_run_is_no_attempt(desk: Desk, hand: Hand) -> None:
+    id = desk.one()
+    hand.settle(hand.one(), Fate.RELEASE)
+    claim = hand.one()
+    desk.cancel([id])
+    hand.settle(claim, Fate.RELEASE)
+    assert desk.status(id) is Status.CANCELLED
+    assert (desk.attempts(id), desk.job(id).runs) == ([], 0)
+
+
+@pytest.mark.parametrize("fate", [Fate.NEXT, Fate.WAIT, Fate.RETRY, Fate.CANCELLED])
+def test_a_run_that_was_cancelled_is_told_with_the_reason(
+    desk: Desk, hand: Hand, fate: Fate
+) -> None:
+    id = desk.one()
+    claim = hand.one()
+    desk.cancel([id], reason="no more")
+    error = "no more" if fate is Fate.CANCELLED else "it broke"
+    hand.settle(claim, fate, step="then", names=("go",), error=error)
+    assert told(desk.attempts(id)) == [(1, "cancelled", "no more")]
+    assert desk.job(id).runs == 1
+
+
+def test_an_attempt_whose_worker_died_is_told_as_lost(desk: Desk, hand: Hand) -> None:
+    id = desk.one(max_crashes=2)
+    workers = []
+    for _ in range(2):
+        late = desk.hand(ttl_ns=MINUTE)
+        workers.append(late.worker)
+        late.one()
+        desk.advance(2 * MINUTE)
+        desk.reap(MANY)
+    assert desk.status(id) is Status.DEAD
+    lost = desk.attempts(id)
+    assert told(lost) == [(1, "lost", WORKER_DIED), (2, "lost", WORKER_DIED)]
+    assert [one.worker for one in lost] == workers
+    assert desk.near(lost[1].ended_wall_ns, (lost[1].started_wall_ns or 0) + 2 * MINUTE)
+
+
+def test_a_claim_that_the_store_lost_is_an_attempt(desk: Desk, hand: Hand) -> None:
+    id = desk.one()
+    claim = hand.one()
+    hand.beat(grace_ns=0)  # the store gives it back: to it, the worker does not know of it
+    assert desk.status(id) is Status.READY
+    desk.count_lost(hand.worker, [claim])
+    desk.count_lost(hand.worker, [claim])
+    assert told(desk.attempts(id)) == [(1, "lost", CLAIM_LOST)]
+    assert desk.job(id).crashes == 1
+
+
+def test_attempts_of_before_a_retry_by_hand_are_told(desk: Desk, hand: Hand) -> None:
+    id = desk.one()
+    hand.settle(hand.one(), Fate.FAILED, error="no")
+    assert desk.retry([id]) == [id]
+    assert told(desk.attempts(id)) == [(1, "failed", "no")]
+    hand.settle(hand.one(), Fate.DONE)
+    assert told(desk.attempts(id)) == [(1, "failed", "no"), (2, "done", None)]
+
+
+def test_of_many_attempts_the_last_are_kept(desk: Desk, hand: Hand) -> None:
+    id = desk.one(max_attempts=MANY)
+    other = desk.one(queue="other")
+    for number in range(ATTEMPTS_MAX + 3):
+        hand.settle(hand.one(), Fate.RETRY, step="run", error=f"no {number}")
+    hand.settle(hand.one(Lane("other", "", Band.B1)), Fate.FAILED, error="no")
+    kept = desk.attempts(id)
+    assert [one.number for one in kept] == list(range(4, ATTEMPTS_MAX + 4))
+    assert kept[-1].error == f"no {ATTEMPTS_MAX + 2}"
+    assert len(desk.attempts(other)) == 1
+
+
+def test_a_long_error_and_a_long_log_are_kept_from_their_end(desk: Desk, hand: Hand) -> None:
+    id = desk.one()
+    log = b"x" + b"y" * LOG_BYTES_MAX
+    hand.settle(hand.one(), Fate.FAILED, error="x" + "y" * ERROR_MAX, log=log)
+    (one,) = desk.attempts(id)
+    assert (one.error, one.log_bytes) == ("y" * ERROR_MAX, LOG_BYTES_MAX)
+    assert desk.attempt_log(id, 1) == log[1:]
+
+
+@pytest.mark.parametrize("fate", [Fate.DONE, Fate.NEXT, Fate.FAILED, Fate.RETRY])
+def test_an_attempt_that_logged_something_is_kept_with_its_log(
+    desk: Desk, hand: Hand, fate: Fate
+) -> None:
+    id = desk.one()
+    quiet = desk.one()
+    claims = hand.take()
+    fields: dict[str, Any] = {"step": "run", "fate": fate}
+    hand.exchange(
+        [
+            Settlement(claim=claims[0], log="größer".encode(), **fields),
+            Settlement(claim=claims[1], **fields),
+        ],
+        [Want(Lane("nothing", "", Band.B1), 1)],
+    )
+    (one,) = desk.attempts(id)
+    assert (one.number, one.log_bytes) == (1, 8)
+    assert desk.attempt_log(id, 1) == "größer".encode()
+    assert desk.attempt_log(id, 2) is None
+    assert desk.attempt_log(quiet, 1) is None
+    assert desk.job(id).runs == desk.job(quiet).runs == 1
+
+
+def test_an_attempt_of_a_stale_claim_is_not_told(desk: Desk, hand: Hand) -> None:
+    id = desk.one()
+    claim = hand.one()
+    hand.settle(claim, Fate.RETRY, step="run", error="once")
+    assert hand.exchange([Settlement(claim=claim, fate=Fate.FAILED, error="twice")]).stale == [id]
+    assert told(desk.attempts(id)) == [(1, "failed", "once")]
+
+
+def test_attempts_go_with_their_job(desk: Desk, hand: Hand) -> None:
+    pruned, discarded = desk.add(2)
+    for claim in hand.take():
+        hand.settle(claim, Fate.FAILED, error="no", log=b"it began")
+    assert desk.discard([discarded]) == [discarded]
+    assert desk.attempts(discarded) == []
+    assert len(desk.attempts(pruned)) == 1
+    desk.advance(HOUR)
+    assert desk.prune(MINUTE) == 1
+    assert desk.attempts(pruned) == []
+    assert desk.attempts(10**9) == []
+
+
+# --- workers and what they know
+
+MAIL = KnownKind("mail", 1, ("run",))
+
+
+def test_workers_are_told_with_what_they_offer(desk: Desk) -> None:
+    at = desk.rig.wall_ns()
+    offer = Offer(queues={"default": 10, "q": 2}, kinds=(MAIL,), schemas={("mail", 1): b"{}"})
+    id = desk.register("host:1", HOUR, offer)
+    silent = desk.register("host:2", MINUTE)
+    one, two = desk.workers()
+    assert (one.id, one.name, one.alive, one.running) == (id, "host:1", True, 0)
+    assert (dict(one.queues), tuple(one.kinds)) == ({"default": 10, "q": 2}, (MAIL,))
+    assert desk.near(one.started_wall_ns, at)
+    assert desk.near(one.beat_wall_ns, at)
+    assert desk.near(one.expires_wall_ns, at + HOUR)
+    assert (two.id, two.queues, two.kinds) == (silent, None, None)
+    desk.add(3)
+    assert len(desk.exchange(id, 1, (), [Want(LANE, 2)]).claims) == 2
+    desk.advance(2 * MINUTE)
+    heart = desk.rig.store.heart()
+    assert heart.beat(id, {}, HOUR, HOUR).alive
+    heart.close()
+    one, two = desk.workers()
+    assert (one.running, one.alive, two.alive) == (2, True, False)
+    assert desk.near(one.beat_wall_ns, at + 2 * MINUTE)
+    assert desk.near(one.started_wall_ns, at)
+    desk.reap(MANY)
+    desk.unregister(id)
+    (left,) = desk.workers()  # it has jobs, which are the reaper's
+    assert (left.id, left.alive) == (id, False)
+    desk.reap(MANY)
+    assert desk.workers() == []
+
+
+def test_kinds_are_told_with_their_schema_and_who_knows_them(desk: Desk) -> None:
+    assert desk.kinds() == []
+    old = Offer(kinds=(MAIL,), schemas={("mail", 1): b'{"type":"object"}'})
+    desk.register("old", MINUTE, old)
+    desk.advance(SECOND)
+    at = desk.rig.wall_ns()
+    second = KnownKind("mail", 2, ("a", "b"))
+    new = Offer(kinds=(second, MAIL), schemas={("mail", 1): b'{"type":"null"}'})
+    worker = desk.register("new", HOUR, new)
+    one, two = desk.kinds()
+    assert (one.name, one.version, one.schema, one.workers) == ("mail", 1, b'{"type":"null"}', 2)
+    assert (two.name, two.version, two.schema, two.workers) == ("mail", 2, None, 1)
+    assert desk.near(one.seen_wall_ns, at)
+    desk.advance(2 * MINUTE)
+    assert [kind.workers for kind in desk.kinds()] == [1, 1]
+    desk.unregister(worker)
+    assert [kind.workers for kind in desk.kinds()] == [0, 0]
+
+
+# --- by trace and by time
+
+
+def test_browsing_filters_by_trace(desk: Desk, hand: Hand) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    mine = [desk.one(trace=f"00-{trace}-{span}-01") for span in ("00f067aa0ba902b7", "1" * 16)]
+    desk.one(trace=f"00-{'1' * 32}-{'1' * 16}-01")
+    desk.one()
+    hand.settle(hand.one(), Fate.DONE)
+    found = desk.browse(Filter(trace=trace))
+    assert [(job.id, job.status) for job in found] == [
+        (mine[1], Status.READY),
+        (mine[0], Status.DONE),
+    ]
+    assert desk.browse(Filter(trace="2" * 32)) == []
+    assert [job.id for job in desk.browse(Filter(trace=trace, status=Status.DONE))] == mine[:1]
+
+
+def test_browsing_filters_by_the_time_of_enqueueing(desk: Desk, hand: Hand) -> None:
+    """Of jobs that ended and of those that live, with gaps where some were forgotten."""
+    start = desk.rig.wall_ns()
+    ids = []
+    for _ in range(9):
+        ids += desk.add(3)
+        desk.advance(10 * MINUTE)
+    for claim in hand.take(10):
+        hand.settle(claim, Fate.FAILED if claim.id in ids[3:8] else Fate.DONE, error="no")
+    assert len(desk.discard(ids[3:8])) == 5
+
+    def found(since: int | None, until: int | None, **only: Any) -> list[int]:
+        since_ns = None if since is None else start + since * 10 * MINUTE
+        until_ns = None if until is None else start + until * 10 * MINUTE
+        jobs = desk.browse(Filter(since_wall_ns=since_ns, until_wall_ns=until_ns, **only))
+        return [job.id for job in jobs][::-1]
+
+    left = [*ids[:3], *ids[8:]]
+    assert found(None, None) == left
+    for since in (None, 0, 1, 2, 3, 5, 8, 9, 20):
+        for until in (None, 0, 1, 2, 3, 4, 8, 9, 20):
+            first, last = since or 0, 9 if until is None else until
+            wanted = set(ids[3 * first : 3 * last])
+            assert found(since, until) == [id for id in left if id in wanted], (since, until)
+    assert found(0, 9, status=Status.DONE) == [*ids[:3], *ids[8:10]]
+    assert found(2, None, limit=4) == left[-4:]
+
+
+# --- why a job waits
+
+
+def why(desk: Desk, id: int) -> Why | None:
+    reason: WaitReason | None = desk.why_waits(id)
+    return None if reason is None else reason.why
+
+
+@pytest.fixture
+def staff(desk: Desk) -> Hand:
+    """A worker that says what it works on and knows."""
+    hand = desk.hand()
+    desk.unregister(hand.worker)
+    offer = Offer(queues={"default": 10}, kinds=(MAIL,))
+    hand.worker = desk.register("staff", 30 * DAY, offer)
+    return hand
+
+
+def test_a_job_waits_for_its_turn_and_then_no_more(desk: Desk, staff: Hand) -> None:
+    id = desk.one()
+    assert desk.why_waits(id) == WaitReason(why=Why.TURN)
+    claim = staff.one()
+    assert desk.why_waits(id) is None
+    staff.settle(claim, Fate.DONE)
+    assert desk.why_waits(id) is None
+    assert desk.why_waits(10**9) is None
+
+
+def test_a_job_waits_for_its_time_and_after_a_failure_to_be_tried_again(
+    desk: Desk, staff: Hand
+) -> None:
+    id = desk.one(delay_ns=HOUR)
+    due = desk.rig.wall_ns() + HOUR
+    reason = desk.why_waits(id)
+    assert reason.why is Why.TIMER
+    assert desk.near(reason.until_wall_ns, due)
+    desk.pass_and_promote(HOUR)
+    staff.settle(staff.one(), Fate.RETRY, step="run", error="no", delay_ns=MINUTE)
+    reason = desk.why_waits(id)
+    assert reason.why is Why.BACKOFF
+    assert desk.near(reason.until_wall_ns, due + MINUTE)
+
+
+def test_a_job_waits_for_signals(desk: Desk, staff: Hand) -> None:
+    id = desk.one()
+    staff.settle(staff.one(), Fate.WAIT, step="run", names=("pay", "stop"), delay_ns=HOUR)
+    reason = desk.why_waits(id)
+    assert (reason.why, reason.names) == (Why.SIGNAL, ("pay", "stop"))
+    assert desk.near(reason.until_wall_ns, desk.rig.wall_ns() + HOUR)
+    desk.signal(id, "pay", b"1")
+    assert why(desk, id) is Why.TURN
+
+
+def test_a_job_waits_for_its_children(desk: Desk, staff: Hand) -> None:
+    parent = desk.one()
+    kids = tuple(NewJob(kind="mail") for _ in range(3))
+    staff.settle(staff.one(), Fate.SPAWN, step="run", children=kids)
+    assert desk.why_waits(parent) == WaitReason(why=Why.CHILDREN, children=3)
+    staff.settle(staff.one(), Fate.DONE)
+    assert desk.why_waits(parent).children == 2
+
+
+def test_a_job_waits_for_the_job_that_has_its_key(desk: Desk, staff: Hand) -> None:
+    first, second, third = desk.add(3, partition_key="k")
+    other = desk.one(partition_key="other")
+    assert why(desk, first) is why(desk, second) is Why.TURN
+    claims = staff.take()
+    assert [claim.id for claim in claims] == [first, other]
+    for id in (second, third):
+        assert desk.why_waits(id) == WaitReason(why=Why.KEY, holder=first)
+    staff.settle(claims[0], Fate.RETRY, step="run", error="no", delay_ns=HOUR)
+    assert why(desk, second) is Why.TURN
+
+
+def test_a_job_in_strict_order_waits_for_the_first_of_its_key(desk: Desk, staff: Hand) -> None:
+    first, second = desk.add(2, partition_key="k", strict=True)
+    staff.settle(staff.one(), Fate.RETRY, step="run", error="no", delay_ns=HOUR)
+    assert desk.why_waits(second) == WaitReason(why=Why.KEY, holder=first)
+    desk.cancel([first])
+    assert why(desk, second) is Why.TURN
+
+
+def test_a_job_waits_while_its_queue_is_paused(desk: Desk, staff: Hand) -> None:
+    id = desk.one()
+    desk.set_paused("default", True)
+    assert desk.why_waits(id) == WaitReason(why=Why.PAUSED, queue="default")
+    desk.set_paused("default", False)
+    assert why(desk, id) is Why.TURN
+
+
+@pytest.mark.parametrize("queue", ["default", "*"])
+def test_a_job_waits_for_a_limit(desk: Desk, staff: Hand, queue: str) -> None:
+    id = desk.add(3)[-1]
+    desk.set_limits(queue, Limits(concurrency=2))
+    assert why(desk, id) is Why.TURN
+    assert len(staff.take()) == 2
+    assert desk.why_waits(id) == WaitReason(why=Why.LIMIT, queue=queue)
+    desk.set_limits(queue, Limits(rate_per_s=1 / 60, burst=1))
+    assert why(desk, id) is Why.TURN
+    assert staff.ids() == [id]
+    later = desk.one()
+    reason = desk.why_waits(later)
+    assert (reason.why, reason.queue) == (Why.LIMIT, queue)
+    assert desk.near(reason.wait_ns, MINUTE) or abs(reason.wait_ns - MINUTE) < 1000
+
+
+def test_a_job_waits_for_a_worker_that_works_on_its_queue_and_knows_its_kind(desk: Desk) -> None:
+    id = desk.one()
+    assert desk.why_waits(id) == WaitReason(why=Why.NO_WORKER, queue="default")
+    desk.register("elsewhere", HOUR, Offer(queues={"q": 1}, kinds=(MAIL,)))
+    assert why(desk, id) is Why.NO_WORKER
+    for other in (KnownKind("mail", 2, ("run",)), KnownKind("mail", 1, ("walk",))):
+        desk.register("old", HOUR, Offer(queues={"default": 1}, kinds=(other,)))
+    assert desk.why_waits(id) == WaitReason(why=Why.UNKNOWN_KIND, queue="default")
+    desk.register("new", MINUTE, Offer(queues={"default": 1}, kinds=(MAIL,)))
+    assert why(desk, id) is Why.TURN
+    desk.advance(2 * MINUTE)
+    assert why(desk, id) is Why.UNKNOWN_KIND
+    desk.register("of an older release", MINUTE)  # it does not say what it knows
+    assert why(desk, id) is Why.TURN

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from msgspec import structs
 
+from fairway.jobs.attempts import REMARKABLE, AttemptFate
 from fairway.jobs.job import Fate, Status
-from fairway.jobs.moves import MOVES
+from fairway.jobs.moves import MOVES, Why
 from fairway.jobs.stores.memory import MemoryStore
 from tests.conformance.job_backends import JOB_STORES, MemoryRig, opened
 from tests.support.job_histories import EFFECTS, Clocked, Disagreement, History
@@ -57,7 +58,8 @@ def test_random_histories_agree_with_the_twin(
                 raise
     fates = [f"fate {fate.value}" for fate in Fate]
     states = [f"to {status.word}" for status in Status]
-    for event in [*fates, *states, "stale", "held back", "timed out"]:
+    waits = [f"waits by {why.value}" for why in (Why.SIGNAL, Why.KEY, Why.TIMER, Why.TURN)]
+    for event in [*fates, *states, "stale", "held back", "timed out", "attempt", *waits]:
         assert campaign.tally[event] > rounds // 30, event
 
 
@@ -344,7 +346,28 @@ class SetsAsideOneByOne(MemoryStore):
         pass
 
 
+class OnlyFailuresAreCounted(MemoryStore):
+    """The numbers of attempts do not tell of those that went well."""
+
+    def _keep(self, row: Any, worker: int, started_ns: int, fate: AttemptFate, *said: Any) -> None:
+        super()._keep(row, worker, started_ns, fate, *said)
+        if fate not in REMARKABLE:
+            row.runs -= 1
+
+
+class DeathsAreNoAttempts(MemoryStore):
+    """Nobody can tell whose hands a job was in when its worker died."""
+
+    def _keep(self, row: Any, worker: int, started_ns: int, fate: AttemptFate, *said: Any) -> None:
+        if fate is AttemptFate.LOST:
+            row.runs += 1
+        else:
+            super()._keep(row, worker, started_ns, fate, *said)
+
+
 PLANTED = [
+    OnlyFailuresAreCounted,
+    DeathsAreNoAttempts,
     RetriesAreNotCounted,
     RetriedBesideItsReporters,
     RetriedWithoutItsWait,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from tests.support.isolated_app import (
     etl,
     forever,
     in_a_second,
+    logs,
     raises,
     spin,
     stuck,
@@ -124,6 +126,23 @@ def test_what_it_raises_is_the_jobs_error_and_a_death_is_told() -> None:
             with pytest.raises(JobFailed, match="exit status 7"):
                 await (await dies.enqueue()).result()
             assert await (await whoami.enqueue()).result() != os.getpid()
+
+    asyncio.run(play())
+
+
+def test_what_it_logs_is_kept_whether_it_fails_or_not() -> None:
+    async def play() -> None:
+        async with working():
+            for fails in (False, True):
+                job = await logs.enqueue(fails=fails)
+                with contextlib.suppress(JobFailed):
+                    await job.result()
+                assert app.jobs is not None
+                log = await app.jobs.attempt_log(job.id, 1) or b""
+                assert log.endswith(b"Z WARNING isolated: it is told in a process\n")
+                assert log.count(b"\n") == 1
+                (one,) = await app.jobs.attempts(job.id)
+                assert ("from another process" in (one.error or "")) == fails
 
     asyncio.run(play())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import time
 from typing import TYPE_CHECKING
 
 import apsw
@@ -209,3 +210,147 @@ def test_a_schema_of_the_second_format_is_brought_up_to_date(
             "    unnest(array['2001-01-01 12:00+00']) as a (at);".encode()
         )
         asyncio.run(keeps_keys_and_failures(PostgresStore(postgres_url(), schema=schema), 1, 2, 3))
+
+
+def test_a_schema_of_the_third_format_is_brought_up_to_date(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It did not keep what jobs that ended badly had waited for."""
+    schema = f"{SCHEMA}_3"
+    with psycopg.connect(postgres_url(), autocommit=True) as connection:
+        make_old_schema(connection, schema, 3, monkeypatch)
+        fill_schema(connection, schema)
+        asyncio.run(all_go_on(PostgresStore(postgres_url(), schema=schema)))
+
+
+def test_a_file_of_the_fourth_format_is_brought_up_to_date(tmp_path: Path) -> None:
+    """It did not keep what jobs that ended badly had waited for."""
+    path = tmp_path / "jobs.db"
+    fill_file(path, 4)
+    asyncio.run(all_go_on(SqliteStore(path)))
+
+
+# Jobs in every status, of which attempts and traces are told from the newest format on.
+
+STATUSES = {status: number for number, status in enumerate(sqlite_schema.STATUSES, 1)}
+"""The job that is in each status, with an attempt and a crash behind it."""
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = f"00-{TRACE}-00f067aa0ba902b7-01"
+
+
+def fill_file(path: Path, version: int) -> None:
+    """A file of an earlier format with a job in each status, and a worker that runs one."""
+    connection = old_file(path, version)
+    for status, id in STATUSES.items():
+        add_job(connection, sqlite_schema.CODES[status], "no")
+        connection.execute(
+            "UPDATE job SET attempt = 1, crashes = 1, trace = ?, names = ?, partition_key = ?,"
+            " due_ns = ?, since_ns = ? WHERE id = ?",
+            (
+                PARENT,
+                '["go"]' if status is Status.WAITING else None,
+                "k" if status in (Status.RUNNING, Status.BLOCKED) else None,
+                10**19 // 2 if status is Status.SCHEDULED else None,
+                time.time_ns(),
+                id,
+            ),
+        )
+    lane = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
+    connection.execute(
+        "INSERT INTO worker (id, name, until_ns) VALUES (7, 'old', 0);"
+        "INSERT INTO lease (job, worker, token, claimed_ns, lane)"
+        f" VALUES ({STATUSES[Status.RUNNING]}, 7, 1, 5000, {lane})"
+    )
+    connection.close()
+
+
+def fill_schema(connection: psycopg.Connection, schema: str) -> None:
+    """A job in each status, and a worker that runs one."""
+    columns = (
+        "id, status, kind, version, step, state, lane, priority, max_attempts, max_crashes,"
+        " attempt, crashes, trace, error, enqueued_at"
+    )
+    values = "'send', 1, 'run', '{}'::bytea, 1, 0::smallint, 20, 5, 1, 1, %(trace)s, 'no', now()"
+    ids = {"trace": PARENT, **{status.name.lower(): id for status, id in STATUSES.items()}}
+    for statement in (
+        "insert into fw.lane (queue, tenant, band) values ('mail', 't', 1)",
+        f"insert into fw.job ({columns}, names, pkey) select id, status, {values}, names, pkey"
+        " from (values (%(scheduled)s, 's'::\"char\", null, null),"
+        " (%(waiting)s, 'w', '{go}'::text[], null), (%(blocked)s, 'r', null, 'k'),"
+        " (%(ready)s, 'r', null, null), (%(running)s, 'r', null, 'k'))"
+        " as v (id, status, names, pkey)",
+        f"insert into fw.history ({columns}, finished_at, strict, window_us)"
+        f" select id, status, {values}, now(), false, 0 from (values (%(done)s, 'd'::\"char\"),"
+        " (%(failed)s, 'f'), (%(dead)s, 'k'), (%(cancelled)s, 'c')) as v (id, status)",
+        "select setval('fw.job_id', %(cancelled)s)",
+        "insert into fw.timer (id, due) values (%(scheduled)s, now() + interval '1 day')",
+        "insert into fw.ready (lane, id, priority, strict, since)"
+        " values (1, %(ready)s, 0, false, now())",
+        "insert into fw.blocked (pkey, id, lane, priority, strict, since)"
+        " values ('k', %(blocked)s, 1, 0, false, now())",
+        "insert into fw.key_slot (pkey, id) values ('k', %(running)s)",
+        "insert into fw.worker (id, name, started_at, expires_at) overriding system value"
+        " values (7, 'old', now(), 'epoch')",
+        "insert into fw.lease (id, worker, token, lane, claimed_at)"
+        " values (%(running)s, 7, 1, 1, 'epoch')",
+    ):
+        connection.execute(statement.replace("fw.", f"{schema}.").encode(), ids)
+
+
+async def all_go_on(store: JobStore) -> None:
+    """Jobs of every status are there after an upgrade, and what is told now is told of them."""
+    await store.open()
+    try:
+        jobs = {job.id: job for job in await store.browse(Filter(trace=TRACE))}
+        assert {id: job.status for id, job in jobs.items()} == {
+            id: status for status, id in STATUSES.items()
+        }
+        assert {(job.attempt, job.crashes, job.runs) for job in jobs.values()} == {(1, 1, 2)}
+        for status, id in STATUSES.items():  # what went before is counted and not told
+            attempts = await store.attempts(id)
+            assert [one.number for one in attempts] == ([3] if status is Status.RUNNING else [])
+        (worker,) = await store.workers()
+        assert (worker.id, worker.name, worker.alive) == (7, "old", False)
+        assert (worker.beat_wall_ns, worker.queues, worker.kinds) == (None, None, None)
+        assert await store.kinds() == []
+        assert (await store.reap(10)).returned == 1
+        ended_badly = [STATUSES[one] for one in (Status.FAILED, Status.DEAD, Status.CANCELLED)]
+        assert await store.retry(ended_badly) == ended_badly
+        assert (await store.signal(STATUSES[Status.WAITING], "go", b"1")).fresh
+        hand = await store.register("new", 10**12)
+        ran: set[int] = set()
+        for token in range(1, 4):  # the two of one key run one after the other
+            claims = (await store.exchange(hand, token, wants=[Want(FIRST, 20)])).claims
+            done = [Settlement(claim=one, fate=Fate.DONE) for one in claims]
+            await store.exchange(hand, token, done)
+            ran |= {one.id for one in claims}
+        assert ran == {*STATUSES.values()} - {STATUSES[Status.SCHEDULED], STATUSES[Status.DONE]}
+        for id in ran:
+            lost = [(3, "lost")] if id == STATUSES[Status.RUNNING] else []
+            told = [(one.number, one.fate and one.fate.value) for one in await store.attempts(id)]
+            assert told == [*lost, (3 + len(lost), "done")]
+    finally:
+        await store.aclose()
+
+
+def test_a_file_of_the_fifth_format_is_brought_up_to_date(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    fill_file(path, 5)
+    asyncio.run(all_go_on(SqliteStore(path)))
+    newest = apsw.Connection(str(path))
+    assert newest.pragma("user_version") == len(sqlite_schema.MIGRATIONS) == 6
+    newest.close()
+
+
+def test_a_schema_of_the_fourth_format_is_brought_up_to_date(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schema = f"{SCHEMA}_4"
+    with psycopg.connect(postgres_url(), autocommit=True) as connection:
+        make_old_schema(connection, schema, 4, monkeypatch)
+        fill_schema(connection, schema)
+        asyncio.run(all_go_on(PostgresStore(postgres_url(), schema=schema)))
+        (at,) = connection.execute(
+            f"select max(version) from {schema}.migration".encode()
+        ).fetchone()  # type: ignore[misc]
+        assert at == len(postgres_schema.MIGRATIONS) == 5

@@ -18,9 +18,11 @@ import pytest
 from msgspec import structs
 
 from fairway.core.priority import Band
-from fairway.jobs.job import Fate, Lane, Limits, NewJob, Settlement
+from fairway.jobs.job import Fate, Filter, Lane, Limits, NewJob, Settlement, Status
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
+from fairway.jobs.stores.postgres.browsing import IdSpan, browsing
+from fairway.jobs.stores.postgres.schema import in_schema
 from fairway.jobs.stores.postgres.store import _nothing
 from tests.support.postgres import postgres_url
 
@@ -113,6 +115,8 @@ HOT = (
     *("set_timer", "progress"),
     *("find", "find_ended", "find_key", "set_aside", "revive"),
     *("lock_children", "forget_signal_keys", "prune_first", "prune_failed"),
+    *("keep_attempts", "attempts", "attempt_log", "forget_attempts", "count_runs"),
+    *("placed", "last_id", "around"),
 )
 TABLES = (
     "job",
@@ -122,6 +126,7 @@ TABLES = (
     "signal",
     "unique_key",
     "signal_key",
+    "attempt",
     "history",
     "lease",
     "lane",
@@ -131,12 +136,13 @@ FILL = """
 insert into fw.lane (queue, tenant, band)
     select 'default', 't' || n, 1 from generate_series(1, 20) n;
 insert into fw.job (id, kind, version, step, state, lane, priority, max_attempts, max_crashes,
-        status, pkey, ukey, parent, names, inbox, enqueued_at)
+        status, pkey, ukey, parent, names, inbox, enqueued_at, trace)
     select nextval('fw.job_id'), 'work', 1, 'run', '{}', 1 + n % 20, 0, 20, 5,
         case when n % 4 = 0 then 'w' when n % 4 = 1 then 's' else 'r' end,
         case when n % 5 = 0 then 'k' || n % 1000 end, 'u' || n,
         case when n % 3 = 0 then n / 3 + 1 end,
-        case when n % 4 = 0 then '{go}'::text[] end, (n % 4 = 0)::int, now()
+        case when n % 4 = 0 then '{go}'::text[] end, (n % 4 = 0)::int, now(),
+        '00-' || md5((n / 4)::text) || '-00f067aa0ba902b7-01'
     from generate_series(1, {rows}) n;
 insert into fw.ready (lane, id, priority, pkey, strict, since)
     select lane, id, 0, pkey, false, now() from fw.job;
@@ -149,13 +155,24 @@ insert into fw.signal_key (job, key, consumed_at)
     select id, 'd', case when id % 2 = 0 then now() end from fw.job;
 insert into fw.unique_key (key, job, until) select ukey, id, now() from fw.job;
 insert into fw.history (id, finished_at, kind, version, step, state, lane, priority, attempt,
-        crashes, max_attempts, max_crashes, status, strict, window_us, parent, enqueued_at)
+        crashes, max_attempts, max_crashes, status, strict, window_us, parent, enqueued_at, trace)
     select -n, now(), 'work', 1, 'run', '{}', 1, 0, 0, 0, 20, 5, status, false, 0,
-        case when n % 3 = 0 then n / 3 end, now()
+        case when n % 3 = 0 then n / 3 end, now(),
+        '00-' || md5((n / 4)::text) || '-00f067aa0ba902b7-01'
     from generate_series(1, {rows}) n, unnest(array['d', 'f']::"char"[]) as status;
+insert into fw.attempt (job, number, step, worker, started_at, ended_at, fate)
+    select id, 1, 'run', 1, now(), now(), 'failed' from fw.job;
 insert into fw.lease (id, worker, token, lane, claimed_at)
     select id, 1 + id % 10, 1, lane, now() from fw.job order by id limit 500;
 """
+
+
+LISTINGS = (
+    (Filter(trace="0" * 32), "job_trace"),
+    (Filter(trace="0" * 32, status=Status.READY), "job_trace"),
+    (Filter(since_wall_ns=1, until_wall_ns=2), "job_pkey"),
+)
+"""What jobs are listed by, and the index that finds them."""
 
 
 def plan_of(connection: psycopg.Connection[Any], statement: str) -> dict[str, Any]:
@@ -203,6 +220,12 @@ def test_no_statement_of_the_hot_path_reads_a_table_from_end_to_end() -> None:
                 name: sequential(plan_of(connection, bench.store._sql[name]), large) for name in HOT
             }
             assert not {name: tables for name, tables in read.items() if tables}
+            for asked, used in LISTINGS:
+                text, _ = browsing(asked, IdSpan(1, 2) if asked.since_wall_ns else IdSpan())
+                plan = plan_of(connection, in_schema(text, bench.schema))
+                assert not sequential(plan, large - {"timer", "lease", "blocked"}), asked
+                names = {node.get("Index Name", "") for node in nodes(plan)}
+                assert any(name.startswith(used) for name in names), (asked, names)
             # And it would be seen: this one asks what no index answers.
             text = f"select 1 from {bench.schema}.job where kind = $1"
             assert sequential(plan_of(connection, text), large) == {"job"}
@@ -255,9 +278,14 @@ def test_a_steady_exchange_is_one_settlement_and_one_claim() -> None:
             ]  # then there is more to do
             claims = await bench.exchange(done(children), [Want(LANE, 10)])
         assert bench.names() == ["begin", "finish", "claim", "commit"]
-        again = [Settlement(claim=one, fate=Fate.RETRY, delay_ns=SECOND_NS) for one in claims]
-        await bench.exchange(again)
-        assert bench.names() == ["begin", "requeue", "commit"]
+        # One that comes back by itself costs no more than that; those that failed are kept at once.
+        for counts, kept in ((False, []), (True, ["keep_attempts"])):
+            again = [
+                Settlement(claim=one, fate=Fate.RETRY, delay_ns=SECOND_NS, counts=counts)
+                for one in claims
+            ]
+            claims = await bench.exchange(again, [Want(LANE, 10)])
+            assert bench.names() == ["begin", "requeue", *kept, "claim", "commit"]
 
     scene(play)
 

@@ -548,3 +548,31 @@ def test_a_key_that_is_freed_while_a_claim_looks_at_it_blocks_nobody_for_ever(
             assert [claim.id for claim in claims] == [first.id + 1]
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_attempts_leave_the_tables_with_their_jobs(exact: bool) -> None:
+    """With discarded jobs at once; with those that were pruned, and whole days, soon after."""
+
+    async def play() -> None:
+        async with stores(1) as (store,):
+            added = [one.id for one in await store.enqueue([NewJob(kind="x")] * 4)]
+            worker = await store.register("w", MINUTE_NS)
+            claims = await claimed(store, worker, 1, 9)
+            failed = [Settlement(claim=one, fate=Fate.FAILED, log=b"it began") for one in claims]
+            await store.exchange(worker, 2, failed)
+
+            async def left() -> set[int]:
+                async with store._connections.connection() as connection:
+                    schema = store._connections.schema
+                    rows = await connection.fetch(f"select job from {schema}.attempt")
+                return {job for (job,) in rows}
+
+            assert await left() == {*added}
+            await store.discard(added[:1])
+            assert await left() == {*added[1:]}
+            await store.retry(added[1:2])
+            await store.prune(0, exact=exact)
+            assert await left() == {added[1]}
+
+    asyncio.run(play())

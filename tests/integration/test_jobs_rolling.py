@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fairway.core.priority import Band
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.feeder import FeederConfig
-from fairway.jobs.job import ASIDE_MAX, Filter, NewJob, Status
+from fairway.jobs.job import ASIDE_MAX, Fate, Filter, Lane, NewJob, Settlement, Status
 from fairway.jobs.kinds import Options, function_kind
+from fairway.jobs.store import Want
 from fairway.jobs.stores.sqlite import SqliteStore
 from fairway.jobs.worker import Worker, WorkerConfig
 from tests.support.postgres import postgres_url
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = 10_000
 POLL_NS = 50_000_000
+LANE = Lane("default", "", Band.B1)
 schemas = itertools.count(1)
 
 
@@ -142,3 +145,45 @@ def test_old_and_new_workers_share_a_queue_while_one_replaces_the_other(
             assert old.ran["x"] + new.ran["x"] == 100
 
     asyncio.run(play())
+
+
+def test_attempts_are_numbered_on_where_an_older_release_did_not_count(
+    place: Callable[[], JobStore],
+) -> None:
+    """It ends jobs and forgets how often they ran, in PostgreSQL: a retry by hand finds it."""
+
+    async def play() -> None:
+        store = place()
+        await store.open()
+        worker = await store.register("new", 10**15)
+        token = 0
+
+        async def fail() -> None:
+            nonlocal token
+            token += 1
+            (claim,) = (await store.exchange(worker, token, wants=[Want(LANE, 1)])).claims
+            one = Settlement(claim=claim, fate=Fate.FAILED, error=f"no {token}")
+            assert (await store.exchange(worker, token, [one])).stale == []
+
+        (added,) = await store.enqueue([NewJob(kind="x")])
+        for _ in range(3):
+            await fail()
+            await forget_runs(store)
+            assert await store.retry([added.id]) == [added.id]
+        attempts = await store.attempts(added.id)
+        assert attempts[-1].error == "no 3"
+        (claim,) = (await store.exchange(worker, 9, wants=[Want(LANE, 1)])).claims
+        (running,) = [one for one in await store.attempts(claim.id) if one.fate is None]
+        assert running.number > attempts[-1].number
+        await store.aclose()
+
+    asyncio.run(play())
+
+
+async def forget_runs(store: JobStore) -> None:
+    """What an older release leaves of jobs that it has ended: in SQLite, where their rows stay,
+    all that is there."""
+    if not isinstance(store, SqliteStore):
+        connections = store._connections  # type: ignore[attr-defined]
+        async with connections.connection() as connection:
+            await connection.execute(f"update {connections.schema}.history set runs = 0")

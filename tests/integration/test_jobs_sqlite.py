@@ -33,6 +33,7 @@ from fairway.jobs.job import Fate, Filter, Lane, Limits, NewJob, Settlement, Sta
 from fairway.jobs.store import Cursor, Want
 from fairway.jobs.stores.sqlite import (
     SqliteStore,
+    browsing,
     claiming,
     connections,
     schema,
@@ -764,6 +765,17 @@ def test_pruning_goes_on_where_the_chunk_before_ended(
         upkeep.FORGET_SIGNAL_KEYS,
         upkeep.ORPHAN,
         tenants.TENANTS,
+        settling.LEAVE_ALONE,
+        settling.KEEP_ATTEMPT,
+        transaction.FORGET_ATTEMPTS,
+        upkeep.LOST,
+        upkeep.COUNT_LOST,
+        browsing.ATTEMPTS,
+        browsing.PENDING,
+        browsing.HOLDER,
+        browsing.EARLIER,
+        f"{browsing.SELECT_JOB} WHERE {schema.TRACE_ID} = ?1 AND trace IS NOT NULL"
+        " ORDER BY job.id DESC LIMIT 50",
     ],
 )
 def test_no_statement_of_the_daily_work_reads_the_whole_table(path: Path, statement: str) -> None:
@@ -774,7 +786,30 @@ def test_no_statement_of_the_daily_work_reads_the_whole_table(path: Path, statem
         plan = writing(store).execute(f"EXPLAIN QUERY PLAN {statement}", values)
         steps = [str(step) for *_, step in plan.fetchall()]
         assert any(step.startswith("SEARCH") for step in steps)
-        for table in ("job", "lease", "signal", "signal_key", "unique_key", "parent", "child"):
+        tables = ("job", "lease", "signal", "signal_key", "unique_key", "parent", "child")
+        for table in (*tables, "attempt"):
             assert not any(step.startswith(f"SCAN {table}") for step in steps), steps
+
+    play(path, scene)
+
+
+def test_attempts_leave_the_file_with_their_jobs(path: Path) -> None:
+    async def scene(store: SqliteStore) -> None:
+        added = [one.id for one in await store.enqueue([JOB] * 3)]
+        worker = await store.register("w", 60 * SECOND_NS)
+        claims = (await store.exchange(worker, 1, wants=[Want(LANE, 9)])).claims
+        failed = [Settlement(claim=one, fate=Fate.FAILED, log=b"it began") for one in claims]
+        await store.exchange(worker, 2, failed)
+
+        def left() -> set[int]:
+            rows = writing(store).execute("SELECT job FROM attempt").fetchall()
+            return {job for (job,) in rows}
+
+        assert left() == {*added}
+        await store.discard(added[:1])
+        assert left() == {*added[1:]}
+        await store.retry(added[1:2])
+        await store.prune(0)
+        assert left() == {added[1]}
 
     play(path, scene)

@@ -21,6 +21,7 @@ from fairway import Fairway
 from fairway.cli.main import main
 from fairway.errors import InvalidConfig
 from fairway.jobs.feeder import FeederConfig
+from fairway.jobs.store import NO_OFFER
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.worker import WorkerConfig
 from fairway.runtime.telemetry import Telemetry
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from fairway.jobs.job import Beat
+    from fairway.jobs.presence import Offer
 
 ROOT = Path(__file__).parents[2]
 MS_NS = 1_000_000
@@ -180,10 +182,10 @@ class Mute(MemoryStore):
     answers = True
     admits: asyncio.Event | None = None
 
-    async def register(self, name: str, ttl_ns: int) -> int:
+    async def register(self, name: str, ttl_ns: int, offer: Offer = NO_OFFER) -> int:
         if self.admits is not None:
             await self.admits.wait()
-        return await super().register(name, ttl_ns)
+        return await super().register(name, ttl_ns, offer)
 
     def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
         if not self.answers:

@@ -57,6 +57,11 @@ def test_a_run_is_started_and_shown_as_a_tree(url: str) -> None:
         ("load", "done"),
         ("page", "skipped"),
     ]
+    extract, load, page = run["tasks"]
+    assert run["started_at"] <= extract["started_at"] <= extract["finished_at"]
+    assert extract["finished_at"] <= load["started_at"] <= load["finished_at"]
+    assert page["started_at"] is None
+    assert page["finished_at"] <= run["finished_at"]
     shown = cli(url, "show", str(id))
     assert "✓ extract done" in shown
     assert "○ page skipped" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
@@ -52,6 +53,13 @@ def in_a_second() -> int:
 async def raises() -> None:
     print("what it prints is not an answer")
     raise ValueError("from another process")
+
+
+@app.job(isolation="process", max_attempts=1)
+async def logs(fails: bool) -> None:
+    logging.getLogger("isolated").warning("it is told in %s", "a process")
+    if fails:
+        raise ValueError("from another process")
 
 
 @app.job(isolation="process", max_attempts=1)

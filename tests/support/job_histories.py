@@ -32,7 +32,8 @@ from fairway.jobs.job import (
     Status,
 )
 from fairway.jobs.moves import MOVES
-from fairway.jobs.store import Cursor, Want
+from fairway.jobs.presence import KnownKind, Offer
+from fairway.jobs.store import NO_OFFER, Cursor, Want
 
 if TYPE_CHECKING:
     import random
@@ -253,7 +254,13 @@ class Draw:
         return {"jobs": jobs, "cursor": cursor}
 
     def _register(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any]:
-        return {"ttl_ns": self.rng.choice([2, 3, 6, 30]) * UNIT_NS}
+        rng = self.rng
+        offer = NO_OFFER
+        if rng.random() < 0.8:
+            kinds = [KnownKind(kind, 1, (RUN, "start")) for kind in ("mail", "sum")]
+            queues = dict.fromkeys(rng.sample(QUEUES, rng.choice([1, 2])), 3)
+            offer = Offer(queues=queues, kinds=rng.sample(kinds, rng.choice([1, 2])))
+        return {"ttl_ns": rng.choice([2, 3, 6, 30]) * UNIT_NS, "offer": offer}
 
     def _unregister(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any] | None:
         idle = [worker for worker in range(len(book.expires_ns)) if not book.held_by(worker)]
@@ -314,6 +321,8 @@ class Draw:
             if rng.random() < 0.3:
                 fields["names"] = (ENDING,)
             fields["delay_ns"] = rng.choice([0, 0, 4]) * UNIT_NS
+        if rng.random() < 0.2:
+            fields["log"] = self._payload()
         return Report(held, fate, fields)
 
     def _beat(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any]:
@@ -463,8 +472,8 @@ class Side:
                 self._learn(one.id, new.trace)
         return [(self.labels[one.id], one.fresh) for one in added]
 
-    async def register(self, ttl_ns: int) -> None:
-        number = await self.store.register(f"w{len(self.workers)}", ttl_ns)
+    async def register(self, ttl_ns: int, offer: Offer) -> None:
+        number = await self.store.register(f"w{len(self.workers)}", ttl_ns, offer)
         if number in self.workers:
             raise Disagreement(f"worker {number} was registered twice")
         self.workers.append(number)
@@ -554,7 +563,30 @@ class Side:
     async def find(self, label: str, key: str) -> Any:
         one = await self.store.find(self.ids[label])
         keyed = await self.store.find_by_key(key)
-        return one and self._job(one), keyed and self._job(keyed)
+        told = await self.attempts(label), await self.why_waits(label)
+        return one and self._job(one), keyed and self._job(keyed), told
+
+    async def why_waits(self, label: str) -> dict[str, Any] | None:
+        reason = await self.store.why_waits(self.ids[label])
+        if reason is None:
+            return None
+        fields = structs.asdict(reason)
+        fields["holder"] = self._name(reason.holder)
+        fields["until_wall_ns"] = self._at(reason.until_wall_ns)
+        fields["wait_ns"] = At(reason.wait_ns, self._slack_ns or 1000)  # how it is rounded is open
+        return fields
+
+    async def attempts(self, label: str) -> list[dict[str, Any]]:
+        """What is told of the attempts of a job, and their logs."""
+        told = []
+        for one in await self.store.attempts(self.ids[label]):
+            fields = structs.asdict(one)
+            fields["worker"] = self.workers.index(one.worker)
+            for name in ("started_wall_ns", "ended_wall_ns"):
+                fields[name] = self._at(fields[name])
+            log = await self.store.attempt_log(self.ids[label], one.number)
+            told.append({**fields, "log": log})
+        return told
 
     async def cursor(self, name: str) -> Cursor | None:
         return await self.store.cursor(name)
@@ -644,9 +676,11 @@ class Side:
         fields = structs.asdict(job)
         fields["id"] = self.labels[job.id]
         fields["parent"] = self._name(job.parent)
-        fields["worker"] = None if job.worker is None else self.workers.index(job.worker)
+        for name in ("worker", "ran_by"):
+            number = fields[name]
+            fields[name] = None if number is None else self.workers.index(number)
         fields["error"] = _told(job.status, job.error)
-        for name in ("enqueued_wall_ns", "due_wall_ns", "finished_wall_ns"):
+        for name in ("enqueued_wall_ns", "due_wall_ns", "finished_wall_ns", "started_wall_ns"):
             fields[name] = self._at(fields[name])
         return fields
 
@@ -796,6 +830,14 @@ class History:
         try:
             for number in range(1, steps + 1):
                 await self._step(look=number % look_every == 0 or number == steps)
+            for label in self.book.jobs:
+                attempts = await self.real.attempts(label), await self.twin.attempts(label)
+                _compare(f"the attempts of {label}", *attempts)
+                self.tally["attempt"] += len(attempts[1])
+                reasons = await self.real.why_waits(label), await self.twin.why_waits(label)
+                _compare(f"why {label} waits", *reasons)
+                if reasons[1] is not None:
+                    self.tally[f"waits by {reasons[1]['why'].value}"] += 1
         except BaseException as failure:
             told = [str(step) for step in self.steps[-12:]]
             failure.add_note("\n  ".join([f"after {len(self.steps)} steps:", *told]))

@@ -13,6 +13,7 @@ from fairway.cli.remote import DURATION
 from fairway.cli.serve import INTERRUPTED, BadData, load_app, log_plainly
 from fairway.client import AsyncClient, ServerTopics
 from fairway.errors import BadPlace, FairwayError, InvalidConfig
+from fairway.jobs.attempts import LOG_BYTES_MAX
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.worker import WorkerConfig
 from fairway.masking import masked
@@ -49,6 +50,13 @@ MS_NS: Final = 1_000_000
 @click.option("--drain-timeout", type=DURATION, default="5s", show_default=True)
 @click.option("--threads", type=int, default=10, show_default=True, help="For synchronous jobs.")
 @click.option("--processes", type=int, default=4, show_default=True, help="For isolated jobs.")
+@click.option(
+    "--log-bytes",
+    type=int,
+    default=LOG_BYTES_MAX,
+    show_default=True,
+    help="Kept of what a run logs, with its attempt; 0 keeps nothing.",
+)
 @click.option("--server", metavar="URL", help="The server whose topics the jobs use.")
 @click.option(
     "--metrics",

@@ -20,7 +20,7 @@ from fairway.jobs.job import CANCELLED, WORKFLOW, Filter, Limits, Status, distin
 from fairway.jobs.kinds import wrong_queue, wrong_text
 from fairway.jobs.store import Ended
 from fairway.jobs.times import TIME_MAX_NS, length_ns
-from fairway.jobs.verdict import ERROR_CHARS_MAX, storable
+from fairway.jobs.verdict import ERROR_CHARS_MAX, WALL_MAX_NS, storable
 from fairway.kernel.part import OK, PartHealth
 from fairway.masking import masked
 from fairway.runtime.clock import clock_of
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeGuard
 
+    from fairway.jobs.attempts import JobAttempt
     from fairway.jobs.job import Enqueued, Job, NewJob, QueueState
     from fairway.jobs.kinds import Kind
+    from fairway.jobs.moves import WaitReason
+    from fairway.jobs.presence import KindState, WorkerState
     from fairway.jobs.store import Cancelled, Cursor, JobStore
     from fairway.jobs.worker import Worker
 
@@ -262,6 +265,7 @@ class Jobs:
             ("queue", filter.queue),
             ("kind", filter.kind),
             ("tenant", filter.tenant),
+            ("trace", filter.trace),
         ):
             _check(what, text)
         if filter.status is not None and not isinstance(filter.status, Status):
@@ -271,6 +275,9 @@ class Jobs:
                 _check_id(number)
         if not _is_number(filter.limit) or not 0 < filter.limit <= BROWSED_MAX:
             raise InvalidRequest(f"a limit is 1 to {BROWSED_MAX:,}, not {brief(filter.limit)}")
+        for at_ns in (filter.since_wall_ns, filter.until_wall_ns):
+            if at_ns is not None and not (_is_number(at_ns) and 0 <= at_ns <= WALL_MAX_NS):
+                raise InvalidRequest(f"a time is nanoseconds since 1970, not {brief(at_ns)}")
         if filter.parent is not None and not _may_be(filter.parent):
             return []
         if filter.before is not None and filter.before <= 0:
@@ -278,6 +285,31 @@ class Jobs:
         if filter.before is not None and filter.before >= 2**63:
             filter = msgspec.structs.replace(filter, before=None)
         return await self.store.browse(filter)
+
+    async def attempts(self, id: int) -> list[JobAttempt]:
+        """The attempts of a job that are kept, oldest first, and the one under way."""
+        await self.find(id)
+        return await self.store.attempts(id)
+
+    async def attempt_log(self, id: int, number: int) -> bytes | None:
+        """The end of what an attempt logged, in UTF-8; None if it is not kept."""
+        if not _is_number(number):
+            raise InvalidRequest(f"an attempt is a whole number, not {brief(number)}")
+        await self.find(id)
+        return await self.store.attempt_log(id, number) if 0 < number < 2**31 else None
+
+    async def why_waits(self, id: int) -> WaitReason | None:
+        """Why a job waits, as it looks now; None if it does not."""
+        await self.find(id)
+        return await self.store.why_waits(id)
+
+    async def workers(self) -> list[WorkerState]:
+        """Every worker of the store, with what it offers and when its heart beat last."""
+        return await self.store.workers()
+
+    async def known_kinds(self) -> list[KindState]:
+        """Every kind that a worker of the store has known, with the schema of its arguments."""
+        return await self.store.kinds()
 
     async def queues(self) -> list[QueueState]:
         return await self.store.queues()

@@ -270,7 +270,7 @@ class Flow:
     def check(self, context: dict[str, Any]) -> None:
         """Raise `InvalidRequest` if a task that would start with this context does not take it."""
         started = workflow.advance(
-            self.graph, RunState.of(self.graph), workflow.Started(context)
+            self.graph, RunState.of(self.graph), workflow.Started(context), 0
         ).start
         for one in started:
             try:
@@ -376,14 +376,14 @@ class Flow:
             if (event := _event_of(signal.name, signal.payload)) is not None:
                 events.append(event)
         for event in events:
-            step: Step = workflow.advance(self.graph, state, event)
+            step: Step = workflow.advance(self.graph, state, event, ctx.wall_ns)
             state = step.state
             start += step.start
         run.run = state
         deadline_ns = run.deadline_wall_ns
         if state.outcome is None and deadline_ns is not None and ctx.wall_ns >= deadline_ns:
             late = workflow.Cancelled("the run took too long")
-            run.run = workflow.advance(self.graph, state, late).state
+            run.run = workflow.advance(self.graph, state, late, ctx.wall_ns).state
             await self._stop_tasks(ctx.id)
             allowed = "" if self._timeout_ns is None else f" than {self._timeout_ns / 1e9:g} s"
             return outcome.Stop(f"took longer{allowed}")
@@ -434,7 +434,9 @@ class Flow:
             child = newest.get(name)
             if task.state is TaskState.RUNNING and child is not None and child.status is DONE:
                 ending = Ending(child.id, DONE.word, msgspec.Raw(child.result or b"null"))
-                state = workflow.advance(self.graph, state, TaskEnded.of(name, ending)).state
+                ended_ns = child.finished_wall_ns or 0
+                event = TaskEnded.of(name, ending)
+                state = workflow.advance(self.graph, state, event, ended_ns).state
         return state
 
     async def _stop_tasks(self, run: int) -> None:

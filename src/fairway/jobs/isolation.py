@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -12,10 +12,12 @@ from fairway.jobs.context import Context
 from fairway.jobs.flows import task_kind
 from fairway.jobs.handles import JobFunction, Machine
 from fairway.jobs.kinds import Options, function_kind, machine_kind
+from fairway.jobs.logs import RunLog, hearing, run_is_over, task_logs_for
 from fairway.jobs.outcome import Outcome
 from fairway.runtime.clock import SYSTEM_CLOCK
 from fairway.runtime.targets import found_at
 from fairway.runtime.usercode import run_coroutine
+from fairway.runtime.words import traced
 from fairway.wire.encoding import encode
 
 if TYPE_CHECKING:
@@ -24,8 +26,45 @@ if TYPE_CHECKING:
     from fairway.runtime.targets import Target
 
 
-def run_isolated(target: Target, claim: Claim, is_task: bool) -> tuple[Any, bytes | None]:
-    """In the process: run the step of a claim; what it returned, and a machine's state after."""
+class IsolatedRun(NamedTuple):
+    """How a step ended in its process."""
+
+    value: Any = None
+    """What it returned."""
+    state: bytes | None = None
+    """A machine's state after it."""
+    error: str | None = None
+    """What it raised, if it did."""
+    log: bytes | None = None
+    """The end of what it logged."""
+
+
+def run_isolated(target: Target, claim: Claim, is_task: bool, log_bytes: int) -> IsolatedRun:
+    """In the process: run the step of a claim, and keep the end of what it logs."""
+    if not log_bytes:
+        return _run(target, claim, is_task)
+    here = _Here(log_bytes)
+    with hearing():
+        task_logs_for(here)
+        try:
+            ended = _run(target, claim, is_task)
+        except BaseException as error:  # told with its log
+            ended = IsolatedRun(error=traced(error))
+        finally:
+            run_is_over(here)
+    return ended if here.log is None else ended._replace(log=here.log.text())
+
+
+class _Here:
+    """The run that this process is for."""
+
+    def __init__(self, log_bytes: int) -> None:
+        self.log_bytes = log_bytes
+        self.log_key = 0
+        self.log: RunLog | None = None
+
+
+def _run(target: Target, claim: Claim, is_task: bool) -> IsolatedRun:
     kind = _kind(target, claim.kind, is_task)
     step = kind.steps[claim.step]
     state = kind.decoder.decode(claim.state)
@@ -34,8 +73,8 @@ def run_isolated(target: Target, claim: Claim, is_task: bool) -> tuple[Any, byte
     if asyncio.iscoroutine(value):
         value = run_coroutine(value)
     if kind.is_machine:
-        return value, encode(state)
-    return _portable(value), None
+        return IsolatedRun(value, encode(state))
+    return IsolatedRun(_portable(value))
 
 
 def _portable(value: Any) -> Any:

@@ -282,6 +282,10 @@ class Settlement(Struct, gc=False, kw_only=True):
     """Before the next attempt (retry), or until a timeout wakes it (wait; 0 is never)."""
     counts: bool = True
     """Whether a retry uses up an attempt. Waiting for a condition does not."""
+    ran: bool = True
+    """Whether the job was run, as it is unless this is a release."""
+    log: bytes | None = None
+    """The end of what the run logged, in UTF-8."""
     names: tuple[str, ...] = ()
     """The signals it waits for."""
     children: tuple[NewJob, ...] = ()
@@ -290,6 +294,11 @@ class Settlement(Struct, gc=False, kw_only=True):
     """Of a release, next, wait or spawn: only workers that know this are given it from now on, or
     anybody is if it is empty; None leaves that as it is. A release takes others of its kind,
     version and step along, from the head of its lanes, at most `ASIDE_MAX` of each."""
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it tells of a run."""
+        return self.ran and self.fate is not Fate.RELEASE
 
     @property
     def consumed(self) -> tuple[int, ...]:
@@ -401,6 +410,12 @@ class Job(Struct, frozen=True, kw_only=True):
     cancelling: bool = False
     retries: int = 0
     """How often it was retried by hand after it had ended."""
+    runs: int = 0
+    """How many runs of it have ended, of any step and however."""
+    ran_by: int | None = None
+    """The worker that runs it or, once it is done, that ran it last."""
+    started_wall_ns: int | None = None
+    """When that worker was given it."""
     waits_for: tuple[str, ...] = ()
     progress: bytes | None = None
     result: bytes | None = None
@@ -415,6 +430,12 @@ class Filter(Struct, frozen=True, kw_only=True):
     status: Status | None = None
     tenant: str | None = None
     parent: int | None = None
+    trace: str | None = None
+    """The id of a trace, 32 hexadecimal digits: jobs whose `traceparent` is of that trace."""
+    since_wall_ns: int | None = None
+    """Enqueued then or later."""
+    until_wall_ns: int | None = None
+    """Enqueued before."""
     before: int | None = None
     """Ids below this one: where the page before ended."""
     limit: int = 50

@@ -7,20 +7,25 @@ as a fact: whether a child lives, whether a signal is there, who has a key.
 Two questions decide nearly everything. *Does the job wait?* It waits as long as what it waits for
 has not come (`still_waits`). *Has it ended?* Then its partition key is free, and its parent is told
 by a signal if the job reports by one, or is woken if it waited for this child alone
-(`child_ended`).
+(`child_ended`). And for whoever looks at it: *why* does it wait (`why_waits`)?
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from msgspec import Struct
+
 from fairway.jobs.job import ENDED, Fate, Status
+from fairway.jobs.limits import allowance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from fairway.jobs.job import Claim, Settlement
+    from fairway.jobs.job import Claim, Job, Limits, Settlement
+    from fairway.jobs.presence import WorkerState
 
 MOVES: Final = MappingProxyType(
     {
@@ -206,6 +211,100 @@ def retried(job: Facts, *, anew: bool, waits: bool) -> Move:
     """
     waited = job.waited_until_ns is not None or not job.names
     return _WAIT if not anew and waited and waits else READY
+
+
+class Why(Enum):
+    """Why a job waits. Of several reasons, the first in this order that holds is told."""
+
+    TIMER = "timer"
+    """It is not due."""
+    BACKOFF = "backoff"
+    """It failed, and is tried again later."""
+    SIGNAL = "signal"
+    CHILDREN = "children"
+    KEY = "key"
+    """Another job of its partition key runs or, in strict order, was enqueued before it."""
+    PAUSED = "paused"
+    NO_WORKER = "no_worker"
+    """No living worker works on its queue."""
+    UNKNOWN_KIND = "unknown_kind"
+    """Of the living workers of its queue none knows its kind, version or step."""
+    LIMIT = "limit"
+    """As many run, or have started, as its queue or all queues together allow."""
+    TURN = "turn"
+    """Nothing is in its way but those before it, or a worker that has not looked yet."""
+
+
+class WaitReason(Struct, frozen=True, kw_only=True):
+    """Why a job waits, and what for."""
+
+    why: Why
+    until_wall_ns: int | None = None
+    """When its timer ends the wait, if it has one."""
+    names: tuple[str, ...] = ()
+    """The signals that it waits for."""
+    children: int = 0
+    """How many of its children it waits for."""
+    holder: int | None = None
+    """The job that has its key, or stands before it."""
+    queue: str | None = None
+    """What is paused, is at its limit (`*` is all queues together) or has no worker for it."""
+    wait_ns: int = 0
+    """Until a rate lets the next one start; 0 until one that runs has ended."""
+
+
+class QueueFacts(NamedTuple):
+    """How a queue stands under its limits, as a store has it."""
+
+    name: str
+    limits: Limits
+    running: int
+    tokens: float
+    since_ns: int
+    """How long ago it held those tokens."""
+
+
+class Surroundings(NamedTuple):
+    """What decides why a job waits, beside the job itself."""
+
+    paused: bool = False
+    """Whether its queue is."""
+    queues: Sequence[QueueFacts] = ()
+    """Those whose limits it is under: its own, and all together."""
+    holder: int | None = None
+    """The job of its partition key that runs or, in strict order, the first that lives."""
+    children: int = 0
+    """Children that it counts and that have not ended."""
+    workers: Sequence[WorkerState] = ()
+    """All that are registered."""
+
+
+def why_waits(job: Job, around: Surroundings) -> WaitReason | None:
+    """Why a job waits; None if it does not: it runs, or has ended."""
+    due_ns = job.due_wall_ns
+    if job.status is Status.RUNNING or job.status.ended:
+        return None
+    if job.status is Status.SCHEDULED:
+        why = Why.TIMER if job.error is None else Why.BACKOFF
+        return WaitReason(why=why, until_wall_ns=due_ns)
+    if job.status is Status.WAITING:
+        if job.waits_for:
+            return WaitReason(why=Why.SIGNAL, names=job.waits_for, until_wall_ns=due_ns)
+        return WaitReason(why=Why.CHILDREN, children=around.children, until_wall_ns=due_ns)
+    if around.holder is not None:
+        return WaitReason(why=Why.KEY, holder=around.holder)
+    if around.paused:
+        return WaitReason(why=Why.PAUSED, queue=job.queue)
+    here = [worker for worker in around.workers if worker.works_on(job.queue)]
+    if not here:
+        return WaitReason(why=Why.NO_WORKER, queue=job.queue)
+    if not any(worker.knows(job.kind, job.version, job.step) for worker in here):
+        return WaitReason(why=Why.UNKNOWN_KIND, queue=job.queue)
+    for one in around.queues:
+        may = allowance(one.limits, one.running, one.tokens, one.since_ns)
+        if not may.free:
+            return WaitReason(why=Why.LIMIT, queue=one.name, wait_ns=may.wait_ns)
+    return WaitReason(why=Why.TURN)
 
 
 def death_error(crashes: int) -> str:

@@ -14,6 +14,7 @@ from fairway.errors import CallFailed, Cancelled
 from fairway.jobs import verdict
 from fairway.jobs.context import Context, stop_context
 from fairway.jobs.isolation import run_isolated
+from fairway.jobs.logs import RunLog, logging_for, run_is_over, task_logs_for
 from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.processes import Processes
 from fairway.runtime.targets import target_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fairway.core.backoff import RandomSource
+    from fairway.jobs.isolation import IsolatedRun
     from fairway.jobs.job import Claim, Settlement
     from fairway.jobs.kinds import Kind, StepCall
     from fairway.runtime.clock import Clock
@@ -36,15 +38,21 @@ class Run:
     """One run of a claimed job."""
 
     __slots__ = (
-        *("began_ns", "begun", "cancelled", "claim", "context", "kind", "step", "task"),
-        *("stopping", "timed_out", "withdrawn"),
+        *("began_ns", "begun", "cancelled", "claim", "context", "kind", "log", "step", "task"),
+        *("log_bytes", "log_key", "stopping", "timed_out", "withdrawn"),
     )
 
-    def __init__(self, claim: Claim, kind: Kind, step: StepCall, began_ns: int) -> None:
+    def __init__(
+        self, claim: Claim, kind: Kind, step: StepCall, began_ns: int, log_bytes: int = 0
+    ) -> None:
         self.claim = claim
         self.kind = kind
         self.step = step
         self.began_ns = began_ns
+        self.log_bytes = log_bytes
+        """How much is kept of what it logs."""
+        self.log_key = 0
+        self.log: RunLog | None = None
         self.context: Context[Any] | None = None
         self.task: asyncio.Task[None] | None = None
         self.begun = False
@@ -104,6 +112,8 @@ class Steps:
         run.begun = True
         if run.cancelled is not None:
             return verdict.of_cancel(claim, run.cancelled)
+        if run.log_bytes:
+            task_logs_for(run)
         limit: asyncio.Timeout | None = None
         limit_ns = kind.options.timeout_ns
         try:
@@ -126,6 +136,9 @@ class Steps:
             reraise_interrupt(error)
             run.timed_out = run.timed_out or (limit is not None and limit.expired())
             return self.failed(run, error)
+        finally:
+            if run.log_bytes:
+                run_is_over(run)
 
     async def _in_process(self, run: Run) -> tuple[Any, Any]:
         """Run a step in a process of its own, which a timeout or a cancel ends."""
@@ -133,18 +146,25 @@ class Steps:
         limit_ns = run.kind.options.timeout_ns
         limit_s = None if limit_ns is None else limit_ns / 1e9
         try:
-            value, saved = await self._processes.run(
+            ended: IsolatedRun = await self._processes.run(
                 run_isolated,
                 target,
                 run.claim,
                 run.kind.is_task,
+                run.log_bytes,
                 limit_s=limit_s,
                 until=self.trusted_until,
             )
         except TimeoutError:  # what the step raises itself comes as `CallFailed`
             run.timed_out = True
             raise
-        return value, None if saved is None else run.kind.decoder.decode(saved)
+        if ended.log is not None:
+            run.log = RunLog(run.log_bytes)
+            run.log.add(ended.log.decode().removesuffix("\n"))
+        if ended.error is not None:
+            raise CallFailed(ended.error)
+        saved = ended.state
+        return ended.value, None if saved is None else run.kind.decoder.decode(saved)
 
     async def _in_thread(self, run: Run, state: Any, clock: Clock) -> Any:
         """Run a synchronous step. It is asked to stop, not made to: its slot is busy until then."""
@@ -166,11 +186,13 @@ class Steps:
             if run.withdrawn:
                 raise Cancelled("it was to end before a thread was free for it")
             if limit_ns is None:
-                return run.kind.call(run.step, state, run.context)
+                with logging_for(run):
+                    return run.kind.call(run.step, state, run.context)
             began_ns = clock.now_ns()  # the wait for a thread is not the job's
             loop.call_soon_threadsafe(begin)
             try:
-                return run.kind.call(run.step, state, run.context)
+                with logging_for(run):
+                    return run.kind.call(run.step, state, run.context)
             finally:  # the loop may be too busy to have heard that its time was up
                 run.timed_out = run.timed_out or clock.now_ns() - began_ns > limit_ns
 

@@ -10,13 +10,16 @@ partition key, whether a lease still stands, whether a settlement is stale, when
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
+
+from fairway.jobs.presence import Offer
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from fairway.jobs.attempts import JobAttempt
     from fairway.jobs.job import (
         Beat,
         Claim,
@@ -31,7 +34,11 @@ if TYPE_CHECKING:
         Settlement,
         Status,
     )
+    from fairway.jobs.moves import WaitReason
+    from fairway.jobs.presence import KindState, WorkerState
     from fairway.jobs.timetable import Timetable
+
+NO_OFFER: Final = Offer()
 
 
 class Cursor(NamedTuple):
@@ -154,8 +161,11 @@ class JobStore(Protocol):
         """How far a reader of a topic has come."""
         ...
 
-    async def register(self, name: str, ttl_ns: int) -> int:
-        """A number for a worker, never given to another; its lease begins."""
+    async def register(self, name: str, ttl_ns: int, offer: Offer = NO_OFFER) -> int:
+        """A number for a worker, never given to another; its lease begins.
+
+        What it offers is told by `workers` and `kinds` from then on.
+        """
         ...
 
     async def unregister(self, worker: int) -> None:
@@ -250,6 +260,31 @@ class JobStore(Protocol):
     async def find_by_key(self, unique_key: str) -> Job | None: ...
 
     async def browse(self, filter: Filter) -> list[Job]: ...
+
+    async def attempts(self, id: int) -> list[JobAttempt]:
+        """The attempts of a job, oldest first, the one under way with them.
+
+        Those are told that failed, were cancelled, were lost or logged something, the last
+        `ATTEMPTS_MAX` of them, and the last one of a job that is done. None of a job that is not
+        there.
+        """
+        ...
+
+    async def attempt_log(self, id: int, number: int) -> bytes | None:
+        """What an attempt logged, in UTF-8, at most the last `LOG_BYTES_MAX` of it."""
+        ...
+
+    async def why_waits(self, id: int) -> WaitReason | None:
+        """Why a job waits, as it looks now; None if it does not, or is not there."""
+        ...
+
+    async def workers(self) -> list[WorkerState]:
+        """Every worker that is registered, those among them whose lease ran out."""
+        ...
+
+    async def kinds(self) -> list[KindState]:
+        """Every kind that a worker has known, by name and version."""
+        ...
 
     async def queues(self) -> list[QueueState]: ...
 

@@ -13,6 +13,7 @@ import os
 import random
 import socket
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,15 @@ from fairway.core.backoff import Backoff, BackoffConfig
 from fairway.core.lease import LeaseConfig
 from fairway.errors import FairwayError, InvalidConfig
 from fairway.jobs import verdict
+from fairway.jobs.attempts import LOG_BYTES_MAX
 from fairway.jobs.failures import log_failed
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.feeding import Feeding, Plan
 from fairway.jobs.job import TERMINAL, Fate, Settlement, Skill, skill_in
 from fairway.jobs.liveness import Lease, Liveness
+from fairway.jobs.logs import hearing
 from fairway.jobs.metrics import JobMetrics
+from fairway.jobs.presence import offer_of
 from fairway.jobs.steps import Run, Steps
 from fairway.jobs.timers import Timers
 from fairway.jobs.upkeep import Upkeep
@@ -78,6 +82,9 @@ class WorkerConfig:
     processes: int = 4
     """Jobs with `isolation="process"` at once: so many warm processes at most."""
     upkeep: Upkeep = field(default_factory=Upkeep)
+    log_bytes: int = LOG_BYTES_MAX
+    """How much is kept of what a run logs, from its end, with its attempt. Raising it, to 64 KiB at
+    most, tells more; what jobs log goes to their store. 0 keeps nothing and costs nothing."""
     name: str = ""
     """What people call it; by default host and process."""
 
@@ -88,6 +95,8 @@ class WorkerConfig:
             raise InvalidConfig("a queue has a name, and `*` stands for all of them")
         if self.threads < 1 or self.processes < 1:
             raise InvalidConfig("threads and processes are at least 1: they are made when needed")
+        if not 0 <= self.log_bytes <= LOG_BYTES_MAX:
+            raise InvalidConfig(f"log_bytes is 0 to {LOG_BYTES_MAX:,}")
         if self.heartbeat_interval_ns <= 0 or self.reap_interval_ns <= 0:
             raise InvalidConfig("heartbeat_interval and reap_interval are positive")
         if self.lease_ttl_ns <= 2 * self.heartbeat_interval_ns:
@@ -149,6 +158,7 @@ class Worker:
         self._progress: dict[int, bytes] = {}
         """What each job said last of how far it is, until the store is told. Threads add to it: one
         value for each that runs, and each of them bounded."""
+        self._log_bytes = config.log_bytes
         self._worker = 0
         self._token = 0
         self._lease: Lease | None = None
@@ -190,24 +200,29 @@ class Worker:
             self._config.heartbeat_interval_ns,
             end=self._liveness.close,
         )
+        hear = hearing if self._config.log_bytes else nullcontext
         try:
-            async with self._group:
-                self._group.create_task(pulse.run(), name="job-heart")
-                self._group.create_task(self._exchange_forever(), name="job-exchange")
-                self._group.create_task(self._watch_lease(), name="job-lease")
-                self._group.create_task(self._timers.run(), name=self._timers.name)
-                self._group.create_task(self._tasks.watch(), name="job-runs")
-                self._started.set()
-                for name, service in self._config.upkeep.services(
-                    self._store, self._reaped, self._config.reap_interval_ns
-                ):
-                    self._group.create_task(service, name=name)
+            with hear():
+                await self._serve(pulse)
         finally:
             self._over = True  # what a run says from here on counts for nothing
             self._liveness.end()
             await self._tasks.end()
             # A thread cannot be ended. What it says is refused from here on: it is not waited for.
             await self._steps.aclose(abandon=self._draining)
+
+    async def _serve(self, pulse: Pulse) -> None:
+        async with self._group:
+            self._group.create_task(pulse.run(), name="job-heart")
+            self._group.create_task(self._exchange_forever(), name="job-exchange")
+            self._group.create_task(self._watch_lease(), name="job-lease")
+            self._group.create_task(self._timers.run(), name=self._timers.name)
+            self._group.create_task(self._tasks.watch(), name="job-runs")
+            self._started.set()
+            for name, service in self._config.upkeep.services(
+                self._store, self._reaped, self._config.reap_interval_ns
+            ):
+                self._group.create_task(service, name=name)
 
     async def drain(self) -> None:
         """Claim no more, give back what did not start, and let what runs end, for a while."""
@@ -359,7 +374,9 @@ class Worker:
     async def _register(self) -> None:
         asked_at_ns = self._clock.now_ns()
         name = self._config.name or f"{socket.gethostname()}:{os.getpid()}"
-        self._worker = await self._store.register(name, self._config.lease_ttl_ns)
+        slots = {queue: one.concurrency for queue, one in self._config.queues.items()}
+        offer = offer_of(slots, self._kinds.values())
+        self._worker = await self._store.register(name, self._config.lease_ttl_ns, offer)
         # Tokens go on where they were: a run of an earlier registration that ends late must not
         # find its job claimed again under the very token it has.
         self._held = {}
@@ -507,7 +524,7 @@ class Worker:
                 feeder.finished(claim)
                 self._settle(_unknown(claim, kind))
                 continue
-            run = Run(claim, kind, step, self._clock.now_ns())
+            run = Run(claim, kind, step, self._clock.now_ns(), self._log_bytes)
             self._runs[claim.id] = run
             run.task = self._tasks.start(self._perform(feeder, run))
 
@@ -531,6 +548,8 @@ class Worker:
         self._metrics.stepped(settlement, self._clock.now_ns() - run.began_ns)
         if self._held.get(id) != run.claim.token:
             return  # the lease was lost while it ran
+        if run.log is not None:
+            settlement.log = run.log.text()
         self._settle(settlement)
         if feeder.buffer:
             self._start(feeder)

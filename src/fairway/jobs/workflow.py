@@ -181,6 +181,10 @@ class TaskRun(Struct, frozen=True, omit_defaults=True):
     state: TaskState = TaskState.PENDING
     output: Context | None = None
     error: str | None = None
+    started_wall_ns: int | None = None
+    """When the run started it; None if it never did, or did so under a release that did not say."""
+    ended_wall_ns: int | None = None
+    """When the run took in how it ended, skipped it or was cancelled."""
 
 
 class Outcome(Struct, frozen=True, omit_defaults=True):
@@ -286,8 +290,8 @@ class Step(NamedTuple):
     """Set by the event that ended the run and by no other; `state.outcome` keeps it."""
 
 
-def advance(workflow: Workflow, state: RunState, event: Event) -> Step:
-    """What to do about an event.
+def advance(workflow: Workflow, state: RunState, event: Event, now_ns: int) -> Step:
+    """What to do about an event, which is noted as of `now_ns`, a wall time.
 
     An event that says nothing new (a task that has ended, a start of what has started, anything
     but a retry after the end) gives back the same state and nothing to do, so events may be
@@ -295,23 +299,26 @@ def advance(workflow: Workflow, state: RunState, event: Event) -> Step:
     """
     assert state.fits(workflow), f"a run of {state.structure}, not of {workflow.structure}"
     if isinstance(event, Retried):
-        return _retry(workflow, state)
+        return _retry(workflow, state, now_ns)
     if state.outcome is not None:
         return Step(state)
     match event:
         case Started(context) if state.context is None:
-            return _settle(workflow, replace(state, context=context), state.tasks)
+            return _settle(workflow, replace(state, context=context), state.tasks, now_ns)
         case TaskEnded(name) if _runs(state, name):
             assert event.status in MOVES[TaskState.RUNNING], event.status
             output = event.output if event.status is TaskState.DONE else None
-            tasks = {**state.tasks, name: TaskRun(event.status, output, event.error)}
-            return _settle(workflow, replace(state, tasks=tasks), workflow.dependents(name))
+            ended = TaskRun(
+                event.status, output, event.error, state.tasks[name].started_wall_ns, now_ns
+            )
+            state = replace(state, tasks={**state.tasks, name: ended})
+            return _settle(workflow, state, workflow.dependents(name), now_ns)
         case Paused() if not state.paused:
             return Step(replace(state, paused=True))
         case Resumed() if state.paused:
-            return _settle(workflow, replace(state, paused=False), state.tasks)
+            return _settle(workflow, replace(state, paused=False), state.tasks, now_ns)
         case Cancelled(reason):
-            return _cancel(workflow, state, reason)
+            return _cancel(workflow, state, reason, now_ns)
     return Step(state)
 
 
@@ -330,6 +337,8 @@ def check(workflow: Workflow, state: RunState) -> None:
             assert state.context is not None
             assert all(state.tasks[other].state.ended for other in task.after), task.name
         assert run.output is None or run.state is TaskState.DONE
+        assert run.started_wall_ns is None or run.state is not TaskState.PENDING
+        assert run.ended_wall_ns is None or run.state.ended
     over = all(run.state.ended for run in state.tasks.values())
     assert over == (state.outcome is not None)
 
@@ -338,7 +347,7 @@ def _runs(state: RunState, name: str) -> bool:
     return name in state.tasks and state.tasks[name].state is TaskState.RUNNING
 
 
-def _settle(workflow: Workflow, state: RunState, changed: Iterable[str]) -> Step:
+def _settle(workflow: Workflow, state: RunState, changed: Iterable[str], now_ns: int) -> Step:
     """Decide for the tasks that may have become ready, and for those that a skip makes ready."""
     tasks = dict(state.tasks)
     state = replace(state, tasks=tasks)
@@ -351,10 +360,10 @@ def _settle(workflow: Workflow, state: RunState, changed: Iterable[str]) -> Step
         if not all(tasks[other].state.ended for other in workflow[name].after):
             continue
         if _shall_run(workflow, state, name):
-            tasks[name] = TaskRun(TaskState.RUNNING)
+            tasks[name] = TaskRun(TaskState.RUNNING, started_wall_ns=now_ns)
             start.append(name)
         else:
-            tasks[name] = TaskRun(TaskState.SKIPPED)
+            tasks[name] = TaskRun(TaskState.SKIPPED, ended_wall_ns=now_ns)
             open_names.extend(workflow.dependents(name))
     if all(run.state.ended for run in tasks.values()):
         outcome = _outcome(workflow, state)
@@ -381,17 +390,19 @@ def _shall_run(workflow: Workflow, state: RunState, name: str) -> bool:
     )
 
 
-def _cancel(workflow: Workflow, state: RunState, reason: str) -> Step:
+def _cancel(workflow: Workflow, state: RunState, reason: str, now_ns: int) -> Step:
     stop = tuple(name for name in state.tasks if _runs(state, name))
     tasks = {
-        name: run if run.state.ended else TaskRun(TaskState.CANCELLED)
+        name: run
+        if run.state.ended
+        else replace(run, state=TaskState.CANCELLED, ended_wall_ns=now_ns)
         for name, run in state.tasks.items()
     }
     outcome = Outcome(Fate.CANCELLED, _merged(state, _all(workflow)), reason)
     return Step(replace(state, tasks=tasks, outcome=outcome), stop=stop, finished=outcome)
 
 
-def _retry(workflow: Workflow, state: RunState) -> Step:
+def _retry(workflow: Workflow, state: RunState, now_ns: int) -> Step:
     if state.context is None or (state.outcome and state.outcome.status is Fate.DONE):
         return Step(state)
     again = {*_unhandled(workflow, state), *(name for name in state.tasks if _runs(state, name))}
@@ -401,7 +412,8 @@ def _retry(workflow: Workflow, state: RunState) -> Step:
         again |= fresh
         following.extend(fresh)
     tasks = {name: TaskRun() if name in again else run for name, run in state.tasks.items()}
-    return _settle(workflow, replace(state, tasks=tasks, paused=False, outcome=None), tasks)
+    state = replace(state, tasks=tasks, paused=False, outcome=None)
+    return _settle(workflow, state, tasks, now_ns)
 
 
 def _unhandled(workflow: Workflow, state: RunState) -> list[str]:

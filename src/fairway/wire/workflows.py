@@ -70,6 +70,9 @@ class TaskView(Struct, frozen=True, kw_only=True):
     """The job that carries it out, if it has begun and is still known."""
     attempt: int
     error: str | None
+    started_at: int | None = None
+    """When the run started it; null if it has not, or an older release did."""
+    finished_at: int | None = None
 
 
 class RunView(Struct, frozen=True, kw_only=True):

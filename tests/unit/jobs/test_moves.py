@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import product
+from typing import Any
 
 import apsw
 import pytest
@@ -14,6 +15,8 @@ from fairway.jobs.job import (
     TERMINAL,
     Claim,
     Fate,
+    Job,
+    Limits,
     NewJob,
     Settlement,
     Signal,
@@ -26,6 +29,10 @@ from fairway.jobs.moves import (
     UNHAPPY,
     Facts,
     Move,
+    QueueFacts,
+    Surroundings,
+    WaitReason,
+    Why,
     cancelled,
     child_ended,
     death_error,
@@ -38,8 +45,10 @@ from fairway.jobs.moves import (
     settled,
     signalled,
     still_waits,
+    why_waits,
     worker_died,
 )
+from fairway.jobs.presence import KnownKind, WorkerState
 from fairway.jobs.stores.postgres.schema import statements
 from fairway.jobs.stores.sqlite import schema as sqlite_schema
 
@@ -228,3 +237,91 @@ def test_the_bands_of_both_databases_are_those_of_the_core(priority: int) -> Non
         band = rules["band"].replace("p.points", f"({points})")
         (found,) = connection.execute(f"SELECT {band}").fetchone()
         assert Band(found) is expected, (priority, ms)
+
+
+# --- why it waits
+
+
+def waiting(status: Status = Status.READY, **fields: Any) -> Job:
+    return Job(
+        id=1, kind="k", version=2, status=status, queue="q", tenant="", priority=0, step="run",
+        state=b"{}", attempt=0, crashes=0, max_attempts=3, partition_key=None, unique_key=None,
+        parent=None, trace=None, enqueued_wall_ns=0, **fields,
+    )  # fmt: skip
+
+
+def worker(
+    alive: bool = True, queue: str = "q", kinds: tuple[KnownKind, ...] | None = None
+) -> WorkerState:
+    return WorkerState(
+        id=1, name="w", alive=alive, started_wall_ns=0, beat_wall_ns=0, expires_wall_ns=0,
+        running=0, queues={queue: 1}, kinds=kinds,
+    )  # fmt: skip
+
+
+FULL = QueueFacts("*", Limits(concurrency=2), 2, 0.0, 0)
+SLOW = QueueFacts("q", Limits(rate_per_s=2.0), 0, 0.0, 0)
+FREE = QueueFacts("q", Limits(concurrency=2), 1, 0.0, 0)
+KNOWN = worker(kinds=(KnownKind("k", 2, ("run",)),))
+UNKNOWN = worker(kinds=(KnownKind("k", 1, ("run",)), KnownKind("k", 2, ("walk",))))
+ALL = Surroundings(paused=True, queues=(FULL,), holder=7, workers=())
+
+
+@pytest.mark.parametrize(
+    ("job", "around", "reason"),
+    [
+        (waiting(Status.RUNNING), ALL, None),
+        *((waiting(status), ALL, None) for status in ENDED),
+        (
+            waiting(Status.SCHEDULED, due_wall_ns=5),
+            ALL,
+            WaitReason(why=Why.TIMER, until_wall_ns=5),
+        ),
+        (
+            waiting(Status.SCHEDULED, due_wall_ns=5, error="no"),
+            ALL,
+            WaitReason(why=Why.BACKOFF, until_wall_ns=5),
+        ),
+        (
+            waiting(Status.WAITING, waits_for=("go",)),
+            ALL,
+            WaitReason(why=Why.SIGNAL, names=("go",)),
+        ),
+        (
+            waiting(Status.WAITING, due_wall_ns=5),
+            ALL._replace(children=3),
+            WaitReason(why=Why.CHILDREN, children=3, until_wall_ns=5),
+        ),
+        (waiting(Status.BLOCKED), ALL, WaitReason(why=Why.KEY, holder=7)),
+        (waiting(), ALL, WaitReason(why=Why.KEY, holder=7)),
+        (waiting(), ALL._replace(holder=None), WaitReason(why=Why.PAUSED, queue="q")),
+        (waiting(), Surroundings(queues=(FULL,)), WaitReason(why=Why.NO_WORKER, queue="q")),
+        (
+            waiting(),
+            Surroundings(workers=(worker(alive=False), worker(queue="other"))),
+            WaitReason(why=Why.NO_WORKER, queue="q"),
+        ),
+        (
+            waiting(),
+            Surroundings(queues=(FULL,), workers=(UNKNOWN,)),
+            WaitReason(why=Why.UNKNOWN_KIND, queue="q"),
+        ),
+        (
+            waiting(),
+            Surroundings(queues=(FREE, FULL), workers=(UNKNOWN, KNOWN)),
+            WaitReason(why=Why.LIMIT, queue="*"),
+        ),
+        (
+            waiting(),
+            Surroundings(queues=(SLOW, FULL), workers=(KNOWN,)),
+            WaitReason(why=Why.LIMIT, queue="q", wait_ns=500_000_000),
+        ),
+        (waiting(), Surroundings(queues=(FREE,), workers=(KNOWN,)), WaitReason(why=Why.TURN)),
+        (waiting(), Surroundings(workers=(worker(),)), WaitReason(why=Why.TURN)),
+        (waiting(Status.BLOCKED), Surroundings(workers=(KNOWN,)), WaitReason(why=Why.TURN)),
+    ],
+)
+def test_the_first_reason_in_the_way_of_a_job_is_told(
+    job: Job, around: Surroundings, reason: WaitReason | None
+) -> None:
+    assert why_waits(job, around) == reason

@@ -30,7 +30,7 @@ from fairway.jobs.job import ASIDE_MAX, KEY_MAX, Beat, Claim, Filter, Lane, Limi
 from fairway.jobs.kinds import Options, Order, function_kind, machine_kind
 from fairway.jobs.liveness import Liveness
 from fairway.jobs.outcome import Outcome, Retry
-from fairway.jobs.store import Want
+from fairway.jobs.store import NO_OFFER, Want
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.stores.sqlite import SqliteStore
 from fairway.jobs.worker import POSTPONED_MAX, Worker, WorkerConfig
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fairway.jobs.job import Settlement
+    from fairway.jobs.presence import Offer
     from fairway.jobs.store import Exchanged, JobStore
     from fairway.runtime.spans import Span
     from tests.conftest import Campaign
@@ -73,8 +74,8 @@ class Store(MemoryStore):
         self.answer: Callable[[Beat], Beat] = lambda beat: beat
         self.down = False
 
-    async def register(self, name: str, ttl_ns: int) -> int:
-        worker = await super().register(name, ttl_ns)
+    async def register(self, name: str, ttl_ns: int, offer: Offer = NO_OFFER) -> int:
+        worker = await super().register(name, ttl_ns, offer)
         self.registered.append(worker)
         return worker
 
@@ -898,7 +899,7 @@ def test_an_old_run_commits_nothing_though_its_worker_has_the_job_again() -> Non
             id = await jobs.add(part, "stubborn")
             await asyncio.sleep(1)
             (worker,) = jobs.store.registered
-            jobs.store._workers[worker] = 0  # its lease has ended, in the store
+            jobs.store._workers[worker].until_ns = 0  # its lease has ended, in the store
             await until(lambda: len(jobs.store.claims) == 2)
             old, new = jobs.store.claims
             assert (old.id, new.id) == (id, id)

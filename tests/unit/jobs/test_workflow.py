@@ -60,11 +60,13 @@ class Run:
         self.workflow = Workflow("flow", tasks)
         self.state = RunState.of(self.workflow)
         self.step = Step(self.state)
+        self.now_ns = 0
         if begin is not None:
             self(Started(begin))
 
     def __call__(self, event: Event) -> Step:
-        self.step = advance(self.workflow, self.state, event)
+        self.now_ns += 1
+        self.step = advance(self.workflow, self.state, event, self.now_ns)
         check(self.workflow, self.step.state)
         encoded = msgspec.json.encode(self.step.state)
         self.state = msgspec.json.decode(encoded, type=RunState)
@@ -79,6 +81,13 @@ class Run:
     def started(self) -> list[str]:
         """What the last event started."""
         return [one.task.name for one in self.step.start]
+
+    @property
+    def times(self) -> dict[str, tuple[int | None, int | None]]:
+        """When each task was started, and when it ended: the how manieth event that was."""
+        return {
+            name: (run.started_wall_ns, run.ended_wall_ns) for name, run in self.state.tasks.items()
+        }
 
     @property
     def states(self) -> dict[str, TaskState]:
@@ -658,15 +667,42 @@ def test_a_run_that_is_done_is_not_retried() -> None:
 def test_the_state_given_is_left_as_it_was() -> None:
     run = Run(task("a"), task("b", "a"), begin={})
     before, encoded = run.state, msgspec.json.encode(run.state)
-    advance(run.workflow, before, TaskEnded("a", DONE, {"x": 1}))
-    advance(run.workflow, before, Cancelled())
+    advance(run.workflow, before, TaskEnded("a", DONE, {"x": 1}), 9)
+    advance(run.workflow, before, Cancelled(), 9)
     assert msgspec.json.encode(before) == encoded
 
 
 def test_a_run_of_another_structure_is_not_carried_on() -> None:
     state = RunState.of(Workflow("flow", [task("a")]))
     with pytest.raises(AssertionError, match="a run of"):
-        advance(Workflow("flow", [task("b")]), state, Started({}))
+        advance(Workflow("flow", [task("b")]), state, Started({}), 1)
+
+
+def test_each_task_knows_when_it_was_started_and_when_it_ended() -> None:
+    tasks = (task("a"), task("b", "a"), task("c", "a", rule=failed("a")), task("d", "b"))
+    run = Run(*tasks, begin={})
+    assert run.times == {"a": (1, None), **dict.fromkeys("bcd", (None, None))}
+    run.end("a")
+    assert run.times == {"a": (1, 2), "b": (2, None), "c": (None, 2), "d": (None, None)}
+    run(Paused())
+    assert run.times["b"] == (2, None)
+    run(Cancelled())
+    assert run.times == {"a": (1, 2), "b": (2, 4), "c": (None, 2), "d": (None, 4)}
+    run(Retried())
+    assert run.times == {"a": (1, 2), "b": (5, None), "c": (None, 2), "d": (None, None)}
+    run.end("b", FAILED)
+    assert run.times["b"] == (5, 6)
+
+
+def test_a_state_of_a_release_that_kept_no_times_goes_on() -> None:
+    run = Run(task("a"), task("b", "a"), begin={})
+    stored = (
+        f'{{"structure":"{run.workflow.structure}","context":{{}},'
+        '"tasks":{"a":{"state":"running"},"b":{}}}'
+    )
+    run.state = msgspec.json.decode(stored, type=RunState)
+    run.end("a")
+    assert run.times == {"a": (None, 2), "b": (2, None)}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,18 @@ from msgspec import Struct, field, structs
 from fairway.core.priority import band_at, band_of
 from fairway.errors import Invalid
 from fairway.jobs import moves
+from fairway.jobs.attempts import (
+    ATTEMPTS_MAX,
+    CLAIM_LOST,
+    WORKER_DIED,
+    AttemptFate,
+    JobAttempt,
+    attempt_fate,
+    attempts_of,
+    is_kept,
+    kept_error,
+    kept_log,
+)
 from fairway.jobs.job import (
     ASIDE_MAX,
     CANCELLED,
@@ -39,8 +51,10 @@ from fairway.jobs.job import (
     lane_of,
 )
 from fairway.jobs.limits import allowance
-from fairway.jobs.moves import Facts
+from fairway.jobs.moves import Facts, QueueFacts, Surroundings, WaitReason
+from fairway.jobs.presence import KindState, Offer, WorkerState, kind_state
 from fairway.jobs.store import (
+    NO_OFFER,
     Cancelled,
     Cursor,
     Delivered,
@@ -83,6 +97,9 @@ class _Row(Struct, kw_only=True, eq=False):
     error: str | None = None
     finished_ns: int | None = None
     waited_until_ns: int | None = None  # if it waited when it ended badly; 0 without a timer
+    runs: int = 0
+    ran_by: int | None = None
+    attempts: list[_Attempt] = field(default_factory=list)
 
     @property
     def facts(self) -> Facts:
@@ -102,6 +119,19 @@ class _Row(Struct, kw_only=True, eq=False):
         return (self.error or CANCELLED) if self.cancelling else None
 
 
+class _Attempt(Struct):
+    told: JobAttempt
+    log: bytes | None
+
+
+class _Worker(Struct):
+    name: str
+    until_ns: int
+    started_ns: int
+    beat_ns: int
+    offer: Offer
+
+
 class _Bucket(Struct):
     paused: bool = False
     limits: Limits = Limits()
@@ -116,7 +146,8 @@ class MemoryStore:
         self._clock = clock
         self._rows: dict[int, _Row] = {}
         self._keys: dict[str, tuple[int, int]] = {}  # unique key -> job, until when at least
-        self._workers: dict[int, int] = {}
+        self._workers: dict[int, _Worker] = {}
+        self._kinds: dict[tuple[str, int], tuple[bytes | None, int]] = {}
         self._queues: dict[str, _Bucket] = {}
         self._cursors: dict[str, Cursor] = {}
         self._last_worker = 0
@@ -188,14 +219,19 @@ class MemoryStore:
 
     # Workers
 
-    async def register(self, name: str, ttl_ns: int) -> int:
+    async def register(self, name: str, ttl_ns: int, offer: Offer = NO_OFFER) -> int:
+        now = self._now()
         self._last_worker += 1
-        self._workers[self._last_worker] = self._now() + ttl_ns
+        self._workers[self._last_worker] = _Worker(name, now + ttl_ns, now, now, offer)
+        for one in offer.kinds or ():
+            key = one.name, one.version
+            self._kinds[key] = offer.schemas.get(key), now
         return self._last_worker
 
     async def unregister(self, worker: int) -> None:
-        if self._leased(worker):
-            self._workers[worker] = min(self._workers.get(worker, 0), self._now())
+        if self._leased(worker) and worker in self._workers:
+            known = self._workers[worker]
+            known.until_ns = min(known.until_ns, self._now())
         else:
             self._workers.pop(worker, None)
 
@@ -210,7 +246,9 @@ class MemoryStore:
         known = dict(held)
         if not self._alive(worker):
             return Beat(alive=False)
-        self._workers[worker] = max(self._workers[worker], now + ttl_ns)
+        mine = self._workers[worker]
+        mine.until_ns = max(mine.until_ns, now + ttl_ns)
+        mine.beat_ns = now
         cancel = {}
         released = 0
         for row in self._leased(worker):
@@ -230,10 +268,38 @@ class MemoryStore:
             if row is None or row.status.ended or (claim.id, claim.token) in have:
                 continue
             then = (claim.step, claim.attempt, claim.crashes)
-            row.crashes += (row.step, row.attempt, row.crashes) == then
+            if (row.step, row.attempt, row.crashes) == then:
+                row.crashes += 1
+                self._keep(row, worker, self._now(), AttemptFate.LOST, CLAIM_LOST)
+
+    def _keep(
+        self,
+        row: _Row,
+        worker: int,
+        started_ns: int,
+        fate: AttemptFate,
+        error: str | None,
+        log: bytes | None = None,
+    ) -> None:
+        """An attempt has ended: count it, and keep it if there is something to tell."""
+        row.runs += 1
+        if is_kept(fate, log):
+            log = kept_log(log)
+            told = JobAttempt(
+                number=row.runs,
+                step=row.step,
+                worker=worker,
+                started_wall_ns=started_ns,
+                ended_wall_ns=self._now(),
+                fate=fate,
+                error=kept_error(error),
+                log_bytes=len(log or b""),
+            )
+            row.attempts = [*row.attempts, _Attempt(told, log)][-ATTEMPTS_MAX:]
 
     def _alive(self, worker: int) -> bool:
-        return self._workers.get(worker, 0) > self._now()
+        known = self._workers.get(worker)
+        return known is not None and known.until_ns > self._now()
 
     def _leased(self, worker: int | None = None) -> list[_Row]:
         return [
@@ -295,7 +361,11 @@ class MemoryStore:
 
     def _settle(self, row: _Row, settlement: Settlement) -> None:
         move = moves.settled(settlement, row.cancelling)
-        row.worker = None
+        fate = attempt_fate(settlement, counts=move.counts)
+        row.ran_by, row.worker = row.worker, None
+        if fate is not None and row.ran_by is not None:
+            error = row.reason if not move.counts else settlement.error
+            self._keep(row, row.ran_by, row.claimed_ns, fate, error, settlement.log)
         if not move.counts:
             self._end(row, move.to, None, row.reason)
             return
@@ -395,12 +465,12 @@ class MemoryStore:
         if row.new.notify is not None:
             self._deliver(parent, row.new.notify, ending(row.id, status, result, error), None)
             return
-        if moves.child_ended(parent.facts, self._pending(parent)) is not None:
+        if moves.child_ended(parent.facts, self._pending(parent) > 0) is not None:
             self._make_ready(parent)
 
-    def _pending(self, row: _Row) -> bool:
-        """Whether a child that the job counts has not ended."""
-        return any(
+    def _pending(self, row: _Row) -> int:
+        """How many children that the job counts have not ended."""
+        return sum(
             child.new.parent == row.id and child.new.notify is None and not child.status.ended
             for child in self._rows.values()
         )
@@ -509,6 +579,8 @@ class MemoryStore:
         rows = [row for worker in lost for row in self._leased(worker)]
         for row in rows[:limit]:
             row.crashes += 1
+            assert row.worker is not None, "it runs"
+            self._keep(row, row.worker, row.claimed_ns, AttemptFate.LOST, WORKER_DIED)
             move = moves.worker_died(row.facts)
             if move.to is Status.CANCELLED:
                 self._end(row, move.to, None, row.reason)
@@ -645,9 +717,77 @@ class MemoryStore:
             and filter.status in (None, row.status)
             and filter.tenant in (None, row.new.tenant)
             and filter.parent in (None, row.new.parent)
+            and (filter.trace is None or (row.new.trace or "")[3:35] == filter.trace)
+            and (filter.since_wall_ns is None or row.enqueued_ns >= filter.since_wall_ns)
+            and (filter.until_wall_ns is None or row.enqueued_ns < filter.until_wall_ns)
             and (filter.before is None or row.id < filter.before)
         ]
         return found[: filter.limit]
+
+    async def attempts(self, id: int) -> list[JobAttempt]:
+        row = self._rows.get(id)
+        return [] if row is None else attempts_of(_job(row), [one.told for one in row.attempts])
+
+    async def attempt_log(self, id: int, number: int) -> bytes | None:
+        row = self._rows.get(id)
+        logs = {one.told.number: one.log for one in row.attempts} if row is not None else {}
+        return logs.get(number)
+
+    async def why_waits(self, id: int) -> WaitReason | None:
+        row = self._rows.get(id)
+        if row is None:
+            return None
+        running = Counter(one.lane.queue for one in self._leased())
+        running["*"] = running.total()
+        queues = []
+        for name in (row.new.queue, "*"):
+            bucket = self._queues.get(name, _Bucket())
+            since_ns = self._now() - bucket.refilled_ns
+            queues.append(QueueFacts(name, bucket.limits, running[name], bucket.tokens, since_ns))
+        around = Surroundings(
+            paused=self._queues.get(row.new.queue, _Bucket()).paused,
+            queues=queues,
+            holder=self._holder(row),
+            children=self._pending(row),
+            workers=await self.workers(),
+        )
+        return moves.why_waits(_job(row), around)
+
+    def _holder(self, row: _Row) -> int | None:
+        """The job that keeps another from running under their key."""
+        if row.new.partition_key is None:
+            return None
+        alike = [
+            one
+            for one in self._rows.values()
+            if one.new.partition_key == row.new.partition_key and one.id != row.id
+        ]
+        running = [one.id for one in alike if one.status is Status.RUNNING]
+        earlier = [one.id for one in alike if not one.status.ended and one.id < row.id]
+        return min(running or (earlier if row.new.strict else ()), default=None)
+
+    async def workers(self) -> list[WorkerState]:
+        return [
+            WorkerState(
+                id=id,
+                name=one.name,
+                alive=self._alive(id),
+                started_wall_ns=one.started_ns,
+                beat_wall_ns=one.beat_ns,
+                expires_wall_ns=one.until_ns,
+                running=len(self._leased(id)),
+                queues=one.offer.queues,
+                kinds=one.offer.kinds,
+            )
+            for id, one in self._workers.items()
+        ]
+
+    async def kinds(self) -> list[KindState]:
+        workers = await self.workers()
+        return [
+            kind_state(name, version, schema, seen_ns, workers)
+            for (name, version), (schema, seen_ns) in sorted(self._kinds.items())
+        ]
 
     async def queues(self) -> list[QueueState]:
         names = {row.new.queue for row in self._rows.values()} | set(self._queues)
@@ -715,7 +855,7 @@ class MemoryStore:
     def _still_waits(self, row: _Row) -> bool:
         """Whether what a job waited for has not come."""
         inbox = [one.name for one, _ in row.inbox]
-        return moves.still_waits(row.names, inbox, self._pending(row))
+        return moves.still_waits(row.names, inbox, self._pending(row) > 0)
 
     def _has_reporters(self, row: _Row) -> bool:
         """Whether a child that reports to the job by signal has not ended."""
@@ -740,6 +880,7 @@ def _adopted(child: NewJob, parent: int) -> NewJob:
 
 def _job(row: _Row) -> Job:
     new = row.new
+    runs, done = row.status is Status.RUNNING, row.status is Status.DONE
     return Job(
         id=row.id,
         kind=new.kind,
@@ -763,6 +904,9 @@ def _job(row: _Row) -> Job:
         worker=row.worker,
         cancelling=row.cancelling,
         retries=row.retries,
+        runs=row.runs,
+        ran_by=row.worker if runs else row.ran_by if done else None,
+        started_wall_ns=row.claimed_ns if runs or done else None,
         waits_for=row.names if row.status is Status.WAITING else (),
         progress=row.progress,
         result=row.result,

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairway.jobs.job import Job, Status
+from fairway.jobs.stores.postgres.columns import ns, us
+from fairway.jobs.timespan import Placed, below_id, from_id
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
     from datetime import datetime
 
     from fairway.jobs.job import Filter
+    from fairway.jobs.stores.postgres.connections import Connection
 
 _LIVE = """
 select j.id, j.kind, j.version, j.step, j.state, j.priority, j.attempt, j.crashes, j.max_attempts,
     j.pkey, j.ukey, j.parent, j.trace, j.progress, j.error, j.enqueued_at, j.names, j.cancelling,
-    j.retries, l.queue, l.tenant, t.due, s.worker, null::bytea as result,
-    null::timestamptz as finished_at,
+    j.retries, j.runs, l.queue, l.tenant, t.due, s.worker as ran_by, s.claimed_at as started_at,
+    null::bytea as result, null::timestamptz as finished_at,
     case when s.id is not null then 'x' when b.id is not null then 'b' else j.status end as shown
 from fw.job j join fw.lane l on l.id = j.lane left join fw.timer t on t.id = j.id
     left join fw.lease s on s.id = j.id left join fw.blocked b on b.pkey = j.pkey and b.id = j.id
@@ -23,10 +27,11 @@ from fw.job j join fw.lane l on l.id = j.lane left join fw.timer t on t.id = j.i
 _ENDED = """
 select h.id, h.kind, h.version, h.step, h.state, h.priority, h.attempt, h.crashes, h.max_attempts,
     h.pkey, h.ukey, h.parent, h.trace, h.progress, h.error, h.enqueued_at, null::text[] as names,
-    false as cancelling, h.retries, l.queue, l.tenant, null::timestamptz as due,
-    null::bigint as worker, h.result, h.finished_at, h.status as shown
+    false as cancelling, h.retries, h.runs, l.queue, l.tenant, null::timestamptz as due, h.ran_by,
+    h.started_at, h.result, h.finished_at, h.status as shown
 from fw.history h join fw.lane l on l.id = h.lane
 """
+_TIME = "'epoch'::timestamptz + ${n}::bigint * interval '1 microsecond'"
 _ONLY = {  # where to look for the jobs of one state, without looking at all of them
     Status.SCHEDULED: "j.status = 's'",
     Status.WAITING: "j.status = 'w'",
@@ -36,7 +41,43 @@ _ONLY = {  # where to look for the jobs of one state, without looking at all of 
 }
 
 
-def browsing(filter: Filter) -> tuple[str, list[Any]]:
+class IdSpan(NamedTuple):
+    """From which id on, and below which one."""
+
+    low: int | None = None
+    high: int | None = None
+
+
+EVERYWHERE = IdSpan()
+
+
+async def span(connection: Connection, sql: Mapping[str, str], filter: Filter) -> IdSpan:
+    """The ids between which the jobs of a listing lie that asks for a span of time."""
+    low: int | None = None
+    high: int | None = None
+    if filter.since_wall_ns is not None or filter.until_wall_ns is not None:
+        last: int = await connection.fetchval(sql["last_id"])
+        if filter.since_wall_ns is not None:
+            low = await _found(connection, sql, from_id(filter.since_wall_ns, last))
+        if filter.until_wall_ns is not None:
+            high = await _found(connection, sql, below_id(filter.until_wall_ns, last))
+    return IdSpan(low, high)
+
+
+async def _found(
+    connection: Connection, sql: Mapping[str, str], search: Generator[int, Placed | None, int]
+) -> int:
+    try:
+        asked = next(search)
+        while True:
+            rows = await connection.fetch(sql["placed"], asked)
+            at = Placed(rows[0]["id"], ns(rows[0]["enqueued_at"])) if rows else None
+            asked = search.send(at)
+    except StopIteration as end:
+        return int(end.value)
+
+
+def browsing(filter: Filter, ids: IdSpan = EVERYWHERE) -> tuple[str, list[Any]]:
     """The statement that lists jobs, newest first, and its arguments."""
     args: list[Any] = []
     live: list[str] = []
@@ -52,6 +93,11 @@ def browsing(filter: Filter) -> tuple[str, list[Any]]:
     both("l.tenant = ${n}", filter.tenant)
     both("{t}.kind = ${n}", filter.kind)
     both("{t}.parent = ${n}", filter.parent)
+    both("substring({t}.trace, 4, 32) = ${n} and {t}.trace is not null", filter.trace)
+    both("{t}.enqueued_at >= " + _TIME, filter.since_wall_ns and us(filter.since_wall_ns))
+    both("{t}.enqueued_at < " + _TIME, filter.until_wall_ns and us(filter.until_wall_ns))
+    both("{t}.id >= ${n}", ids.low)
+    both("{t}.id < ${n}", ids.high)
     both("{t}.id < ${n}", filter.before)
     parts = []
     if filter.status is None or not filter.status.ended:
@@ -75,6 +121,7 @@ def job_of(row: Any) -> Job:
     """A row of a live or an ended job."""
     letter = row.get("shown") or row["status"]
     status = Status(letter.decode() if isinstance(letter, bytes) else letter)
+    runs, done = status is Status.RUNNING, status is Status.DONE
     return Job(
         id=row["id"],
         kind=row["kind"],
@@ -95,9 +142,12 @@ def job_of(row: Any) -> Job:
         enqueued_wall_ns=_ns(row["enqueued_at"]) or 0,
         due_wall_ns=_ns(row.get("due")),
         finished_wall_ns=_ns(row.get("finished_at")),
-        worker=row.get("worker"),
+        worker=row["ran_by"] if runs else None,
         cancelling=row.get("cancelling") or False,
         retries=row["retries"],
+        runs=row["runs"],
+        ran_by=row["ran_by"] if runs or done else None,
+        started_wall_ns=_ns(row["started_at"]) if runs or done else None,
         waits_for=tuple(row.get("names") or ()) if status is Status.WAITING else (),
         progress=row["progress"],
         result=row.get("result"),
@@ -106,7 +156,4 @@ def job_of(row: Any) -> Job:
 
 
 def _ns(at: datetime | None) -> int | None:
-    if at is None:
-        return None
-    seconds = int(at.timestamp())
-    return seconds * 1_000_000_000 + at.microsecond * 1000
+    return None if at is None else ns(at)

@@ -344,7 +344,7 @@ def put_off(claim: Claim, delay_ns: int) -> Settlement:
     """Not now: back in line, as if it had not been claimed. It keeps its signals."""
     claim = structs.replace(claim, signals=())
     return Settlement(
-        claim=claim, fate=Fate.RETRY, step=claim.step, delay_ns=delay_ns, counts=False
+        claim=claim, fate=Fate.RETRY, step=claim.step, delay_ns=delay_ns, counts=False, ran=False
     )
 
 

@@ -14,6 +14,7 @@ from fairway.jobs.job import TOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from datetime import datetime
 
     from fairway.jobs.job import NewJob
 
@@ -32,6 +33,11 @@ class Column(NamedTuple):
 def us(ns: int) -> int:
     """Microseconds, rounded up: never earlier than asked."""
     return -(-ns // 1000)
+
+
+def ns(at: datetime) -> int:
+    """A time as we have it: nanoseconds since 1970."""
+    return int(at.timestamp()) * 1_000_000_000 + at.microsecond * 1000
 
 
 COLUMNS: Final = {

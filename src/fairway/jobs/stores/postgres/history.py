@@ -85,6 +85,19 @@ class History:
                 break
         return count
 
+    async def forget_attempts(self, *, exact: bool) -> None:
+        """Forget the attempts of jobs that are gone: those have the lowest ids, so without `exact`
+        it ends where none is."""
+        last = 0
+        while True:
+            async with self._connections.connection() as connection:
+                ((reached, some),) = await connection.fetch(
+                    self._sql["forget_attempts"], last, PRUNE_ROWS
+                )
+            if reached is None or not (some or exact):
+                break
+            last = reached
+
     async def _forget_keys(self, connection: Connection) -> int:
         """Forget some unique keys that stand for nothing; how many.
 

@@ -19,6 +19,7 @@ from fairway.core.priority import (
 )
 from fairway.errors import UnknownFormat
 from fairway.jobs import moves
+from fairway.jobs.attempts import ATTEMPTS_MAX
 from fairway.jobs.limits import SECOND_NS
 from fairway.jobs.stores.postgres.columns import fragments
 from fairway.storage.named_sql import named_sql
@@ -56,6 +57,7 @@ def _rules() -> dict[str, str]:
         + " ".join(f"when p.points >= {least} then {band}" for least, band in bands)
         + " else 0 end",
         "highest": str(int(max(Band))),
+        "spare": str(ATTEMPTS_MAX - 2),
         **fragments(),
     }
 

@@ -13,16 +13,19 @@ from asyncpg import LockNotAvailableError
 from msgspec import structs
 
 from fairway.core.priority import Band
-from fairway.jobs.job import ASIDE_MAX, Fate, Status, ending, lane_of
+from fairway.jobs.job import ASIDE_MAX, CANCELLED, Fate, Status, ending, lane_of
 from fairway.jobs.moves import END, Facts, child_ended, like, settled, signalled
 from fairway.jobs.store import Ended
+from fairway.jobs.stores.postgres.attempts import ended_attempt, keep_attempts
 from fairway.jobs.stores.postgres.columns import us
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
 
     from fairway.jobs.job import Lane, Settlement
     from fairway.jobs.store import Exchanged
+    from fairway.jobs.stores.postgres.attempts import EndedAttempt
     from fairway.jobs.stores.postgres.connections import Connection
     from fairway.jobs.stores.postgres.intake import PostgresIntake
     from fairway.jobs.stores.postgres.lanes import LaneNumbers
@@ -138,6 +141,15 @@ class PostgresSettling:
             [one.progress for one in settlements],
         )
         found = {row["id"]: row for row in rows}
+        await keep_attempts(
+            connection,
+            self._sql,
+            [
+                ended_attempt(one, worker, row["runs"], row["claimed_at"])
+                for one in settlements
+                if (row := found.get(one.claim.id)) is not None
+            ],
+        )
         consumed = [id for one in settlements if one.claim.id in found for id in one.consumed]
         if consumed:
             await connection.execute(self._sql["consume"], consumed)
@@ -176,11 +188,13 @@ class PostgresSettling:
             [ANEW if move.begins else move.tries for _, move in moves],
             [one.progress for one in settlements],
             [self._lane(one) for one in settlements],
+            [int(one.is_run) for one in settlements],
         )
         found = {row["id"]: row for row in rows}
         keyed: dict[int, str] = {}
-        cancelled: list[int] = []
+        cancelled: dict[int, Settlement] = {}
         consumed: list[int] = []
+        attempts: list[EndedAttempt | None] = []
         for one in settlements:
             claim = one.claim
             row = found.get(claim.id)
@@ -188,8 +202,9 @@ class PostgresSettling:
                 out.stale.append(claim.id)
                 continue
             if row["lane"] is None:
-                cancelled.append(claim.id)
+                cancelled[claim.id] = one
                 continue
+            attempts.append(ended_attempt(one, worker, row["runs"], row["claimed_at"]))
             if claim.partition_key is not None:
                 keyed[claim.id] = claim.partition_key
             if row["delay_us"] == 0:
@@ -199,9 +214,11 @@ class PostgresSettling:
             consumed += one.consumed
         if consumed:
             await connection.execute(self._sql["consume"], consumed)
+        await keep_attempts(connection, self._sql, attempts)
         await self.free_keys(connection, keyed, woken)
         if cancelled:
-            out.ended += await self.end(connection, cancelled, Status.CANCELLED, woken)
+            since = {id: found[id]["claimed_at"] for id in cancelled}
+            out.ended += await self._end_cancelled(connection, worker, cancelled, since, woken)
 
     def _lane(self, one: Settlement) -> int | None:
         """The lane that a settlement moves its job to, if it does."""
@@ -224,7 +241,10 @@ class PostgresSettling:
             return
         keyed = {} if claim.partition_key is None else {claim.id: claim.partition_key}
         if held[0]["cancelling"]:
-            out.ended += await self.end(connection, [claim.id], Status.CANCELLED, woken)
+            since = {claim.id: held[0]["claimed_at"]}
+            out.ended += await self._end_cancelled(
+                connection, worker, {claim.id: one}, since, woken
+            )
             return
         if one.children:
             children = [structs.replace(child, parent=claim.id) for child in one.children]
@@ -232,7 +252,7 @@ class PostgresSettling:
             woken |= {self._lanes[lane_of(child)] for child in children}
         if consumed := one.consumed:
             await connection.execute(self._sql["consume"], consumed)
-        left = await connection.fetchval(
+        (parked,) = await connection.fetch(
             self._sql["park"],
             claim.id,
             one.step,
@@ -248,12 +268,37 @@ class PostgresSettling:
         elif one.names:
             wakes = await connection.fetchval(self._sql["heard"], claim.id, list(one.names))
         else:
-            wakes = not left
+            wakes = not parked["awaits"]
         if wakes:
             woken |= await self._wake(connection, [claim.id])
         elif one.delay_ns:
             await connection.execute(self._sql["set_timer"], claim.id, us(one.delay_ns))
+        ended = ended_attempt(one, worker, parked["runs"], held[0]["claimed_at"])
+        await keep_attempts(connection, self._sql, [ended])
         await self.free_keys(connection, keyed, woken)
+
+    async def _end_cancelled(
+        self,
+        connection: Connection,
+        worker: int,
+        settlements: Mapping[int, Settlement],
+        since: Mapping[int, datetime],
+        woken: set[int],
+    ) -> list[Ended]:
+        """End jobs whose runs would have gone on, if nobody had cancelled them."""
+        ran = [id for id, one in settlements.items() if one.is_run]
+        counted = await connection.fetch(self._sql["count_runs"], ran) if ran else []
+        ended = await self.end(connection, list(settlements), Status.CANCELLED, woken)
+        reasons = {one.id: one.error or CANCELLED for one in ended}
+        await keep_attempts(
+            connection,
+            self._sql,
+            [
+                ended_attempt(settlements[id], worker, runs, since[id], reasons[id])
+                for id, runs in counted
+            ],
+        )
+        return ended
 
     async def _spawn(
         self,

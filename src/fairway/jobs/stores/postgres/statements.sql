@@ -94,10 +94,45 @@ returning true
 -- cursor: how far a reader has come
 select name, epoch, seq from fw.cursor where name = $1
 
--- register: a number for a worker
-insert into fw.worker (name, started_at, expires_at)
-values ($1, fw.now_(), fw.now_() + $2::bigint * interval '1 microsecond')
+-- register: a number for a worker, and the kinds that it knows
+with known as (
+    insert into fw.kind (name, version, schema, seen_at)
+    select name, version, schema, fw.now_()
+    from unnest($5::text[], $6::int[], $7::bytea[]) as k (name, version, schema)
+    order by name, version
+    on conflict (name, version) do update
+        set schema = excluded.schema, seen_at = excluded.seen_at
+)
+insert into fw.worker (name, started_at, expires_at, beat_at, queues, kinds)
+values ($1, fw.now_(), fw.now_() + $2::bigint * interval '1 microsecond', fw.now_(), $3, $4)
 returning id
+
+-- around: what is in the way of a job beside limits and workers
+select coalesce((select q.paused from fw.queue q where q.name = l.queue), false) as paused,
+    coalesce(
+        (select k.id from fw.key_slot k where k.pkey = j.pkey and k.id <> j.id),
+        (select e.id from fw.job e where j.strict and e.pkey = j.pkey and e.id < j.id
+         order by e.id limit 1)) as holder,
+    (select count(*) from fw.job c where c.parent = j.id and c.notify is null) as children
+from fw.job j join fw.lane l on l.id = j.lane where j.id = $1
+
+-- limits_seen: the limits of some queues, as they look now
+select name, concurrency, rate_per_s, burst, tokens,
+    (extract(epoch from fw.now_() - refilled_at) * 1000000)::bigint as since_us
+from fw.queue
+where name = any($1::text[]) and (concurrency is not null or rate_per_s is not null)
+order by name desc
+
+-- workers: all that are registered, and how many jobs each has
+select w.id, w.name, w.expires_at > fw.now_() as alive, w.started_at, w.beat_at, w.expires_at,
+    w.queues, w.kinds, coalesce(l.running, 0) as running
+from fw.worker w left join (
+    select worker, count(*) as running from fw.lease group by worker
+) l on l.worker = w.id
+order by w.id
+
+-- kinds: all that a worker has known
+select name, version, schema, seen_at from fw.kind order by name, version
 
 -- unregister: a worker ends; what it still holds is the reaper's at once
 with gone as (
@@ -180,15 +215,15 @@ with {claiming}
 ), fenced as (
     delete from fw.lease l using input i
     where l.id = i.id and l.worker = $1 and l.token = i.token
-    returning l.id
+    returning l.id, l.claimed_at, i.result
 ), gone as (
     delete from fw.job where id = any(array(select id from fenced)) returning *
 ), kept as (
     insert into fw.history (id, finished_at, lane, state, attempt, crashes, status, progress,
-        result, enqueued_at, retries, {columns})
-    select g.id, fw.now_(), g.lane, g.state, g.attempt, g.crashes, 'd', g.progress, i.result,
-        g.enqueued_at, g.retries, {gone}
-    from gone g join input i on i.id = g.id
+        result, enqueued_at, retries, runs, ran_by, started_at, {columns})
+    select g.id, fw.now_(), g.lane, g.state, g.attempt, g.crashes, 'd', g.progress, f.result,
+        g.enqueued_at, g.retries, g.runs + 1, $1, f.claimed_at, {gone}
+    from gone g join fenced f on f.id = g.id
 ), unsigned as (
     delete from fw.signal where job = any(array(select id from gone where inbox > 0))
 ), {forgetting}
@@ -266,21 +301,22 @@ with input as materialized (
 ), fenced as (
     delete from fw.lease l using input i
     where l.id = i.id and l.worker = $1 and l.token = i.token
-    returning l.id
+    returning l.id, l.claimed_at
 ), gone as (
     delete from fw.job where id = any(array(select id from fenced)) returning *
 ), kept as (
     insert into fw.history (id, finished_at, lane, state, attempt, crashes, status, progress,
-        result, error, enqueued_at, retries, names, timed_out, {columns})
+        result, error, enqueued_at, retries, names, timed_out, runs, ran_by, started_at, {columns})
     select g.id, fw.now_(), g.lane, coalesce(i.state, g.state), g.attempt, g.crashes, i.status,
         coalesce(i.progress, g.progress), i.result, i.error, g.enqueued_at, g.retries, g.names,
-        g.timed_out, {gone}
-    from gone g join input i on i.id = g.id
+        g.timed_out, g.runs + 1, $1, f.claimed_at, {gone}
+    from gone g join input i on i.id = g.id join fenced f on f.id = g.id
 ), unsigned as (
     delete from fw.signal where job = any(array(
         select g.id from gone g join input i on i.id = g.id where g.inbox > 0 and i.status = 'd'))
 ), {forgetting}
-select id, pkey, parent, notify from gone
+select g.id, g.pkey, g.parent, g.notify, g.runs + 1 as runs, f.claimed_at
+from gone g join fenced f on f.id = g.id
 
 -- end_jobs: jobs that nobody runs, dead or cancelled; why they were cancelled is their error
 with gone as (
@@ -291,9 +327,9 @@ with gone as (
     delete from fw.timer where id = any($1::bigint[]) returning id, due
 ), kept as (
     insert into fw.history (id, finished_at, lane, state, attempt, crashes, status, progress,
-        result, error, enqueued_at, retries, names, timed_out, waited_until, {columns})
+        result, error, enqueued_at, retries, names, timed_out, runs, waited_until, {columns})
     select g.id, fw.now_(), lane, state, attempt, crashes, $2::"char", progress, null, said,
-        enqueued_at, retries, names, timed_out,
+        enqueued_at, retries, names, timed_out, runs,
         case when g.status = 'w' then coalesce(t.due, 'infinity') end, {gone}
     from gone g left join untimed t on t.id = g.id
 ), {forgetting}
@@ -302,23 +338,24 @@ select id, pkey, parent, notify, said from gone
 -- requeue: jobs that go on, at once or later, fenced by their leases
 with input as materialized (
     select * from unnest($2::bigint[], $3::bigint[], $4::text[], $5::bytea[], $6::text[],
-            $7::bigint[], $8::smallint[], $9::bytea[], $10::int[])
-        as u (id, token, step, state, error, delay_us, tries, progress, lane)
+            $7::bigint[], $8::smallint[], $9::bytea[], $10::int[], $11::int[])
+        as u (id, token, step, state, error, delay_us, tries, progress, lane, ran)
     where (select expires_at > fw.now_() from fw.worker where id = $1)
 ), fenced as (
     delete from fw.lease l using input i
     where l.id = i.id and l.worker = $1 and l.token = i.token
-    returning l.id
+    returning l.id, l.claimed_at
 ), going as (
     update fw.job j set step = coalesce(i.step, j.step), state = coalesce(i.state, j.state),
         error = i.error, progress = coalesce(i.progress, j.progress),
         timed_out = j.timed_out and i.tries >= 0,
         attempt = case when i.tries < 0 then 0 else j.attempt + i.tries end,
         names = case when i.tries < 0 then null else j.names end,
-        status = case when i.delay_us > 0 then 's' else 'r' end, lane = coalesce(i.lane, j.lane)
+        status = case when i.delay_us > 0 then 's' else 'r' end, lane = coalesce(i.lane, j.lane),
+        runs = j.runs + i.ran
     from input i
     where j.id = any(array(select id from fenced)) and j.id = i.id and not j.cancelling
-    returning j.id, j.lane, j.priority, j.pkey, j.strict, i.delay_us
+    returning j.id, j.lane, j.priority, j.pkey, j.strict, i.delay_us, j.runs
 ), queued as (
     insert into fw.ready (lane, id, priority, pkey, strict, since)
     select lane, id, priority, pkey, strict, fw.now_() from going where delay_us = 0
@@ -326,7 +363,49 @@ with input as materialized (
     insert into fw.timer (id, due)
     select id, fw.now_() + delay_us * interval '1 microsecond' from going where delay_us > 0
 )
-select f.id, g.lane, g.delay_us from fenced f left join going g on g.id = f.id
+select f.id, g.lane, g.delay_us, g.runs, f.claimed_at
+from fenced f left join going g on g.id = f.id
+
+-- count_runs: jobs of which a run has ended, though they end for another reason
+update fw.job set runs = runs + 1 where id = any($1::bigint[]) returning id, runs
+
+-- keep_attempts: attempts of which there is something to tell; the oldest of each job make room
+with given as materialized (
+    select * from unnest($1::bigint[], $2::int[], $3::text[], $4::bigint[], $5::timestamptz[],
+            $6::text[], $7::text[], $8::bytea[])
+        as u (job, number, step, worker, started_at, fate, error, log)
+), room as (
+    delete from fw.attempt a using given g
+    where a.job = any($1::bigint[]) and a.job = g.job and a.number < (
+        select b.number from fw.attempt b where b.job = g.job
+        order by b.number desc offset {spare} limit 1)
+)
+insert into fw.attempt (job, number, step, worker, started_at, ended_at, fate, error, log)
+select job, number, step, worker, started_at, fw.now_(), fate, error, log from given
+on conflict (job, number) do update set step = excluded.step, worker = excluded.worker,
+    started_at = excluded.started_at, ended_at = excluded.ended_at, fate = excluded.fate,
+    error = excluded.error, log = excluded.log
+
+-- attempts: those of a job that are kept
+select number, step, worker, started_at, ended_at, fate, error,
+    coalesce(octet_length(log), 0) as log_bytes
+from fw.attempt where job = $1 order by number
+
+-- attempt_log: what an attempt logged
+select log from fw.attempt where job = $1 and number = $2
+
+-- forget_attempts: of the first jobs above $1 that have some, those that are gone; how far it looked
+with head as materialized (
+    select job from fw.attempt where job > $1 order by job limit $2
+), gone as (
+    delete from fw.attempt where job = any(array(
+        select h.job from head h
+        where not exists (select 1 from fw.job j where j.id = h.job)
+            and not exists (select 1 from fw.history e where e.id = h.job)
+    ))
+    returning job
+)
+select (select max(job) from head), (select count(*) from gone)
 
 -- set_aside: jobs like one that a worker did not know, from the heads of its lanes to those of $6
 with head as materialized (
@@ -365,16 +444,17 @@ select distinct lane from queued
 with fenced as (
     delete from fw.lease where id = $2 and worker = $1 and token = $3
         and (select expires_at > fw.now_() from fw.worker where id = $1)
-    returning id
+    returning id, claimed_at
 )
-select cancelling from fw.job where id = (select id from fenced) for no key update
+select cancelling, (select claimed_at from fenced) as claimed_at
+from fw.job where id = (select id from fenced) for no key update
 
 -- park: one job waits
 update fw.job set step = $2, state = coalesce($3, state), error = $4,
     progress = coalesce($5, progress), timed_out = false, attempt = 0, status = 'w', names = $6,
-    spawned = spawned or $7, lane = coalesce($8, lane)
+    spawned = spawned or $7, lane = coalesce($8, lane), runs = runs + 1
 where id = $1
-returning exists (select 1 from fw.job c where c.parent = $1 and c.notify is null)
+returning exists (select 1 from fw.job c where c.parent = $1 and c.notify is null) as awaits, runs
 
 -- set_timer: when a job that waits stops waiting
 insert into fw.timer (id, due) values ($1, fw.now_() + $2::bigint * interval '1 microsecond')
@@ -517,12 +597,13 @@ with lost as (
     select id from fw.lease where worker = any($1::bigint[]) order by id limit $2
     for update skip locked
 ), freed as (
-    delete from fw.lease where id = any(array(select id from lost)) returning id
+    delete from fw.lease where id = any(array(select id from lost))
+    returning id, worker, claimed_at
 )
-update fw.job set crashes = crashes + 1, status = 'r'
-where id = any(array(select id from freed))
-returning id, pkey, cancelling, kind, attempt + crashes as tries,
-    {dies} as dies
+update fw.job j set crashes = crashes + 1, status = 'r', runs = runs + 1
+from freed f where j.id = any(array(select id from freed)) and j.id = f.id
+returning j.id, pkey, cancelling, kind, attempt + crashes as tries,
+    {dies} as dies, runs, step, f.worker, f.claimed_at
 
 -- bury_workers: lost workers that hold nothing any more
 delete from fw.worker w where id = any($1::bigint[])
@@ -607,9 +688,10 @@ with back as (
             and not exists (select 1 from fw.signal s where s.job = h.id and s.name = any(h.names))
         end as waits
 ), revived as (
-    insert into fw.job (id, lane, state, progress, enqueued_at, spawned, retries, status, names,
-        timed_out, inbox, {columns})
+    insert into fw.job (id, lane, state, progress, enqueued_at, spawned, retries, runs, status,
+        names, timed_out, inbox, {columns})
     select id, lane, state, progress, enqueued_at, true, retries + 1,
+        greatest(runs, (select max(a.number) from fw.attempt a where a.job = back.id)),
         case when waits then 'w' else 'r' end, case when not $3 then names end,
         timed_out and not $3,
         case when $3 then 0 else (select count(*) from fw.signal s where s.job = back.id) end,
@@ -636,6 +718,8 @@ with gone as (
     returning h.id
 ), unsigned as (
     delete from fw.signal where job = any(array(select id from gone))
+), untold as (
+    delete from fw.attempt where job = any(array(select id from gone))
 )
 select id from gone
 
@@ -652,7 +736,7 @@ where j.id = any($2::bigint[]) and j.id = p.id
     and exists (select 1 from fw.lease l where l.id = j.id and l.worker = $1)
 
 -- find: one job, alive
-select j.*, l.queue, l.tenant, t.due, s.worker,
+select j.*, l.queue, l.tenant, t.due, s.worker as ran_by, s.claimed_at as started_at,
     case when s.id is not null then 'x' when b.id is not null then 'b' else j.status end as shown
 from fw.job j join fw.lane l on l.id = j.lane
     left join fw.timer t on t.id = j.id left join fw.lease s on s.id = j.id
@@ -661,6 +745,16 @@ where j.id = $1
 
 -- find_ended: one job, in history
 select h.*, l.queue, l.tenant from fw.history h join fw.lane l on l.id = h.lane where h.id = $1
+
+-- last_id: the highest id of a job
+select greatest((select max(id) from fw.job), (select max(id) from fw.history), 0)
+
+-- placed: the first job that has this id or a higher one, and when it was enqueued
+select id, enqueued_at from (
+    (select id, enqueued_at from fw.job where id >= $1 order by id limit 1)
+    union all
+    (select id, enqueued_at from fw.history where id >= $1 order by id limit 1)
+) as found order by id limit 1
 
 -- find_key: the job a unique key stands for
 select job from fw.unique_key k where key = $1
@@ -765,7 +859,7 @@ select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid
 where i.inhparent = 'fw.history_by_day'::regclass and c.relname ~ '^history_[0-9]{8}$' order by 1
 
 -- renew: a worker lives on, if it lives
-update fw.worker set expires_at = greatest(expires_at,
+update fw.worker set beat_at = fw.now_(), expires_at = greatest(expires_at,
     fw.now_() + $2::bigint * interval '1 microsecond')
 where id = $1 and expires_at > fw.now_() returning id
 
@@ -774,13 +868,14 @@ select id, token, claimed_at <= fw.now_() - $2::bigint * interval '1 microsecond
 from fw.lease where worker = $1
 
 -- count_lost: one crash more for claims that were begun and that we do not have, each once
-update fw.job j set crashes = j.crashes + 1
+update fw.job j set crashes = j.crashes + 1, runs = j.runs + 1
 from unnest($2::bigint[], $3::bigint[], $4::text[], $5::int[], $6::int[])
     as i (id, token, step, attempt, crashes)
 where j.id = any($2::bigint[]) and j.id = i.id
     and (j.step, j.attempt, j.crashes) = (i.step, i.attempt, i.crashes)
     and not exists (
         select 1 from fw.lease l where l.id = i.id and l.worker = $1 and l.token = i.token)
+returning j.id, j.runs, j.step, fw.now_() as at
 
 -- give_back: leases whose holder knows nothing of them
 with freed as (

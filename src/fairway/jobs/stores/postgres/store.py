@@ -11,10 +11,22 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 from fairway.errors import FairwayError, Invalid, InvalidConfig
+from fairway.jobs.attempts import CLAIM_LOST, AttemptFate, JobAttempt, attempts_of
 from fairway.jobs.job import Fate, QueueState, Status, distinct, lane_of
 from fairway.jobs.limits import stored_limits
-from fairway.jobs.moves import Facts, cancelled
+from fairway.jobs.moves import Facts, QueueFacts, Surroundings, cancelled, why_waits
+from fairway.jobs.presence import (
+    KindState,
+    WorkerState,
+    kind_state,
+    kinds_column,
+    kinds_in,
+    queues_column,
+    queues_in,
+    schemas_of,
+)
 from fairway.jobs.store import (
+    NO_OFFER,
     Cancelled,
     Cursor,
     Delivered,
@@ -22,9 +34,10 @@ from fairway.jobs.store import (
     Exchanged,
     retry_order,
 )
-from fairway.jobs.stores.postgres.browsing import browsing, job_of
+from fairway.jobs.stores.postgres.attempts import EndedAttempt, attempt_of, keep_attempts
+from fairway.jobs.stores.postgres.browsing import browsing, job_of, span
 from fairway.jobs.stores.postgres.claiming import PostgresClaiming, by_id, put_off
-from fairway.jobs.stores.postgres.columns import us
+from fairway.jobs.stores.postgres.columns import ns, us
 from fairway.jobs.stores.postgres.connections import Connections
 from fairway.jobs.stores.postgres.heartbeat import PostgresHeart
 from fairway.jobs.stores.postgres.intake import PostgresIntake, alike
@@ -51,6 +64,8 @@ if TYPE_CHECKING:
         Reaped,
         Settlement,
     )
+    from fairway.jobs.moves import WaitReason
+    from fairway.jobs.presence import Offer
     from fairway.jobs.store import Promoted, Want
     from fairway.jobs.stores.postgres.connections import Connection
 
@@ -183,10 +198,15 @@ class PostgresStore:
 
     # Workers
 
-    async def register(self, name: str, ttl_ns: int) -> int:
-        async with self._connections.connection() as connection:
-            id: int = await connection.fetchval(self._sql["register"], name, us(ttl_ns))
-            return id
+    async def register(self, name: str, ttl_ns: int, offer: Offer = NO_OFFER) -> int:
+        known = schemas_of(offer)
+        rows = await self._connections.change(
+            "register",
+            *(name, us(ttl_ns), queues_column(offer), kinds_column(offer)),
+            *([one[at] for one in known] for at in range(3)),
+        )
+        id: int = rows[0]["id"]
+        return id
 
     async def unregister(self, worker: int) -> None:
         async with self._connections.connection() as connection:
@@ -194,7 +214,7 @@ class PostgresStore:
 
     async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
         async def count(connection: Connection) -> None:
-            await connection.execute(
+            rows = await connection.fetch(
                 self._sql["count_lost"],
                 worker,
                 [one.id for one in claims],
@@ -203,8 +223,14 @@ class PostgresStore:
                 [one.attempt for one in claims],
                 [one.crashes for one in claims],
             )
+            fate = AttemptFate.LOST.value
+            lost = [
+                EndedAttempt(id, runs, step, worker, at, fate, CLAIM_LOST, None)
+                for id, runs, step, at in rows
+            ]
+            await keep_attempts(connection, self._sql, lost)
 
-        await self._connections.statement(count)
+        await self._connections.transaction(count)
 
     def heart(self) -> PostgresHeart:
         return PostgresHeart(self._dsn, self._sql, gave_back=self._low_water.clear)
@@ -313,6 +339,7 @@ class PostgresStore:
                 and one.state is None
                 and one.progress is None
                 and one.error is None
+                and not one.log
                 and one.claim.partition_key is None
                 and one.claim.parent is None
                 for one in settlements
@@ -488,10 +515,71 @@ class PostgresStore:
         return await self.find(rows[0]["job"]) if rows else None
 
     async def browse(self, filter: Filter) -> list[Job]:
-        text, args = browsing(filter)
         async with self._connections.connection(sent=False) as connection:
+            ids = await span(connection, self._sql, filter)
+            text, args = browsing(filter, ids)
             rows = await connection.fetch(in_schema(text, self._connections.schema), *args)
         return [job_of(row) for row in rows]
+
+    async def attempts(self, id: int) -> list[JobAttempt]:
+        job = await self.find(id)
+        if job is None:
+            return []
+        kept = await self._connections.fetch("attempts", id)  # after: one may have ended meanwhile
+        return attempts_of(job, [attempt_of(row) for row in kept])
+
+    async def attempt_log(self, id: int, number: int) -> bytes | None:
+        rows = await self._connections.fetch("attempt_log", id, number)
+        log: bytes | None = rows[0]["log"] if rows else None
+        return log
+
+    async def why_waits(self, id: int) -> WaitReason | None:
+        job = await self.find(id)
+        if job is None:
+            return None
+        (around,) = await self._connections.fetch("around", id) or [None]
+        if around is None:  # it has ended, now or before
+            return None
+        limits = await self._connections.fetch("limits_seen", [job.queue, "*"])
+        names = [row["name"] for row in limits if row["concurrency"] is not None]
+        running = dict(await self._connections.fetch("running", names)) if names else {}
+        queues = []
+        for name, concurrency, rate, burst, tokens, since_us in limits:
+            known = stored_limits(name, concurrency, rate, burst)
+            queues.append(QueueFacts(name, known, running.get(name, 0), tokens, since_us * 1000))
+        return why_waits(
+            job,
+            Surroundings(
+                paused=around["paused"],
+                queues=queues,
+                holder=around["holder"],
+                children=around["children"],
+                workers=await self.workers(),
+            ),
+        )
+
+    async def workers(self) -> list[WorkerState]:
+        return [
+            WorkerState(
+                id=row["id"],
+                name=row["name"],
+                alive=row["alive"],
+                started_wall_ns=ns(row["started_at"]),
+                beat_wall_ns=None if row["beat_at"] is None else ns(row["beat_at"]),
+                expires_wall_ns=ns(row["expires_at"]),
+                running=row["running"],
+                queues=queues_in(row["queues"]),
+                kinds=kinds_in(row["kinds"]),
+            )
+            for row in await self._connections.fetch("workers")
+        ]
+
+    async def kinds(self) -> list[KindState]:
+        workers = await self.workers()
+        return [
+            kind_state(name, version, schema, ns(seen_at), workers)
+            for name, version, schema, seen_at in await self._connections.fetch("kinds")
+        ]
 
     async def queues(self) -> list[QueueState]:
         return [

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fairway.core.priority import Band
+from fairway.jobs.attempts import WORKER_DIED, AttemptFate
 from fairway.jobs.job import Died, Lane, Reaped, Status
 from fairway.jobs.store import Promoted
+from fairway.jobs.stores.postgres.attempts import EndedAttempt, keep_attempts
 from fairway.jobs.stores.postgres.columns import us
 from fairway.jobs.stores.postgres.history import History
 
@@ -60,6 +62,20 @@ class PostgresUpkeep:
             if not workers:
                 return 0, 0, [], set()
             rows = await connection.fetch(self._sql["take_over"], workers, limit)
+            lost = [
+                EndedAttempt(
+                    row["id"],
+                    row["runs"],
+                    row["step"],
+                    row["worker"],
+                    row["claimed_at"],
+                    AttemptFate.LOST.value,
+                    WORKER_DIED,
+                    None,
+                )
+                for row in rows
+            ]
+            await keep_attempts(connection, self._sql, lost)
             cancelled = [row["id"] for row in rows if row["cancelling"]]
             rest = [row for row in rows if not row["cancelling"]]
             dead = [row["id"] for row in rest if row["dies"]]
@@ -109,6 +125,7 @@ class PostgresUpkeep:
     ) -> int:
         gone = await self._history.prune(older_than_ns, failed_ns, exact=exact)
         await self._connections.change("forget_signals")
+        await self._history.forget_attempts(exact=exact)
         if dedup_older_than_ns is not None:
             async with self._connections.connection() as connection:
                 await connection.execute(self._sql["forget_signal_keys"], us(dedup_older_than_ns))

@@ -188,6 +188,8 @@ def size_of_settlements(settlements: Sequence[Settlement]) -> int:
             size += len(one.result)
         if one.state is not None:
             size += len(one.state)
+        if one.log is not None:
+            size += len(one.log)
         if one.children:
             size += size_of_jobs(one.children)
     return size

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from fairway.jobs.job import Lane, Limits
     from fairway.jobs.store import Want
+    from fairway.jobs.stores.sqlite.schema import Sql
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
 ALL_QUEUES = "*"
@@ -214,7 +215,9 @@ class SqliteClaiming:
         ).fetchone()
         limits = stored_limits(name, concurrency, rate, burst)
         one = QueueAllowance(number, bool(paused), limits, tokens, refilled_ns)
-        running = self._running(name, number) if concurrency is not None else 0
+        running = 0
+        if concurrency is not None:
+            running = running_jobs(transaction.connection, name, number)
         may = allowance(limits, running, tokens, transaction.now_ns - refilled_ns)
         one.left, one.tokens, one.wait_ns = may
         if rate is not None:
@@ -223,15 +226,16 @@ class SqliteClaiming:
             one.changed = one.tokens != tokens or tokens != burst
         return one
 
-    def _running(self, name: str, number: int) -> int:
-        execute = self._transaction.connection.execute
-        running = "SELECT count(*) FROM lease"
-        if name == ALL_QUEUES:
-            (count,) = execute(running).fetchone()
-        else:
-            where = "WHERE lane >= ? AND lane < ?"
-            (count,) = execute(f"{running} {where}", lanes_of(number)).fetchone()
-        return int(count)
+
+def running_jobs(connection: Sql, name: str, number: int) -> int:
+    """How many jobs of a queue run, or of all of them."""
+    running = "SELECT count(*) FROM lease"
+    if name == ALL_QUEUES:
+        (count,) = connection.execute(running).fetchone()
+    else:
+        where = "WHERE lane >= ? AND lane < ?"
+        (count,) = connection.execute(f"{running} {where}", lanes_of(number)).fetchone()
+    return int(count)
 
 
 def probe(transaction: Transaction, queues: Collection[str]) -> dict[str, list[Lane]]:

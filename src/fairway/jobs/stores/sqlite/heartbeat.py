@@ -72,8 +72,8 @@ def _beat(
     if not transaction.alive(worker):
         return Beat(alive=False)
     transaction.connection.execute(
-        "UPDATE worker SET until_ns = max(until_ns, ?) WHERE id = ?",
-        (transaction.now_ns + ttl_ns, worker),
+        "UPDATE worker SET until_ns = max(until_ns, ?), beat_ns = ? WHERE id = ?",
+        (transaction.now_ns + ttl_ns, transaction.now_ns, worker),
     )
     cancel: dict[int, str] = {}
     released = 0

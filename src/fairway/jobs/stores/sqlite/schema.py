@@ -196,7 +196,44 @@ ALTER TABLE job ADD COLUMN waited_until_ns INTEGER;
 """
 """What a job waited for when it ended badly, to be taken up by a retry; 0 without a timer."""
 
-MIGRATIONS: Final = (FIRST, SECOND, THIRD, FOURTH, FIFTH)
+TRACE_ID: Final = "substr(trace, 4, 32)"
+"""Of a `traceparent`, what all jobs of a trace share; as its index has it."""
+
+SIXTH = f"""
+ALTER TABLE job ADD COLUMN runs INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE job ADD COLUMN ran_by INTEGER;
+ALTER TABLE job ADD COLUMN started_ns INTEGER;
+UPDATE job SET runs = attempt + crashes WHERE attempt + crashes > 0;
+UPDATE unique_key SET orphaned = 1 WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.id = unique_key.job);
+CREATE INDEX job_trace ON job ({TRACE_ID}) WHERE trace IS NOT NULL;
+CREATE TABLE attempt (
+    job INTEGER NOT NULL,
+    number INTEGER NOT NULL,
+    step TEXT NOT NULL,
+    worker INTEGER NOT NULL,
+    started_ns INTEGER NOT NULL,
+    ended_ns INTEGER NOT NULL,
+    fate TEXT NOT NULL,
+    error TEXT,
+    log BLOB,
+    PRIMARY KEY (job, number)
+) STRICT;
+CREATE TABLE kind (
+    name TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    schema BLOB,
+    seen_ns INTEGER NOT NULL,
+    PRIMARY KEY (name, version)
+) STRICT, WITHOUT ROWID;
+ALTER TABLE worker ADD COLUMN started_ns INTEGER;
+ALTER TABLE worker ADD COLUMN beat_ns INTEGER;
+ALTER TABLE worker ADD COLUMN queues TEXT;
+ALTER TABLE worker ADD COLUMN kinds TEXT;
+"""
+"""What is told of attempts, of workers and of what they know. Attempts of earlier formats are
+counted, as far as the job knew of them, and not told."""
+
+MIGRATIONS: Final = (FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)
 """The n-th of them brings a file from version n to n + 1."""
 
 # A lane is a number: the queue, the tenant, the band. So the lanes of a queue lie side by side, and

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import json
 
 from fairway.core.priority import Band
+from fairway.jobs.attempts import attempt_fate, is_kept, kept_error, kept_log
 from fairway.jobs.job import ASIDE_MAX, Lane, Status, lane_of
 from fairway.jobs.moves import LIKE, like, settled
 from fairway.jobs.store import Ended
@@ -19,6 +20,7 @@ from fairway.jobs.stores.sqlite.intake import intake_of
 from fairway.jobs.stores.sqlite.schema import BAND_MASK, CODES, DONE, IS_READY, SCHEDULED
 from fairway.jobs.stores.sqlite.transaction import (
     BECOME_READY,
+    FORGET_ATTEMPTS,
     WHY,
     names_column,
     numbers,
@@ -46,10 +48,21 @@ SELECT json_group_array(json_array(
 # change a status is not: that is done for many at once.
 LEFT = "state = coalesce(?, state), progress = coalesce(?, progress), result = ?, error = ?"
 LEAVE = f"UPDATE job SET {LEFT} WHERE id = ?"
+# Who ran it last, and since when: a job that is done has no other note of that run.
+RAN_BY = """
+    (ran_by, started_ns) = (SELECT worker, claimed_ns FROM lease WHERE lease.job = job.id)
+"""
 MANY_END = f"""
 UPDATE job SET {LEFT}, status = ?5, since_ns = ?6, due_ns = NULL, cancelling = 0,
-    names = iif(?5 = {DONE}, NULL, names)
-WHERE id IN carray(?7)
+    names = iif(?5 = {DONE}, NULL, names), runs = runs + ?7, {RAN_BY}
+WHERE id IN carray(?8)
+"""
+LEAVE_ALONE = f"UPDATE job SET {LEFT}, runs = runs + ?, {RAN_BY} WHERE id = ?"
+KEEP_ATTEMPT = """
+INSERT OR REPLACE INTO attempt
+    (job, number, step, worker, started_ns, ended_ns, fate, error, log)
+SELECT job.id, runs, ?2, worker, claimed_ns, ?3, ?4, ?5, ?6
+FROM job JOIN lease ON lease.job = job.id WHERE job.id = ?1
 """
 MANY_RELEASE = f"UPDATE job SET {LEFT}, {BECOME_READY} WHERE id IN carray(?)"
 MANY_ASIDE = f"""
@@ -63,16 +76,17 @@ WHERE id IN (SELECT id FROM job WHERE {IS_READY} AND lane = ?1 ORDER BY id LIMIT
     AND {ALIKE}
 """
 MANY_NEXT = f"""
-UPDATE job SET {LEFT}, step = ?, timed_out = 0, attempt = 0, names = NULL, {BECOME_READY}
+UPDATE job SET {LEFT}, step = ?, timed_out = 0, attempt = 0, names = NULL, runs = runs + 1,
+    {BECOME_READY}
 WHERE id IN carray(?)
 """
 MANY_AGAIN = f"""
-UPDATE job SET {LEFT}, step = ?, attempt = attempt + ?, {BECOME_READY}
+UPDATE job SET {LEFT}, step = ?, attempt = attempt + ?, runs = runs + ?, {BECOME_READY}
 WHERE id IN carray(?)
 """
 # Each has a time of its own, which is in an index: the times come along as JSON.
 MANY_LATER = f"""
-UPDATE job SET {LEFT}, step = ?, attempt = attempt + ?, status = {SCHEDULED},
+UPDATE job SET {LEFT}, step = ?, attempt = attempt + ?, runs = runs + ?, status = {SCHEDULED},
     due_ns = one.value ->> 1
 FROM json_each(?) AS one WHERE job.id = one.value ->> 0
 """
@@ -117,6 +131,7 @@ class SqliteSettling:
         self._keyed: list[int] = []
         self._parents: set[int] = set()  # of those that end
         self._aside: dict[object, Settlement] = {}  # what nobody here knows, one of each
+        self._attempts: list[tuple[object, ...]] = []  # those to keep
 
     def settle(self, worker: int, settlements: Sequence[Settlement]) -> None:
         """Settle what a worker whose lease stands has to tell."""
@@ -134,6 +149,8 @@ class SqliteSettling:
             ours.append(claim.id)
             self._settle(settlement, found)
         self._flush()
+        if self._attempts:
+            self._keep_attempts()
         if ours:
             self._transaction.let_go(ours)
         for settlement in self._aside.values():
@@ -155,6 +172,9 @@ class SqliteSettling:
             left = Left(error=reason)
         elif consumed := settlement.consumed:
             self._consume(id, consumed)
+        done = move.to is Status.DONE
+        if not done or settlement.log:
+            self._note_attempt(settlement, move, left.error)
         if move.ends:
             self.ended.append(Ended(id, move.to, left.result, left.error))
         way = self._way(settlement, move)
@@ -162,7 +182,7 @@ class SqliteSettling:
             self._flush()
             self._settle_alone(settlement, move, left)
             return
-        if move.to is Status.DONE:
+        if done:
             self._done.append(id)
         if move.ends and parent is not None:
             self._parents.add(parent)
@@ -174,15 +194,15 @@ class SqliteSettling:
         """The statement for all that go this way, and its values; None if it goes alone."""
         now_ns = self._transaction.now_ns
         if move.ends:
-            return (MANY_END, CODES[move.to], now_ns)
+            return (MANY_END, CODES[move.to], now_ns, move.counts or settlement.is_run)
         if move.begins:
             alone = move.to is Status.WAITING or settlement.children or settlement.skill is not None
             return None if alone else (MANY_NEXT, settlement.step, now_ns)
         if move.to is Status.SCHEDULED:
             self._due[settlement.claim.id] = now_ns + settlement.delay_ns
-            return (MANY_LATER, settlement.step, move.tries)
+            return (MANY_LATER, settlement.step, move.tries, int(settlement.is_run))
         if move.steps:
-            return (MANY_AGAIN, settlement.step, move.tries, now_ns)
+            return (MANY_AGAIN, settlement.step, move.tries, int(settlement.is_run), now_ns)
         if settlement.skill is not None:
             lane = self._transaction.names.number(_lane(settlement.claim, settlement.skill))
             if settlement.skill:
@@ -235,7 +255,7 @@ class SqliteSettling:
     def _settle_alone(self, settlement: Settlement, move: Move, left: Left) -> None:
         transaction, id = self._transaction, settlement.claim.id
         execute = transaction.connection.execute
-        execute(LEAVE, (*left, id))
+        execute(LEAVE_ALONE, (*left, int(settlement.is_run), id))
         if move.ends:
             transaction.end(id, move.to, left.result, left.error)
             return
@@ -253,6 +273,22 @@ class SqliteSettling:
             transaction.park(id, key, move.to, settlement.delay_ns or None)
         else:
             transaction.give_back(id, key)
+
+    def _note_attempt(self, settlement: Settlement, move: Move, error: str | None) -> None:
+        """Remember an attempt that is to be kept, until its job has counted it."""
+        fate = attempt_fate(settlement, counts=move.counts)
+        if fate is not None and is_kept(fate, settlement.log):
+            claim, log = settlement.claim, kept_log(settlement.log)
+            now_ns = self._transaction.now_ns
+            self._attempts.append(
+                (claim.id, claim.step, now_ns, fate.value, kept_error(error), log)
+            )
+
+    def _keep_attempts(self) -> None:
+        """Keep those of which there is something to tell; their jobs have counted them."""
+        connection = self._transaction.connection
+        connection.executemany(KEEP_ATTEMPT, self._attempts)
+        connection.executemany(FORGET_ATTEMPTS, [(job,) for job, *_ in self._attempts])
 
     def _consume(self, id: int, signals: Collection[int]) -> None:
         """A step has dealt with these; their dedup keys stand on."""

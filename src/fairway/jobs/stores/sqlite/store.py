@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fairway.errors import Closing, InvalidConfig
 from fairway.jobs.job import NO_TENANT, Status, distinct
 from fairway.jobs.moves import Facts, cancelled, may_be_retried, reason_to_end, retried
-from fairway.jobs.store import Cancelled, Delivered, Exchanged, retry_order
+from fairway.jobs.store import NO_OFFER, Cancelled, Delivered, Exchanged, retry_order
 from fairway.jobs.stores.sqlite import claiming, upkeep
 from fairway.jobs.stores.sqlite.browsing import SqliteReader
 from fairway.jobs.stores.sqlite.calls import (
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
+    from fairway.jobs.attempts import JobAttempt
     from fairway.jobs.job import (
         Claim,
         Enqueued,
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
         Reaped,
         Settlement,
     )
+    from fairway.jobs.moves import WaitReason
+    from fairway.jobs.presence import KindState, Offer, WorkerState
     from fairway.jobs.store import Cursor, Promoted, Want
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
@@ -187,15 +190,12 @@ class SqliteStore:
 
     # Workers
 
-    async def register(self, name: str, ttl_ns: int) -> int:
-        def register(transaction: Transaction) -> int:
-            transaction.connection.execute(
-                "INSERT INTO worker (name, until_ns) VALUES (?, ?)",
-                (name, transaction.now_ns + ttl_ns),
-            )
-            return transaction.connection.last_insert_rowid()
-
-        return await self._write.run(register, Caller(WORKER), durable=False)
+    async def register(self, name: str, ttl_ns: int, offer: Offer = NO_OFFER) -> int:
+        return await self._write.run(
+            partial(upkeep.register, name=name, ttl_ns=ttl_ns, offer=offer),
+            Caller(WORKER),
+            durable=False,
+        )
 
     async def unregister(self, worker: int) -> None:
         await self._write.run(
@@ -203,16 +203,7 @@ class SqliteStore:
         )
 
     async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
-        rows = [(one.id, one.step, one.attempt, one.crashes, worker, one.token) for one in claims]
-
-        def count(transaction: Transaction) -> None:
-            transaction.connection.executemany(
-                f"UPDATE job SET crashes = crashes + 1 WHERE id = ? AND {UNFINISHED}"
-                " AND step = ? AND attempt = ? AND crashes = ? AND NOT EXISTS"
-                " (SELECT 1 FROM lease WHERE job = id AND worker = ? AND token = ?)",
-                rows,
-            )
-
+        count = partial(upkeep.count_lost, worker=worker, claims=claims)
         await self._write.run(count, Caller(WORKER, worker), durable=True)
 
     def heart(self) -> SqliteHeart:
@@ -368,6 +359,21 @@ class SqliteStore:
 
     async def browse(self, filter: Filter) -> list[Job]:
         return await self._read.browse(filter)
+
+    async def attempts(self, id: int) -> list[JobAttempt]:
+        return await self._read.attempts(id)
+
+    async def attempt_log(self, id: int, number: int) -> bytes | None:
+        return await self._read.attempt_log(id, number)
+
+    async def why_waits(self, id: int) -> WaitReason | None:
+        return await self._read.why_waits(id)
+
+    async def workers(self) -> list[WorkerState]:
+        return await self._read.workers()
+
+    async def kinds(self) -> list[KindState]:
+        return await self._read.kinds()
 
     async def queues(self) -> list[QueueState]:
         return await self._read.queues()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import apsw
 from msgspec import json
 
+from fairway.jobs.attempts import ATTEMPTS_MAX
 from fairway.jobs.job import Status, ending
 from fairway.jobs.moves import Facts, child_ended, key_is_free, signalled, still_waits, where
 from fairway.jobs.store import Delivered
@@ -68,6 +69,13 @@ AWAITED = f"""EXISTS (
     AND child.{UNFINISHED}
 )"""
 WAITS = f"SELECT id, status, names, {AWAITED} FROM job WHERE id IN carray(?)"
+
+FORGET_ATTEMPTS = f"""
+DELETE FROM attempt WHERE job = ?1 AND number <= (
+    SELECT number FROM attempt WHERE job = ?1 ORDER BY number DESC LIMIT 1 OFFSET {ATTEMPTS_MAX}
+)
+"""
+"""Of one job, all but the last."""
 
 # What a unique key stands for: its job is unfinished, or its window is.
 KEYED = f"""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.core.priority import Band
+from fairway.jobs.attempts import CLAIM_LOST, WORKER_DIED, AttemptFate
 from fairway.jobs.job import Died, Reaped, Status
 from fairway.jobs.moves import TRIES, TRIES_MAX, Facts, death_error, may_be_discarded, worker_died
+from fairway.jobs.presence import kinds_column, queues_column, schemas_of
 from fairway.jobs.store import Promoted
 from fairway.jobs.stores.sqlite.claiming import ready_lanes
 from fairway.jobs.stores.sqlite.schema import (
@@ -24,12 +26,18 @@ from fairway.jobs.stores.sqlite.schema import (
     UNHAPPY,
     WAITING,
 )
-from fairway.jobs.stores.sqlite.transaction import BECOME_READY, REASON, numbers
+from fairway.jobs.stores.sqlite.transaction import (
+    BECOME_READY,
+    FORGET_ATTEMPTS,
+    REASON,
+    numbers,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
-    from fairway.jobs.job import Lane
+    from fairway.jobs.job import Claim, Lane
+    from fairway.jobs.presence import Offer
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
 PRUNE_CHUNK = 1_000
@@ -42,6 +50,18 @@ TRIED = (*TRIES, *TRIES_MAX)
 LEASED = f"""
 SELECT id, kind, partition_key, {REASON}, {", ".join(TRIED)}
 FROM lease JOIN job ON id = job WHERE worker = ? ORDER BY job LIMIT ?
+"""
+LOST = """
+INSERT OR REPLACE INTO attempt
+    (job, number, step, worker, started_ns, ended_ns, fate, error)
+SELECT job.id, runs, step, worker, claimed_ns, ?1, ?2, ?3
+FROM job JOIN lease ON lease.job = job.id WHERE job.id IN carray(?4)
+"""
+COUNT_LOST = f"""
+UPDATE job SET crashes = crashes + 1, runs = runs + 1 WHERE id = ? AND {UNFINISHED}
+AND step = ? AND attempt = ? AND crashes = ? AND NOT EXISTS (
+    SELECT 1 FROM lease WHERE job = id AND worker = ? AND token = ?
+) RETURNING runs
 """
 FORGET = """
 DELETE FROM worker WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM lease WHERE worker = ?1)
@@ -124,7 +144,9 @@ def reap(transaction: Transaction, limit: int) -> Reaped:
         rows = connection.execute(LEASED, (worker, limit)).fetchall()
         limit -= len(rows)
         if rows:
-            transaction.let_go([id for id, *_ in rows])
+            ids = [id for id, *_ in rows]
+            keep_lost(transaction, ids)
+            transaction.let_go(ids)
         for id, kind, key, reason, *tried in rows:
             before = Facts(Status.RUNNING, reason=reason, **dict(zip(TRIED, tried, strict=True)))
             crashes = before.crashes + 1
@@ -142,6 +164,46 @@ def reap(transaction: Transaction, limit: int) -> Reaped:
         connection.execute(FORGET, (worker,))
     lanes = frozenset(transaction.ready_lanes(returned)) if returned else frozenset()
     return Reaped(len(lost), len(returned), len(died), lanes, tuple(sorted(died)))
+
+
+def register(transaction: Transaction, name: str, ttl_ns: int, offer: Offer) -> int:
+    connection, now_ns = transaction.connection, transaction.now_ns
+    connection.execute(
+        "INSERT INTO worker (name, until_ns, started_ns, beat_ns, queues, kinds)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        (name, now_ns + ttl_ns, now_ns, now_ns, queues_column(offer), kinds_column(offer)),
+    )
+    worker = connection.last_insert_rowid()
+    connection.executemany(
+        "INSERT OR REPLACE INTO kind (name, version, schema, seen_ns) VALUES (?, ?, ?, ?)",
+        [(*one, now_ns) for one in schemas_of(offer)],
+    )
+    return worker
+
+
+def keep_lost(transaction: Transaction, jobs: Collection[int]) -> None:
+    """The worker of these died: an attempt of each has ended. They still have their leases."""
+    execute = transaction.connection.execute
+    execute("UPDATE job SET runs = runs + 1 WHERE id IN carray(?)", (numbers(jobs),))
+    execute(LOST, (transaction.now_ns, AttemptFate.LOST.value, WORKER_DIED, numbers(jobs)))
+    transaction.connection.executemany(FORGET_ATTEMPTS, [(job,) for job in jobs])
+
+
+def count_lost(transaction: Transaction, worker: int, claims: Sequence[Claim]) -> None:
+    """See `JobStore`."""
+    now_ns, fate = transaction.now_ns, AttemptFate.LOST.value
+    for one in claims:
+        found = transaction.connection.execute(
+            COUNT_LOST, (one.id, one.step, one.attempt, one.crashes, worker, one.token)
+        ).fetchall()
+        for (number,) in found:
+            transaction.connection.execute(
+                "INSERT OR REPLACE INTO attempt"
+                " (job, number, step, worker, started_ns, ended_ns, fate, error)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (one.id, number, one.step, worker, now_ns, now_ns, fate, CLAIM_LOST),
+            )
+            transaction.connection.execute(FORGET_ATTEMPTS, (one.id,))
 
 
 def dismiss(transaction: Transaction, worker: int) -> None:
@@ -193,7 +255,7 @@ def forget(transaction: Transaction, jobs: Collection[int]) -> None:
     """
     execute, ids = transaction.connection.execute, numbers(jobs)
     execute(ORPHAN, (ids,))
-    for table in ("signal", "signal_key"):
+    for table in ("signal", "signal_key", "attempt"):
         execute(f"DELETE FROM {table} WHERE job IN carray(?)", (ids,))
     execute("DELETE FROM job WHERE id IN carray(?)", (ids,))
 

@@ -117,9 +117,13 @@ def _summary(job: Job) -> RunSummary:
         workflow=job.kind.removeprefix(WORKFLOW),
         status=job.status.word,  # type: ignore[arg-type]
         started_at=job.enqueued_wall_ns // MS_NS,
-        finished_at=None if job.finished_wall_ns is None else job.finished_wall_ns // MS_NS,
+        finished_at=_ms(job.finished_wall_ns),
         error=job.error,
     )
+
+
+def _ms(wall_ns: int | None) -> int | None:
+    return None if wall_ns is None else wall_ns // MS_NS
 
 
 async def get_run(host: Host, request: Request, id: str) -> Reply:
@@ -150,6 +154,8 @@ async def get_run(host: Host, request: Request, id: str) -> Reply:
                 job=child.id if child is not None else None,
                 attempt=child.attempt + child.crashes + 1 if child is not None else 0,
                 error=stand.error or (child.error if child is not None else None),
+                started_at=_ms(stand.started_wall_ns),
+                finished_at=_ms(stand.ended_wall_ns),
             )
         )
     summary = _summary(job)
