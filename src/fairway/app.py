@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, Unpack
 
+    from fairway.errors import AlreadyOwned
     from fairway.graphs.graph import GraphOptions
     from fairway.graphs.source import SourceOptions
     from fairway.jobs.context import Context
@@ -545,6 +546,11 @@ class Fairway:
     @standby.setter
     def standby(self, standby: bool) -> None:
         self._opening.standby = standby
+
+    @property
+    def when_standing_by(self) -> list[Callable[[AlreadyOwned], None]]:
+        """Told each time entering begins to wait for another process, and for which."""
+        return self._opening.when_standing_by
 
     @property
     def streams(self) -> Streams:

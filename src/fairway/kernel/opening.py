@@ -46,6 +46,8 @@ class Opening:
         """Whether another process has the log, and this one waits for it."""
         self.stood_by = False
         """Whether it was seen that another process has the log; so its place is one that works."""
+        self.when_standing_by: list[Callable[[AlreadyOwned], None]] = []
+        """Told each time it begins to wait for another process."""
         self.reserve: DiskReserve | None = None
 
     @property
@@ -88,10 +90,12 @@ class Opening:
             except AlreadyOwned as error:
                 if not self.standby:
                     raise
+                self.stands_by = self.stood_by = True
                 if not told:
                     logger.info("standing by: %s", error)
+                    for tell in list(self.when_standing_by):
+                        tell(error)
                 told = True
-                self.stands_by = self.stood_by = True
             except OSError as error:
                 if (refusal := no_place(error)) is None:
                     raise
