@@ -46,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": BASE | GROUND | {"app"} | FEATURES,
     "cli": BASE | GROUND | {"app", "server", "client"} | FEATURES,
     "client": BASE | {"core"},
-    "__main__": {"cli"},
+    "__main__": {"cli", "runtime"},
 }
 MAY_IMPORT["__init__"] = set(MAY_IMPORT) - {"cli", "server", "__main__"}  # the names users import
 MAY_IMPORT["testing"] = set(MAY_IMPORT) | {"__init__"}  # anything; and nothing imports testing

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar, cast, overload
 
@@ -44,6 +44,7 @@ from fairway.jobs.kinds import (
     wrong_text,
 )
 from fairway.jobs.part import JobsPart, store_at
+from fairway.jobs.store import Inspected
 from fairway.jobs.worker import WorkerConfig
 from fairway.kernel.kernel import Kernel
 from fairway.kernel.opening import STANDBY_NS, Opening
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, Unpack
 
+    from fairway.errors import AlreadyOwned
     from fairway.graphs.graph import GraphOptions
     from fairway.graphs.source import SourceOptions
     from fairway.jobs.context import Context
@@ -546,6 +548,11 @@ class Fairway:
         self._opening.standby = standby
 
     @property
+    def when_standing_by(self) -> list[Callable[[AlreadyOwned], None]]:
+        """Told each time entering begins to wait for another process, and for which."""
+        return self._opening.when_standing_by
+
+    @property
     def streams(self) -> Streams:
         """The Durable Streams of this app, once it is entered."""
         return self.part(Streams)
@@ -589,6 +596,8 @@ class Fairway:
         async with AsyncExitStack() as stack:
             stack.callback(self._forget_started)
             stack.enter_context(interrupts())
+            if self._opening.creates:
+                await self._inspect_jobs()
             log = await self._opening.open(stack, self._writer, self.telemetry, self.turn)
             kernel = await stack.enter_async_context(
                 Kernel(
@@ -612,6 +621,13 @@ class Fairway:
                 self._parts[type(part)] = part  # it is open for its own code as soon as it can be
                 await stack.enter_async_context(part)
             self._stack = stack.pop_all()
+
+    async def _inspect_jobs(self) -> None:
+        """Before a log is made: it would stay, if jobs that lie there already are refused later."""
+        store = self._declared_so_far().job_store
+        if isinstance(store, Inspected):
+            with suppress(TryLater):  # only busy: their part looks again, and may wait
+                await store.inspect()
 
     async def __aexit__(
         self,

@@ -16,7 +16,7 @@ import apsw
 import pytest
 
 from fairway import Fairway
-from fairway.errors import Corrupt, UnknownFormat, WriteFailed
+from fairway.errors import Corrupt, InvalidConfig, UnknownFormat, WriteFailed
 from fairway.storage.wal import Entry, Holding, Operation
 from fairway.storage.wals.rocksdb import RocksdbWal
 from fairway.storage.wals.sqlite import SqliteWal
@@ -114,11 +114,32 @@ def overwrite(jobs: Path) -> None:
     jobs.write_bytes(b"something else".ljust(4096))
 
 
+def away(jobs: Path) -> None:
+    """On a disk that is not mounted."""
+    jobs.unlink()
+    jobs.symlink_to("/nonexistent/disk/jobs.db")
+
+
+def turn_away(jobs: Path) -> None:
+    turn = jobs.with_name("jobs.db-turn")
+    turn.unlink()
+    turn.symlink_to("/nonexistent/disk/jobs.db-turn")
+
+
+def turn_taken(jobs: Path) -> None:
+    turn = jobs.with_name("jobs.db-turn")
+    turn.unlink()
+    turn.mkdir()
+
+
 JOB_DAMAGE: dict[str, Callable[[Path], None]] = {
     "cut off": cut_off,
     "missing": Path.unlink,
     "not a database": overwrite,
     "of a later release": renew,
+    "on a disk that is away": away,
+    "beside a turn that is away": turn_away,
+    "beside a turn that is no file": turn_taken,
 }
 
 
@@ -132,9 +153,45 @@ def test_an_app_that_is_refused_over_its_jobs_leaves_the_log_as_it_was(
     JOB_DAMAGE[damage](killed / "jobs.db")
     before = fingerprint(killed)
     for _ in range(2):
-        with pytest.raises((Corrupt, UnknownFormat)):
+        with pytest.raises((Corrupt, UnknownFormat, InvalidConfig)):
             asyncio.run(start(kind, killed))
         assert fingerprint(killed) == before
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_no_log_is_made_beside_jobs_that_are_refused(kind: str, tmp_path: Path) -> None:
+    with closing(apsw.Connection(str(tmp_path / "jobs.db"))) as connection:
+        connection.execute("CREATE TABLE of_somebody_else (x)")
+    before = fingerprint(tmp_path)
+    with pytest.raises(Corrupt, match="not a Fairway job store"):
+        asyncio.run(start(kind, tmp_path))
+    assert fingerprint(tmp_path) == before
+
+
+def test_a_log_that_is_removed_whole_begins_anew_beside_its_jobs(tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    asyncio.run(fill("sqlite", tmp_path / "live", killed))
+    jobs = killed / "jobs.db"
+    for path in killed.glob("shard-*"):
+        path.unlink()
+    assert asyncio.run(start("sqlite", killed)) == []
+    assert jobs.stat().st_size
+
+
+def test_what_keeps_the_reserve_from_being_made_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "reserve").mkdir()
+
+    async def scenario() -> None:
+        async with app_at("sqlite", tmp_path) as app:
+            while app.kernel.writability.trouble is None:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+    (said,) = [one.getMessage() for one in caplog.records if "read-only" in one.getMessage()]
+    assert "Is a directory" in said
+    assert "full" not in said
 
 
 STORES: dict[str, Callable[[Path], Any]] = {

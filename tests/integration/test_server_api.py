@@ -700,10 +700,22 @@ def test_a_wrong_method_is_a_405_that_names_the_right_ones(site: Site) -> None:
 def test_not_acceptable_is_a_406(site: Site) -> None:
     async def scenario(api: Api) -> None:
         await api.put("/v0/topics/accepted")
-        answer = await api.get("/v0/topics/accepted/watch", headers={"accept": "application/json"})
-        assert (answer.status, answer.code) == (406, "not_acceptable")
-        stream = await api.watch("accepted", headers={"accept": "text/event-stream"})
-        await stream.close()
+        for refused in (
+            "application/json",
+            "text/event-stream;q=0",
+            "text/event-stream; Q=0.000, */*",
+            "text/*;q=0.0, */*;q=1",
+        ):
+            answer = await api.get("/v0/topics/accepted/watch", headers={"accept": refused})
+            assert (answer.status, answer.code) == (406, "not_acceptable"), refused
+        for accepted in (
+            "text/event-stream",
+            "Text/Event-Stream;q=0.001",
+            "application/json;q=0, text/*;charset=utf-8;q=0.5",
+            "text/html;q=0, */*",
+        ):
+            stream = await api.watch("accepted", headers={"accept": accepted})
+            await stream.close()
 
     site.run(scenario(site.api))
 

@@ -46,6 +46,20 @@ def test_a_server_that_stands_by_takes_over(tmp_path: Path, how: signal.Signals)
             second.close()
 
 
+def test_a_server_that_stands_by_says_where_it_listens(tmp_path: Path) -> None:
+    with server_process(tmp_path) as first:
+        second = ServerProcess(tmp_path, "--standby")  # on any port that is free
+        try:
+            port = second.wait_standing_by().port
+            assert port not in (0, first.port)
+            answer = run(second.api.get("/readyz"))
+            assert (answer.status, answer.json["reason"]) == (503, "standing by")
+            first.kill()
+            assert second.wait_ready().port == port
+        finally:
+            second.close()
+
+
 def test_a_server_that_stands_by_says_so_on_every_path(tmp_path: Path) -> None:
     """Durable Streams too: told 404, a client would give its stream up, or make it anew."""
 

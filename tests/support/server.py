@@ -504,9 +504,17 @@ class ServerProcess:
     def wait_ready(self) -> ServerProcess:
         """Until it says where it serves, which it does once requests are served."""
         assert self._child.stdout is not None
-        line = self._child.stdout.readline().decode()
-        assert " at http" in line, f"it ended with {self._child.wait()}: {self.errors}"
+        while not (line := self._child.stdout.readline().decode()).startswith("Fairway serves "):
+            assert line, f"it ended with {self._child.wait()}: {self.errors}"
         self.port = int(line.rsplit(":", 1)[1].strip("/\n"))
+        return self
+
+    def wait_standing_by(self) -> ServerProcess:
+        """Until it says where it listens while another process has the data."""
+        assert self._child.stdout is not None
+        line = self._child.stdout.readline().decode()
+        assert line.startswith("Fairway stands by for "), f"{line}{self.errors}"
+        self.port = int(line.partition(" at http://")[2].split()[0].rsplit(":", 1)[1])
         return self
 
     @property

@@ -158,6 +158,7 @@ async def _serve(app: Fairway, settings: ServerSettings, instead_of: str) -> Non
     server = Server(app, settings)
     stop = StopSwitch()
     failure: FairwayError | None = None
+    app.when_standing_by.append(lambda _: _say_standing_by(server))
     with stop_on_signals(stop):
         async with asyncio.TaskGroup() as group:
             asides = [
@@ -179,6 +180,12 @@ async def _end_at_once(stop: StopSwitch) -> None:
     """Told twice: like a crash, which loses nothing acknowledged, whatever the disk does."""
     await stop.wait_insisted()
     os._exit(INTERRUPTED)
+
+
+def _say_standing_by(server: Server) -> None:
+    # Also what `/readyz` is asked at meanwhile: with port 0 nobody else knows.
+    place = shown_place(server.app.place)
+    click.echo(f"Fairway stands by for {place} at {server.url}    Ctrl-C stops.")
 
 
 async def _greet(server: Server, instead_of: str) -> None:

@@ -7,6 +7,7 @@ disk the log is opened in the room of the reserve, which is given up for it.
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ from fairway.runtime.clock import sleep_ns
 from fairway.storage.log import Log
 from fairway.storage.reserve import DiskReserve
 from fairway.storage.wals import directory_of, no_place, wal_at
+from fairway.storage.wals.stores import holds_a_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +46,8 @@ class Opening:
         """Whether another process has the log, and this one waits for it."""
         self.stood_by = False
         """Whether it was seen that another process has the log; so its place is one that works."""
+        self.when_standing_by: list[Callable[[AlreadyOwned], None]] = []
+        """Told each time it begins to wait for another process."""
         self.reserve: DiskReserve | None = None
 
     @property
@@ -51,6 +55,14 @@ class Opening:
         """Whether it can be opened once more after another process took the log over: it was asked
         to stand by, and its place can be opened anew (a `Wal` object is used up by then)."""
         return self.standby and (isinstance(self.place, str | Path) or callable(self.place))
+
+    @property
+    def creates(self) -> bool:
+        """Whether opening it makes a log in a directory of this machine that has none."""
+        directory = directory_of(self.place) if isinstance(self.place, str | Path) else None
+        if directory is None:
+            return False
+        return not (os.path.isdir(directory) and holds_a_log(directory))
 
     async def open(
         self,
@@ -78,10 +90,12 @@ class Opening:
             except AlreadyOwned as error:
                 if not self.standby:
                     raise
+                self.stands_by = self.stood_by = True
                 if not told:
                     logger.info("standing by: %s", error)
+                    for tell in list(self.when_standing_by):
+                        tell(error)
                 told = True
-                self.stands_by = self.stood_by = True
             except OSError as error:
                 if (refusal := no_place(error)) is None:
                     raise

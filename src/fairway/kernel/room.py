@@ -54,8 +54,15 @@ class Room:
         """Whether the reserve was given up and is not back."""
         return self._reserve is not None and self._reserve.given_up
 
+    @property
+    def lack(self) -> str:
+        """Why the reserve is not held."""
+        if self._reserve is not None and self._reserve.obstacle is not None:
+            return f"the reserve cannot be kept: {self._reserve.obstacle}"
+        return "the disk is full: there is no room for the reserve"
+
     async def keep(self) -> bool:
-        """Hold the reserve while the store works; False if the disk is full already."""
+        """Hold the reserve while the store works; False if there is a `lack` of it already."""
         return self._reserve is None or await self._pool.run(self._reserve.hold)
 
     async def is_there(self) -> bool:

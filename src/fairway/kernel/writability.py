@@ -26,7 +26,6 @@ logger = logging.getLogger("fairway.kernel")
 PROBE_NS: Final = 500_000_000
 PROBE: Final = Operation(meta={"probe": bytes(16 * 1024)})
 UNPROBE: Final = Operation(meta={"probe": None})
-NO_ROOM: Final = "the disk is full: there is no room for the reserve"
 PROBED_MAX: Final = 16
 """Failed topics that are asked again; a store in several files may work for one and not another."""
 
@@ -44,7 +43,7 @@ class Writability:
         self._failed = asyncio.Event()
         self._partitions: set[int] = set()
         if room.given_up:  # the log could not be opened beside it
-            self._stop(NO_ROOM)
+            self._stop(room.lack)
 
     def check(self) -> None:
         """Raises `ReadOnly` while the store does not work."""
@@ -73,7 +72,7 @@ class Writability:
 
     async def run(self) -> None:
         if not self._failed.is_set() and not await self._room.keep():
-            self._stop(NO_ROOM)
+            self._stop(self._room.lack)
         while True:
             await self._wait_failed()
             await self._room.give_up()

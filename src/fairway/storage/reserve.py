@@ -6,6 +6,7 @@ makes room again has room to work in; once it can be made anew, there is room fo
 
 from __future__ import annotations
 
+import errno
 import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RESERVE_BYTES: Final = 16 * 1024 * 1024
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 CHUNK: Final = 1024 * 1024
 
 
@@ -32,6 +34,8 @@ class DiskReserve:
         self.half = size // 2
         self.given_up = False
         """Whether it was released and has not been held in full since."""
+        self.obstacle: str | None = None
+        """What kept it from being held when that was tried last, if it was not a full disk."""
 
     def hold(self, share: int | None = None) -> bool:
         """Bring the reserve to `share` bytes, all of it if None. False if the disk has no room for
@@ -39,8 +43,10 @@ class DiskReserve:
         wanted = self.size if share is None else share
         try:
             held = self._extend(wanted)
-        except OSError:
+        except OSError as error:
+            self.obstacle = None if error.errno in NO_ROOM else str(error)
             return False
+        self.obstacle = None
         if held and wanted == self.size:
             self.given_up = False
         return held

@@ -35,7 +35,7 @@ def _lines(snapshot: Iterable[Series]) -> Iterator[str]:
         if isinstance(value, Distribution):
             yield from _histogram(name, series.labels, value)
         else:
-            yield f"{name}{_labels(series.labels)} {value:g}\n"
+            yield f"{name}{_labels(series.labels)} {_number(value)}\n"
 
 
 def _histogram(name: str, labels: Labels, value: Distribution) -> Iterator[str]:
@@ -43,7 +43,13 @@ def _histogram(name: str, labels: Labels, value: Distribution) -> Iterator[str]:
     for bound, count in zip((*value.bounds, "+Inf"), value.counts, strict=True):
         total += count
         yield f"{name}_bucket{_labels((*labels, ('le', str(bound))))} {total}\n"
-    yield f"{name}_sum{_labels(labels)} {value.sum:g}\n{name}_count{_labels(labels)} {total}\n"
+    yield f"{name}_sum{_labels(labels)} {_number(value.sum)}\n"
+    yield f"{name}_count{_labels(labels)} {total}\n"
+
+
+def _number(value: float) -> str:
+    """In full: a counter that is rounded stands still, and then jumps."""
+    return str(int(value)) if isinstance(value, int) or value.is_integer() else repr(value)
 
 
 def _labels(labels: Labels) -> str:

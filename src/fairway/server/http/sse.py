@@ -95,8 +95,19 @@ def problem_event(error: FairwayError, **detail: object) -> Frame:
 
 
 def require_event_stream(request: Request) -> None:
-    accept = request.headers.get(b"accept", b"*/*")
-    if b"text/event-stream" not in accept and b"*/*" not in accept and b"text/*" not in accept:
+    if not _accepts_events(request.headers.get(b"accept", b"*/*")):
         raise InvalidRequest(
             "this is an event stream: accept text/event-stream", code="not_acceptable"
         )
+
+
+def _accepts_events(accept: bytes) -> bool:
+    """Of the ranges that an event stream is in, the narrowest decides; a weight of 0 is a no."""
+    accepted: dict[bytes, bool] = {}
+    for each in accept.lower().split(b","):
+        found, *parameters = (part.strip() for part in each.split(b";"))
+        accepted[found] = not any(
+            part.startswith(b"q=") and not part[2:].strip(b"0.") for part in parameters
+        )
+    ranges = (b"text/event-stream", b"text/*", b"*/*")
+    return next((accepted[each] for each in ranges if each in accepted), False)

@@ -16,6 +16,11 @@ FILES: Final = {
 """By how a store is named in a setting: what it is called, and what its files are."""
 
 
+def holds_a_log(directory: Path) -> bool:
+    """Whether there is anything of a log in the directory, of whichever store."""
+    return any(next(directory.glob(pattern), None) for _, pattern in FILES.values())
+
+
 def refuse_other_store(directory: Path, scheme: str) -> None:
     """Raises `InvalidConfig` if the directory holds the log of another store than `scheme`."""
     for other, (name, pattern) in FILES.items():

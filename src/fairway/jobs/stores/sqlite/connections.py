@@ -85,10 +85,26 @@ def create(place: str, begin: Callable[[apsw.Connection], None]) -> apsw.Connect
 
 def inspect(place: str) -> None:
     """Refuse a file that `create` would refuse, and change nothing, whatever it is."""
+    for path in (place, f"{place}-wal", f"{place}-shm", f"{place}-turn"):
+        _refuse_unusable(os.path.realpath(path))
     witness = Witness(place)
     witness.refuse_missing()
     if size_of(place):  # else SQLite would make it
         leave_as_it_is(_look_into(place, witness), place, witness.logged)
+
+
+def _refuse_unusable(path: str) -> None:
+    """Raises `InvalidConfig` for what can be no file to write, and could not be made one either.
+
+    Asked, not tried: closing any descriptor of the jobs' file would end SQLite's locks on it.
+    """
+    if os.path.lexists(path):
+        if not os.path.isfile(path):
+            raise InvalidConfig(f"{path} cannot be opened: it is not a file")
+        if not os.access(path, os.R_OK | os.W_OK):
+            raise InvalidConfig(f"{path} cannot be opened: it may not be written")
+    elif not os.access(os.path.dirname(path), os.W_OK | os.X_OK):
+        raise InvalidConfig(f"{path} cannot be made: its directory is missing or not ours")
 
 
 def _look_into(place: str, witness: Witness) -> apsw.Connection:
