@@ -223,8 +223,8 @@ class JobStore(Protocol):
 
         Each goes on where it stood. Its inbox is as it was: the step that failed is given the same
         signals. One that waited waits again, with what is left of its time, unless a signal that it
-        waits for is there. One that has children waits until all of them have ended, those that
-        were retried as well. With `anew` they are ready at once, whatever they waited for, and
+        waits for is there. One that failed and has children waits until all of them have ended,
+        those that were retried as well, whatever had brought it to its step. With `anew` they are ready at once, whatever they waited for, and
         begin with an empty inbox.
 
         One whose unique key belongs to another job by now stays as it is, and so does a child whose

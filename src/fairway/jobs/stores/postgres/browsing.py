@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fairway.jobs.job import Job, Status
+from fairway.jobs.moves import signals_awaited
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -98,7 +99,7 @@ def job_of(row: Any) -> Job:
         worker=row.get("worker"),
         cancelling=row.get("cancelling") or False,
         retries=row["retries"],
-        waits_for=tuple(row.get("names") or ()) if status is Status.WAITING else (),
+        waits_for=signals_awaited(row.get("names") or ()) if status is Status.WAITING else (),
         progress=row["progress"],
         result=row.get("result"),
         error=row["error"],

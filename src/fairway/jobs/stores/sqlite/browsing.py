@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from fairway.errors import Closing
 from fairway.jobs.job import Job, QueueState, Status
 from fairway.jobs.limits import stored_limits
+from fairway.jobs.moves import signals_awaited
 from fairway.jobs.store import Cursor
 from fairway.jobs.stores.sqlite.connections import answering, connect
 from fairway.jobs.stores.sqlite.schema import (
@@ -269,7 +270,7 @@ def _job(values: tuple[Any, ...]) -> Job:
         worker=row.worker,
         cancelling=bool(row.cancelling),
         retries=row.retries,
-        waits_for=names_in(row.names) if status is Status.WAITING else (),
+        waits_for=signals_awaited(names_in(row.names)) if status is Status.WAITING else (),
         progress=row.progress,
         result=row.result,
         error=row.error,
