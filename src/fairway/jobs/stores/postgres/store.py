@@ -38,7 +38,7 @@ from fairway.jobs.stores.postgres.within import Guests
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from fairway.jobs.job import (
         Claim,
@@ -86,7 +86,8 @@ class PostgresStore:
 
         `keys` says how partition keys are held, and all workers of a schema must agree: in a table,
         which poolers do not disturb and which can keep strict order, or as advisory locks of one
-        session.
+        session. When that session ends others may run the keys at once: the runs that had them are
+        stopped as soon as this process hears of it, and a thread only when it asks.
 
         `claims` says what of a claim is on disk when it is made. Those under a partition key or a
         limit always are; with `durable` all of them, and a crash of the database undoes none.
@@ -209,6 +210,14 @@ class PostgresStore:
     def heart(self) -> PostgresHeart:
         return PostgresHeart(self._dsn, self._sql, gave_back=self._low_water.clear)
 
+    def on_keys_lost(self, tell: Callable[[Mapping[int, int]], None]) -> Callable[[], None]:
+        """See `KeysMayGo`. Keys in the table stay until their jobs are settled or reaped."""
+        if self._locks is None:
+            return lambda: None
+        told = self._locks.told
+        told.append(tell)
+        return lambda: told.remove(tell)
+
     # The exchange
 
     async def exchange(
@@ -272,6 +281,7 @@ class PostgresStore:
                 kept = {(one.claim.id, one.claim.token) for one in out.postponed}
                 given = {(claim.id, claim.token) for claim in keyed} - kept
                 await self._locks.give_back(given)
+                await self._without_keys(self._locks, worker, token, out)
             return out
         # A claim that a crash of the database undoes is made again, and its first run is stopped by
         # the heartbeat: it need not be on disk. Those under a key or a limit ask for it themselves.
@@ -279,6 +289,17 @@ class PostgresStore:
             return await self._claiming.transaction(self._relaxed, trade, asked)
         out = await self._relaxed.statement(trade)  # one statement commits itself
         return await self._claim_left(worker, token, left, out)
+
+    async def _without_keys(self, locks: KeyLocks, worker: int, token: int, out: Exchanged) -> None:
+        """Give back what was claimed and has lost its key since: its worker was told too early."""
+        while gone := [
+            claim
+            for claim in out.claims
+            if claim.partition_key is not None and not locks.holds((claim.id, claim.token))
+        ]:
+            out.claims = [claim for claim in out.claims if claim not in gone]
+            with suppress(FairwayError):  # the next heartbeat gives back what nobody knows of
+                await self.exchange(worker, token, [put_off(claim, 0) for claim in gone])
 
     async def _claim_left(
         self, worker: int, token: int, left: Mapping[Lane, int], out: Exchanged
