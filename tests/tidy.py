@@ -436,6 +436,7 @@ OF_ONE_STORE = {
         "migrations": "a schema that others may look into, in files of SQL",
         "history": "jobs that ended, in a table for each day, which is dropped whole",
         "locks": "partition keys as advisory locks of a session",
+        "waiting": "a line for unique keys that transactions of others hold, which SQLite has not",
     },
 }
 """Which files a store has that the other has not, and why. All the others have equal names."""

@@ -27,6 +27,13 @@ select id, queue, tenant, band, skill from fw.lane
 -- numbers: for jobs to come, in order
 select nextval('fw.job_id') from generate_series(1, $1::int)
 
+-- patience: how long this transaction waits for each lock from here on, in milliseconds
+select set_config('lock_timeout', $1::int::text, true)
+
+-- numbers_patiently: the same two, in one
+select nextval('fw.job_id'), set_config('lock_timeout', $2::int::text, true)
+from generate_series(1, $1::int)
+
 -- until: without a window not a moment beyond its job; transactions disagree about the time it is
 case when w.window_us > 0 then fw.now_() + w.window_us * interval '1 microsecond'
     else '-infinity' end

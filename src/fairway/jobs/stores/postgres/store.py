@@ -34,6 +34,7 @@ from fairway.jobs.stores.postgres.schema import in_schema, migrate
 from fairway.jobs.stores.postgres.settling import PATIENCE_MS, PostgresSettling, lanes_with
 from fairway.jobs.stores.postgres.timetable import PostgresTimetable
 from fairway.jobs.stores.postgres.upkeep import PostgresUpkeep
+from fairway.jobs.stores.postgres.waiting import WaitingLine
 from fairway.jobs.stores.postgres.within import Guests
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
 
@@ -81,8 +82,9 @@ class PostgresStore:
         `lock_timeout_ns` is how long a call waits for a transaction of somebody else that is in its
         way, such as one that has enqueued the same unique key and is not committed yet; then it is
         refused with `LockTimeout`, and nothing has changed. Raising it bears longer transactions
-        and lets their neighbours hang for longer. A worker whose jobs spawn such a key does not
-        hang: what they said is settled when the transaction has ended.
+        and lets their neighbours hang for longer. Those who wait for a key have half of the
+        connections at most, and the others stand in line, for as long as that. A worker whose jobs
+        spawn such a key does not hang: what they said is settled when the transaction has ended.
 
         `keys` says how partition keys are held, and all workers of a schema must agree: in a table,
         which poolers do not disturb and which can keep strict order, or as advisory locks of one
@@ -119,6 +121,7 @@ class PostgresStore:
         self._low_water = LowWater()
         self._locks = KeyLocks(dsn, schema) if keys == "advisory" else None
         self._intake = PostgresIntake(self._connections, self._lanes)
+        self._line = WaitingLine(self._connections, connections, lock_timeout_ns // MILLISECOND_NS)
         self._guests = Guests(self._connections, lock_timeout_ns // MILLISECOND_NS)
         patience_ms = min(PATIENCE_MS, lock_timeout_ns // MILLISECOND_NS)
         self._settling = PostgresSettling(self._sql, self._intake, self._lanes, patience_ms)
@@ -159,15 +162,16 @@ class PostgresStore:
             return await self._intake.add_alike(jobs)
         await self._lanes.ensure({lane_of(job) for job in distinct(jobs)})
 
-        async def add(connection: Any) -> list[Enqueued]:
+        async def add(connection: Any, patience_ms: int | None = None) -> list[Enqueued]:
             if cursor is not None:
                 name, epoch, seq, first = cursor
                 first = seq if first is None else first
                 if not await connection.fetchval(self._sql["move_cursor"], name, epoch, seq, first):
                     return []
-            return await self._intake.add(connection, jobs)
+            return await self._intake.add(connection, jobs, patience_ms)
 
-        one = cursor is None and all(job.unique_key is None for job in distinct(jobs))
+        keyed = any(job.unique_key is not None for job in distinct(jobs))
+        one = cursor is None and not keyed
         if within is not None:
             guest = await self._guests.welcome(within)
             if one:
@@ -176,6 +180,8 @@ class PostgresStore:
                 return await add(guest)
         if one:
             return await self._connections.statement(add)  # one statement commits itself
+        if keyed:
+            return await self._line.transaction(add)
         return await self._connections.transaction(add)
 
     async def cursor(self, name: str) -> Cursor | None:
@@ -461,7 +467,8 @@ class PostgresStore:
         return jobs - left
 
     async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
-        async def revive(connection: Connection) -> list[int]:
+        async def revive(connection: Connection, patience_ms: int) -> list[int]:
+            await connection.fetch(self._sql["patience"], patience_ms)
             # Who retries a child and who retries its parent wait for each other here; the second
             # one sees in the statements that follow what the first one did.
             rows = await connection.fetch(self._sql["lock_ended"], list(jobs))
@@ -486,7 +493,7 @@ class PostgresStore:
             revived = await connection.fetch(self._sql["revive"], list(jobs), list(holders), anew)
             return [row["id"] for row in revived]
 
-        revived = set(await self._connections.transaction(revive))
+        revived = set(await self._line.transaction(revive))
         self._low_water.clear()
         return [id for id in dict.fromkeys(jobs) if id in revived]
 
