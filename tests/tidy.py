@@ -480,6 +480,7 @@ OF_ONE_STORE = {
         "history": "jobs that ended, in a table for each day, which is dropped whole",
         "locks": "partition keys as advisory locks of a session",
         "attempts": "runs as rows of arrays: one statement keeps those of many jobs",
+        "waiting": "a line for unique keys that transactions of others hold, which SQLite has not",
     },
 }
 """Which files a store has that the other has not, and why. All the others have equal names."""

@@ -123,19 +123,17 @@ def test_where_a_retry_by_hand_takes_a_job(desk: Desk, hand: Hand) -> None:
         names = ("go",) if woken is not None else ()
         pending = child and end is not Status.CANCELLED  # a cancel ends the children as well
         inbox = ["go"] if woken == "signal" else []
-        move = moves.retried(
-            Facts(end, names=names, waited_until_ns=until_ns),
-            anew=anew,
-            waits=moves.still_waits(names, inbox, pending),
-        )
+        again = moves.names_again(Facts(end, names=names, waited_until_ns=until_ns))
+        waits = moves.still_waits(again, inbox, pending)
+        move = moves.retried(anew=anew, waits=waits)
         assert desk.retry([id], anew=anew) == [id], case
         job = desk.job(id)
         assert job.status is move.to, case
         waits = move.to is Status.WAITING
-        assert job.waits_for == (names if waits else ()), case
+        assert job.waits_for == (moves.signals_awaited(again) if waits else ()), case
         assert job.due_wall_ns == (due_ns if waits else None), case
         seen.add((move.to, pending, bool(inbox)))
-    assert len(seen) == 6, seen
+    assert len(seen) == 7, seen
 
 
 def came_back(desk: Desk, hand: Hand, queue: str) -> int:

@@ -2263,6 +2263,65 @@ def test_a_parent_that_failed_waits_for_a_child_that_was_retried_before_it(
     assert hand.one(PARENTS).step == "joined"
 
 
+@pytest.mark.parametrize("woken", ["signal", "timer"])
+@pytest.mark.parametrize("order", ["parent first", "children first", "children before"])
+def test_a_parent_that_failed_behind_a_wait_waits_for_children_that_were_retried(
+    desk: Desk, hand: Hand, order: str, woken: str
+) -> None:
+    """It has what it waited for, and is given it again; no signal wakes it meanwhile."""
+    parent, children = spawned(desk, hand, NewJob(kind="part"), NewJob(kind="part"))
+    for _ in children:
+        hand.settle(hand.one(), Fate.FAILED)
+    hand.settle(hand.one(PARENTS), Fate.WAIT, step="then", names=("go",), delay_ns=HOUR)
+    if woken == "signal":
+        desk.signal(parent, "go", b"1")
+    else:
+        desk.pass_and_promote(HOUR)
+    hand.settle(hand.one(PARENTS), Fate.FAILED)
+    if order == "children before":
+        assert desk.retry(children) == children
+        assert desk.retry([parent]) == [parent]
+    else:
+        every = [parent, *children] if order == "parent first" else [*children, parent]
+        assert desk.retry(every) == every
+    job = desk.job(parent)
+    assert (job.status, job.waits_for, job.due_wall_ns) == (Status.WAITING, (), None)
+    hand.settle(hand.one(), Fate.DONE)
+    for dedup in (None, "once"):
+        assert desk.signal(parent, "other", b"2", dedup=dedup).woken is None
+    assert hand.take(lane=PARENTS) == []
+    hand.settle(hand.one(), Fate.DONE)
+    claim = hand.one(PARENTS)
+    given = ["go"] if woken == "signal" else []
+    assert (claim.step, claim.timed_out) == ("then", woken == "timer")
+    assert [one.name for one in claim.signals] == given
+    assert [one.status for one in claim.children] == [Status.DONE] * 2
+
+
+def test_a_parent_that_waits_for_retried_children_is_not_woken_by_its_signal(
+    desk: Desk, hand: Hand
+) -> None:
+    """Nor after it was cancelled and retried once more: it waits for the same again."""
+    parent, (child,) = spawned(desk, hand, NewJob(kind="part"))
+    hand.settle(hand.one(), Fate.FAILED)
+    hand.settle(hand.one(PARENTS), Fate.WAIT, step="then", names=("go",))
+    desk.signal(parent, "go", b"1")
+    hand.settle(hand.one(PARENTS), Fate.FAILED)
+    desk.retry([child, parent])
+    for payload, dedup in ((b"2", None), (b"3", "once")):
+        assert desk.signal(parent, "go", payload, dedup=dedup).woken is None
+        assert desk.status(parent) is Status.WAITING
+    desk.cancel([parent])
+    assert desk.retry([child, parent]) == [child, parent]
+    assert desk.status(parent) is Status.WAITING
+    hand.settle(hand.one(), Fate.DONE)
+    claim = hand.one(PARENTS)
+    assert [one.payload for one in claim.signals] == [b"1", b"2", b"3"]
+    hand.settle(claim, Fate.WAIT, step="again", names=("go",))
+    assert desk.job(parent).waits_for == ("go",)
+    assert desk.signal(parent, "go", b"4").woken is not None
+
+
 def test_a_retry_anew_is_ready_with_an_empty_inbox(desk: Desk, hand: Hand) -> None:
     id = waiting(desk, hand, "s", delay_ns=MINUTE)
     desk.signal(id, "t", b"1", dedup="d")

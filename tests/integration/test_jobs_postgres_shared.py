@@ -174,6 +174,48 @@ def test_whoever_waits_for_a_key_for_too_long_is_refused_and_may_try_again() -> 
     scene(play())
 
 
+def test_whoever_waits_for_no_key_is_behind_nobody_who_does() -> None:
+    """A hundred callers wait for a key: half of the connections wait, and all else goes on."""
+
+    async def play() -> None:
+        async with (
+            stores(lock_timeout_ns=50_000 * MILLISECOND_NS) as (one, other),
+            transaction() as caller,
+            asyncio.TaskGroup() as group,
+        ):
+            (ended,) = await one.enqueue([NewJob(kind="mail", unique_key="retried")])
+            await one.cancel([ended.id])
+            await one.enqueue([ONCE, NewJob(kind="mail", unique_key="retried")], within=caller)
+            calls = [group.create_task(other.enqueue([ONCE])) for _ in range(100)]
+            retried = [group.create_task(other.retry([ended.id])) for _ in range(10)]
+            in_line = len(calls) + len(retried) - 4
+            while len(other._line._waiting._waiters or ()) < in_line:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            text = (
+                "select count(*) from pg_stat_activity"
+                " where wait_event_type = 'Lock' and application_name = $1"
+            )
+            async with other._connections.connection() as connection:
+                name = await connection.fetchval("show application_name")
+                while await connection.fetchval(text, name) != 4:
+                    pass
+            (plain,) = await other.enqueue([NewJob(kind="mail")])
+            (another,) = await other.enqueue([NewJob(kind="mail", unique_key="another")])
+            worker = await other.register("w", MINUTE_NS)
+            (claim, _) = (await other.exchange(worker, 1, wants=[Want(LANE, 2)])).claims
+            assert claim.id == plain.id
+            out = await other.exchange(worker, 2, [Settlement(claim=claim, fate=Fate.DONE)])
+            assert [one.id for one in out.ended] == [plain.id]
+            assert await other.find(another.id) is not None
+            assert not any(call.done() for call in (*calls, *retried))
+            await caller.execute("rollback")
+            answers = [(await call)[0] for call in calls]
+            assert (len({one.id for one in answers}), sum(one.fresh for one in answers)) == (1, 1)
+            assert sorted([await one for one in retried])[-1] == [ended.id]
+
+    scene(play())
+
+
 @pytest.mark.parametrize("before", ["0", "7min", "1ms"])
 def test_a_refusal_leaves_the_callers_transaction_as_it_was(before: str) -> None:
     async def play() -> None:

@@ -12,11 +12,14 @@ import asyncpg
 import psycopg
 import pytest
 
+from fairway.core.priority import Band
 from fairway.errors import FairwayError, InvalidConfig, OutcomeUnknown, Unavailable, WriteFailed
+from fairway.jobs.context import Context  # noqa: TC001  annotations of jobs are read
 from fairway.jobs.engine import Kinds
 from fairway.jobs.feeder import FeederConfig
-from fairway.jobs.job import NewJob, Status
+from fairway.jobs.job import Lane, NewJob, Status
 from fairway.jobs.kinds import Options, function_kind
+from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
 from fairway.jobs.stores.postgres.connections import answering, trouble
 from fairway.jobs.worker import Worker, WorkerConfig
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 MILLISECOND_NS = 1_000_000
 JOBS_A_ROUND = 40
 WORK_S = 0.001
+HANGS_S = 30
+"""What takes longer would never come. A heartbeat is due sooner, and stops nothing here."""
 LOOK_S = 0.01
 """How often it is looked how far they are."""
 schemas = itertools.count(1)
@@ -40,14 +45,15 @@ def new_schema() -> str:
     return f"sessions_{next(schemas)}"
 
 
-async def end_sessions(schema: str) -> int:
-    """End every session of a store, as an administrator, a failover or a restart does."""
+async def end_sessions(schema: str, *those: str) -> int:
+    """End every session of a store, or those, as an administrator, a failover or a restart does."""
+    names = [f"fairway {schema} {one}" for one in those] or [f"fairway {schema}", "fairway heart"]
     connection = await psycopg.AsyncConnection.connect(postgres_url(), autocommit=True)
     async with connection:
         cursor = await connection.execute(
             "select count(pg_terminate_backend(pid)) from pg_stat_activity"
             " where application_name = any(%s)",
-            ([f"fairway {schema}", "fairway heart"],),
+            (names,),
         )
         row = await cursor.fetchone()
         assert row is not None
@@ -98,6 +104,80 @@ def test_a_session_that_ended_and_is_not_closed_yet_is_an_error_of_ours(call: st
                 await CALLS[call](store)
             await CALLS[call](store)
             proxy.let_close()
+
+    asyncio.run(scenario())
+
+
+def test_runs_whose_keys_went_with_their_session_are_stopped_at_once() -> None:
+    """Not at the next heartbeat, nor when they end: others may have the keys by now."""
+
+    async def scenario() -> None:
+        schema = new_schema()
+        begun: asyncio.Queue[int] = asyncio.Queue()
+        stopped: asyncio.Queue[str] = asyncio.Queue()
+        kinds = Kinds()
+
+        async def hold(ctx: Context[Any]) -> None:
+            begun.put_nowait(ctx.attempt)
+            if ctx.attempt == 1:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError as error:
+                    stopped.put_nowait(str(error))
+                    raise
+
+        kinds.add(function_kind(hold, "hold", 1, Options()))
+        async with opened(postgres_url(), schema, keys="advisory") as store:
+            worker = Worker(store, kinds.by_version, WorkerConfig())
+            async with asyncio.TaskGroup() as group:
+                running = group.create_task(worker.run())
+                added = await store.enqueue(
+                    [NewJob(kind="hold", partition_key=f"k{n}") for n in range(3)]
+                )
+                worker.look("default")
+                assert [await begun.get() for _ in added] == [1, 1, 1]
+                assert await end_sessions(schema, "keys") == 1
+                async with asyncio.timeout(HANGS_S):
+                    told = {await stopped.get() for _ in added}
+                    assert told == {"its partition key was lost"}
+                    assert [await begun.get() for _ in added] == [2, 2, 2]
+                while await unfinished(store):  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_S)
+                for one in added:
+                    job = await store.find(one.id)
+                    assert job is not None
+                    assert (job.status, job.attempt, job.crashes) == (Status.DONE, 0, 1)
+                running.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_claim_whose_key_went_before_the_worker_heard_of_it_is_given_back() -> None:
+    async def scenario() -> None:
+        async with opened(postgres_url(), new_schema(), keys="advisory") as store:
+            worker = await store.register("w", 60_000 * MILLISECOND_NS)
+            (added,) = await store.enqueue([NewJob(kind="hold", partition_key="k")])
+            locks = store._locks
+            assert locks is not None
+            take = locks.take
+
+            async def take_and_lose(wanted: Any) -> Any:
+                won = await take(wanted)
+                assert locks._connection is not None
+                locks._connection.terminate()
+                while locks._by_claim:  # noqa: ASYNC110  it is told by the loop
+                    await asyncio.sleep(0)
+                return won
+
+            locks.take = take_and_lose  # type: ignore[method-assign]
+            wants = [Want(Lane("default", "", Band.B1), 1)]
+            assert (await store.exchange(worker, 1, wants=wants)).claims == []
+            job = await store.find(added.id)
+            assert job is not None
+            assert (job.status, job.attempt, job.crashes) == (Status.READY, 0, 0)
+            locks.take = take  # type: ignore[method-assign]
+            (claim,) = (await store.exchange(worker, 2, wants=wants)).claims
+            assert claim.id == added.id
 
     asyncio.run(scenario())
 

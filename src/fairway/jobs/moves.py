@@ -85,6 +85,11 @@ DEATH_ERROR: Final = ("its worker died ", " times")
 """What stands before and behind the number of crashes."""
 
 
+CHILDREN: Final = None
+"""Stands among the names of a job that waits for its children, and is given its signals then: it
+was taken up by hand in a step that it had come to by a signal or a timer."""
+
+
 class Move(NamedTuple):
     """What becomes of a job. All that it was given by whoever ran it is in the settlement."""
 
@@ -111,8 +116,8 @@ class Facts(NamedTuple):
     max_crashes: int = 1
     reason: str | None = None
     """Why it is to end, if somebody has cancelled it."""
-    names: Collection[str] = ()
-    """The signals that it waits for."""
+    names: Collection[str | None] = ()
+    """The signals that it waits for; or was given, if it waits no more."""
     waited_until_ns: int | None = None
     """If it has ended badly and waited then: until when, 0 without a timer."""
 
@@ -171,12 +176,13 @@ def reason_to_end(job: Facts, reason: str) -> str:
 
 def signalled(job: Facts, name: str) -> Move | None:
     """A signal has come into its inbox; None if it does not wait for that."""
-    return READY if job.status is Status.WAITING and name in job.names else None
+    waits = job.status is Status.WAITING and not waits_for_children(job.names)
+    return READY if waits and name in job.names else None
 
 
 def child_ended(parent: Facts, pending: bool) -> Move | None:
     """A child that it counts has ended; `pending` if another one has not."""
-    waits = parent.status is Status.WAITING and not parent.names
+    waits = parent.status is Status.WAITING and waits_for_children(parent.names)
     return READY if waits and not pending else None
 
 
@@ -185,9 +191,21 @@ def key_is_free(job: Facts) -> Move | None:
     return READY if job.status is Status.BLOCKED else None
 
 
-def still_waits(names: Collection[str], inbox: Iterable[str], pending: bool) -> bool:
+def waits_for_children(names: Collection[str | None]) -> bool:
+    """Whether one that waits does so for its children, and not for signals of these names."""
+    return not names or CHILDREN in names
+
+
+def signals_awaited(names: Collection[str | None]) -> tuple[str, ...]:
+    """The signals that one waits for that has these names."""
+    return () if waits_for_children(names) else tuple(name for name in names if name is not None)
+
+
+def still_waits(names: Collection[str | None], inbox: Iterable[str], pending: bool) -> bool:
     """Whether what a job waits for has not come: one of the signals, or the end of its children."""
-    return not any(name in names for name in inbox) if names else pending
+    if waits_for_children(names):
+        return pending
+    return not any(name in names for name in inbox)
 
 
 def may_be_retried(job: Facts, *, parent_lives: bool, reporters_live: bool) -> bool:
@@ -204,13 +222,16 @@ def may_be_discarded(job: Facts, *, parent_lives: bool) -> bool:
     return job.status in UNHAPPY and not parent_lives
 
 
-def retried(job: Facts, *, anew: bool, waits: bool) -> Move:
-    """It is taken up by hand; `waits` if what it waits for, or would, has not come.
+def names_again(job: Facts) -> Collection[str | None]:
+    """What one waits for that is taken up by hand: what it waited for when it ended. One that had
+    its signals, or waited in vain, is given the same again, but waits for its children first."""
+    had = job.waited_until_ns is None and not waits_for_children(job.names)
+    return (*job.names, CHILDREN) if had else job.names
 
-    One that waited for signals, and was given them before it ended badly, is given them again.
-    """
-    waited = job.waited_until_ns is not None or not job.names
-    return _WAIT if not anew and waited and waits else READY
+
+def retried(*, anew: bool, waits: bool) -> Move:
+    """It is taken up by hand; `waits` if that which `names_again` says has not come."""
+    return _WAIT if not anew and waits else READY
 
 
 class Why(Enum):

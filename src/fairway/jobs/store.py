@@ -17,7 +17,7 @@ from msgspec import Struct
 from fairway.jobs.presence import Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from fairway.jobs.attempts import JobAttempt
     from fairway.jobs.job import (
@@ -233,9 +233,9 @@ class JobStore(Protocol):
 
         Each goes on where it stood. Its inbox is as it was: the step that failed is given the same
         signals. One that waited waits again, with what is left of its time, unless a signal that it
-        waits for is there. One that has children waits until all of them have ended, those that
-        were retried as well. With `anew` they are ready at once, whatever they waited for, and
-        begin with an empty inbox.
+        waits for is there. One that failed and has children waits until all of them have ended,
+        those that were retried as well, whatever had brought it to its step. With `anew` they are
+        ready at once, whatever they waited for, and begin with an empty inbox.
 
         One whose unique key belongs to another job by now stays as it is, and so does a child whose
         parent lives: the parent has counted it. And so does a parent with children that report to
@@ -330,6 +330,17 @@ def retry_order(
         *sorted((job for job in asked if job not in reporting), key=depth, reverse=True),
         *sorted((job for job in asked if job in reporting), key=depth),
     ]
+
+
+@runtime_checkable
+class KeysMayGo(Protocol):
+    """A store that may lose partition keys of claims whose leases stand."""
+
+    def on_keys_lost(self, tell: Callable[[Mapping[int, int]], None]) -> Callable[[], None]:
+        """Call `tell` on the event loop, with jobs and the tokens of their claims, as soon as it is
+        known that their keys may be others' now. What these runs say is refused, and their jobs go
+        back. The answer ends it."""
+        ...
 
 
 @runtime_checkable

@@ -31,6 +31,7 @@ from fairway.jobs.logs import hearing
 from fairway.jobs.metrics import JobMetrics
 from fairway.jobs.presence import offer_of
 from fairway.jobs.steps import Run, Steps
+from fairway.jobs.store import KeysMayGo
 from fairway.jobs.timers import Timers
 from fairway.jobs.upkeep import Upkeep
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
@@ -201,11 +202,17 @@ class Worker:
             end=self._liveness.close,
         )
         hear = hearing if self._config.log_bytes else nullcontext
+        hears_no_more = (
+            self._store.on_keys_lost(self._keys_lost)
+            if isinstance(self._store, KeysMayGo)
+            else lambda: None
+        )
         try:
             with hear():
                 await self._serve(pulse)
         finally:
             self._over = True  # what a run says from here on counts for nothing
+            hears_no_more()
             self._liveness.end()
             await self._tasks.end()
             # A thread cannot be ended. What it says is refused from here on: it is not waited for.
@@ -634,6 +641,21 @@ class Worker:
             if not self._held:
                 self._quiet.set()
             self._stir()
+
+    def _keys_lost(self, lost: Mapping[int, int]) -> None:
+        """Stop the runs whose partition keys went: others may run those by now.
+
+        The claims stand: what these say is settled, and refused, so that their jobs are back in
+        line as soon as they have ended here.
+        """
+        for id, token in lost.items():
+            run = self._runs.get(id)
+            if run is not None and run.claim.token == token and run.cancelled is None:
+                run.cancelled = "its partition key was lost"
+                run.interrupt(run.cancelled)
+        for feeder in self._feeders:
+            for claim in feeder.drop(lost):
+                self._settle(verdict.release(claim))
 
     def _lease_lost(self, lease: Lease, reason: str) -> None:
         """Somebody else may have our jobs by now: stop all of them, and start over as another."""

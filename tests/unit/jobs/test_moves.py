@@ -23,6 +23,7 @@ from fairway.jobs.job import (
     Status,
 )
 from fairway.jobs.moves import (
+    CHILDREN,
     DEATH,
     END,
     MOVES,
@@ -40,10 +41,12 @@ from fairway.jobs.moves import (
     like,
     may_be_discarded,
     may_be_retried,
+    names_again,
     reason_to_end,
     retried,
     settled,
     signalled,
+    signals_awaited,
     still_waits,
     why_waits,
     worker_died,
@@ -92,7 +95,7 @@ def made() -> set[tuple[Status, Status]]:
         note(status, key_is_free(Facts(status)))
         for anew, waits in product(BOTH, BOTH):
             if may_be_retried(Facts(status), parent_lives=False, reporters_live=False):
-                note(status, retried(Facts(status), anew=anew, waits=waits))
+                note(status, retried(anew=anew, waits=waits))
     return ways
 
 
@@ -179,15 +182,30 @@ def test_who_may_be_retried_and_discarded() -> None:
 
 
 def test_a_retried_job_waits_again_only_if_it_waited_and_nothing_has_come() -> None:
-    def to(names: tuple[str, ...], until: int | None, *, anew: bool, waits: bool) -> Status:
-        job = Facts(Status.CANCELLED, names=names, waited_until_ns=until)
-        return retried(job, anew=anew, waits=waits).to
+    assert retried(anew=False, waits=True).to is Status.WAITING
+    assert retried(anew=True, waits=True).to is Status.READY
+    assert retried(anew=False, waits=False).to is Status.READY
 
-    assert to(("go",), 0, anew=False, waits=True) is Status.WAITING
-    assert to(("go",), 0, anew=True, waits=True) is Status.READY
-    assert to(("go",), 0, anew=False, waits=False) is Status.READY
-    assert to(("go",), None, anew=False, waits=True) is Status.READY  # it had its signals
-    assert to((), None, anew=False, waits=True) is Status.WAITING  # for children
+
+def test_a_retried_job_that_waited_waits_for_the_same_and_any_other_for_its_children() -> None:
+    def again(names: tuple[str | None, ...], until: int | None) -> list[str | None]:
+        return list(names_again(Facts(Status.FAILED, names=names, waited_until_ns=until)))
+
+    assert again(("go",), 0) == ["go"]
+    assert again((), 0) == again((), None) == []
+    assert again(("go",), None) == ["go", CHILDREN]  # it had its signal, and is given it again
+    assert again(("go", CHILDREN), None) == again(("go", CHILDREN), 0) == ["go", CHILDREN]
+
+
+def test_a_retried_job_that_had_its_signals_waits_for_its_children_alone() -> None:
+    job = Facts(Status.WAITING, names=("go", CHILDREN))
+    assert still_waits(job.names, ["go"], pending=True)
+    assert not still_waits(job.names, ["go"], pending=False)
+    assert signalled(job, "go") is None
+    assert child_ended(job, pending=True) is None
+    assert child_ended(job, pending=False) == Move(Status.READY)
+    assert signals_awaited(job.names) == ()
+    assert signals_awaited(("go",)) == ("go",)
 
 
 def test_jobs_of_a_kind_version_and_step_are_alike() -> None:

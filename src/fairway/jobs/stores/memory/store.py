@@ -87,7 +87,7 @@ class _Row(Struct, kw_only=True, eq=False):
     worker: int | None = None
     token: int = 0
     claimed_ns: int = 0
-    names: tuple[str, ...] = ()
+    names: tuple[str | None, ...] = ()
     timed_out: bool = False
     cancelling: bool = False
     inbox: list[tuple[Signal, str | None]] = field(default_factory=list)
@@ -671,7 +671,8 @@ class MemoryStore:
             row.attempt = row.crashes = 0
             row.retries += 1
             row.finished_ns = row.error = row.result = None
-            move = moves.retried(row.facts, anew=anew, waits=self._still_waits(row))
+            row.names = tuple(moves.names_again(row.facts))
+            move = moves.retried(anew=anew, waits=self._still_waits(row))
             waited_until_ns, row.waited_until_ns = row.waited_until_ns, None
             if anew:
                 row.timed_out = False
@@ -907,7 +908,7 @@ def _job(row: _Row) -> Job:
         runs=row.runs,
         ran_by=row.worker if runs else row.ran_by if done else None,
         started_wall_ns=row.claimed_ns if runs or done else None,
-        waits_for=row.names if row.status is Status.WAITING else (),
+        waits_for=moves.signals_awaited(row.names) if row.status is Status.WAITING else (),
         progress=row.progress,
         result=row.result,
         error=row.error,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairway.jobs.job import Job, Status
+from fairway.jobs.moves import signals_awaited
 from fairway.jobs.stores.postgres.columns import ns, us
 from fairway.jobs.timespan import Placed, below_id, from_id
 
@@ -148,7 +149,7 @@ def job_of(row: Any) -> Job:
         runs=row["runs"],
         ran_by=row["ran_by"] if runs or done else None,
         started_wall_ns=_ns(row["started_at"]) if runs or done else None,
-        waits_for=tuple(row.get("names") or ()) if status is Status.WAITING else (),
+        waits_for=signals_awaited(row.get("names") or ()) if status is Status.WAITING else (),
         progress=row["progress"],
         result=row.get("result"),
         error=row["error"],

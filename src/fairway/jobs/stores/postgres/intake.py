@@ -36,19 +36,30 @@ class PostgresIntake:
             )
         return [Enqueued(id, True) for id in ids]
 
-    async def add(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Add jobs, whose lanes have numbers, in the transaction of `connection`."""
+    async def add(
+        self, connection: Any, jobs: Sequence[NewJob], patience_ms: int | None = None
+    ) -> list[Enqueued]:
+        """Add jobs, whose lanes have numbers, in the transaction of `connection`.
+
+        `patience_ms` is how long it waits for each unique key, if not as long as it waits anyway.
+        """
         jobs = list(jobs)  # a batch makes them anew each time it is looked through
         if any(job.unique_key is not None for job in jobs):
-            return await self._add_unique(connection, jobs)
+            return await self._add_unique(connection, jobs, patience_ms)
         rows = await connection.fetch(
             self._sql["enqueue"], *self._columns([None] * len(jobs), jobs)
         )
         return [Enqueued(id, True) for (id,) in rows]
 
-    async def _add_unique(self, connection: Any, jobs: Sequence[NewJob]) -> list[Enqueued]:
+    async def _add_unique(
+        self, connection: Any, jobs: Sequence[NewJob], patience_ms: int | None
+    ) -> list[Enqueued]:
         """Add jobs of which some have unique keys: those whose key is taken are not added."""
-        numbers = [id for (id,) in await connection.fetch(self._sql["numbers"], len(jobs))]
+        if patience_ms is None:
+            rows = await connection.fetch(self._sql["numbers"], len(jobs))
+        else:  # both in one round trip
+            rows = await connection.fetch(self._sql["numbers_patiently"], len(jobs), patience_ms)
+        numbers = [row[0] for row in rows]
         first: dict[str, tuple[int, int]] = {}
         for id, job in zip(numbers, jobs, strict=True):
             if job.unique_key is not None:

@@ -1,8 +1,8 @@
 """Partition keys as session-level advisory locks, on one connection of their own.
 
 The other way to keep two jobs of one key apart; the default is a table. Locks are asked for and
-given back in batches. They end with their connection, so whoever loses it has lost every key: what
-those runs say is refused, and their jobs are run again.
+given back in batches. They end with their connection, so whoever loses it has lost every key: those
+runs are stopped as soon as the loss is known, what they say is refused, and their jobs run again.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 
 from fairway.errors import FairwayError
-from fairway.jobs.stores.postgres.connections import CONNECT_TIMEOUT_S, answering
+from fairway.jobs.stores.postgres.connections import (
+    COMMAND_TIMEOUT_S,
+    CONNECT_TIMEOUT_S,
+    answering,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from fairway.jobs.stores.postgres.connections import Connection
 
@@ -42,6 +46,8 @@ class KeyLocks:
         self._connection: Connection | None = None
         self._held: dict[str, tuple[int, int]] = {}
         self._by_claim: dict[tuple[int, int], str] = {}
+        self.told: list[Callable[[Mapping[int, int]], None]] = []
+        """Who hears of jobs, and the tokens of their claims, whose keys were lost."""
 
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None
@@ -96,12 +102,7 @@ class KeyLocks:
             with answering(sent=False):
                 if self._connection is None or self._connection.is_closed():
                     self._lost()
-                    self._connection = await asyncpg.connect(
-                        self._dsn,
-                        timeout=CONNECT_TIMEOUT_S,
-                        server_settings={"application_name": f"fairway {self._schema} keys"},
-                    )
-                    self._connection.add_termination_listener(lambda _: self._lost())
+                    self._connection = await self._connect()
                 rows: list[Any] = await self._connection.fetch(text, self._schema, keys)
                 return rows
         except FairwayError:
@@ -112,9 +113,22 @@ class KeyLocks:
             self._lost()
             raise
 
+    async def _connect(self) -> Connection:
+        connection = await asyncpg.connect(
+            self._dsn,
+            timeout=CONNECT_TIMEOUT_S,
+            command_timeout=COMMAND_TIMEOUT_S,
+            server_settings={"application_name": f"fairway {self._schema} keys"},
+        )
+        connection.add_termination_listener(lambda _: self._lost())
+        return connection
+
     def _lost(self) -> None:
         """The connection is gone, and with it every lock."""
-        if self._by_claim:
-            logger.error("%d partition keys were lost with their connection", len(self._by_claim))
+        claims = list(self._by_claim)
         self._held.clear()
         self._by_claim.clear()
+        if claims:
+            logger.error("%d partition keys were lost with their connection", len(claims))
+            for tell in list(self.told):
+                tell(dict(claims))

@@ -47,7 +47,9 @@ def _rules() -> dict[str, str]:
     points_per_s = SECOND_NS // POINT_NS
     return {
         "unhappy": _letters(moves.UNHAPPY),
-        "hearing": _letters(moves.where(lambda job: moves.signalled(job._replace(names="s"), "s"))),
+        "hearing": _letters(
+            moves.where(lambda job: moves.signalled(job._replace(names=("s",)), "s"))
+        ),
         "alike": " and ".join(f"{name} = ${at}" for at, name in enumerate(moves.LIKE, 3)),
         "dies": " or ".join(f"{' + '.join(terms)} >= {most}" for terms, most in moves.DEATH),
         "death": f"'{before}' || crashes || '{behind}'",

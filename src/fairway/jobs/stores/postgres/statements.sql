@@ -27,6 +27,13 @@ select id, queue, tenant, band, skill from fw.lane
 -- numbers: for jobs to come, in order
 select nextval('fw.job_id') from generate_series(1, $1::int)
 
+-- patience: how long this transaction waits for each lock from here on, in milliseconds
+select set_config('lock_timeout', $1::int::text, true)
+
+-- numbers_patiently: the same two, in one
+select nextval('fw.job_id'), set_config('lock_timeout', $2::int::text, true)
+from generate_series(1, $1::int)
+
 -- until: without a window not a moment beyond its job; transactions disagree about the time it is
 case when w.window_us > 0 then fw.now_() + w.window_us * interval '1 microsecond'
     else '-infinity' end
@@ -496,7 +503,8 @@ returning id
 
 -- tell: a signal into an inbox, and its job awake if it waited for that
 with held as (
-    select id, status in ({hearing}) and coalesce($2 = any(names), false) as wakes
+    select id, status in ({hearing}) and coalesce($2 = any(names), false)
+        and array_position(names, null) is null as wakes
     from fw.job where id = $1 for no key update
 ), told as (
     update fw.job j set inbox = j.inbox + 1, status = case when h.wakes then 'r' else j.status end
@@ -682,17 +690,18 @@ with back as (
         and not exists (select 1 from fw.job c where c.parent = h.id and c.notify is not null)
         and (h.ukey is null or h.id = any($2::bigint[]))
     returning *, not $3 and case
-        when names is null
+        when names is null or waited_until is null or array_position(names, null) is not null
         then exists (select 1 from fw.job c where c.parent = h.id and c.notify is null)
-        else waited_until is not null
-            and not exists (select 1 from fw.signal s where s.job = h.id and s.name = any(h.names))
+        else not exists (select 1 from fw.signal s where s.job = h.id and s.name = any(h.names))
         end as waits
 ), revived as (
     insert into fw.job (id, lane, state, progress, enqueued_at, spawned, retries, runs, status,
         names, timed_out, inbox, {columns})
     select id, lane, state, progress, enqueued_at, true, retries + 1,
         greatest(runs, (select max(a.number) from fw.attempt a where a.job = back.id)),
-        case when waits then 'w' else 'r' end, case when not $3 then names end,
+        case when waits then 'w' else 'r' end,
+        case when $3 then null when waited_until is null and array_position(names, null) is null
+            then array_append(names, null) else names end,
         timed_out and not $3,
         case when $3 then 0 else (select count(*) from fw.signal s where s.job = back.id) end,
         {columns}

@@ -47,11 +47,12 @@ from fairway.jobs.stores.postgres.schema import in_schema, migrate
 from fairway.jobs.stores.postgres.settling import PATIENCE_MS, PostgresSettling, lanes_with
 from fairway.jobs.stores.postgres.timetable import PostgresTimetable
 from fairway.jobs.stores.postgres.upkeep import PostgresUpkeep
+from fairway.jobs.stores.postgres.waiting import WaitingLine
 from fairway.jobs.stores.postgres.within import Guests
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from fairway.jobs.job import (
         Claim,
@@ -96,12 +97,14 @@ class PostgresStore:
         `lock_timeout_ns` is how long a call waits for a transaction of somebody else that is in its
         way, such as one that has enqueued the same unique key and is not committed yet; then it is
         refused with `LockTimeout`, and nothing has changed. Raising it bears longer transactions
-        and lets their neighbours hang for longer. A worker whose jobs spawn such a key does not
-        hang: what they said is settled when the transaction has ended.
+        and lets their neighbours hang for longer. Those who wait for a key have half of the
+        connections at most, and the others stand in line, for as long as that. A worker whose jobs
+        spawn such a key does not hang: what they said is settled when the transaction has ended.
 
         `keys` says how partition keys are held, and all workers of a schema must agree: in a table,
         which poolers do not disturb and which can keep strict order, or as advisory locks of one
-        session.
+        session. When that session ends others may run the keys at once: the runs that had them are
+        stopped as soon as this process hears of it, and a thread only when it asks.
 
         `claims` says what of a claim is on disk when it is made. Those under a partition key or a
         limit always are; with `durable` all of them, and a crash of the database undoes none.
@@ -133,6 +136,7 @@ class PostgresStore:
         self._low_water = LowWater()
         self._locks = KeyLocks(dsn, schema) if keys == "advisory" else None
         self._intake = PostgresIntake(self._connections, self._lanes)
+        self._line = WaitingLine(self._connections, connections, lock_timeout_ns // MILLISECOND_NS)
         self._guests = Guests(self._connections, lock_timeout_ns // MILLISECOND_NS)
         patience_ms = min(PATIENCE_MS, lock_timeout_ns // MILLISECOND_NS)
         self._settling = PostgresSettling(self._sql, self._intake, self._lanes, patience_ms)
@@ -173,15 +177,16 @@ class PostgresStore:
             return await self._intake.add_alike(jobs)
         await self._lanes.ensure({lane_of(job) for job in distinct(jobs)})
 
-        async def add(connection: Any) -> list[Enqueued]:
+        async def add(connection: Any, patience_ms: int | None = None) -> list[Enqueued]:
             if cursor is not None:
                 name, epoch, seq, first = cursor
                 first = seq if first is None else first
                 if not await connection.fetchval(self._sql["move_cursor"], name, epoch, seq, first):
                     return []
-            return await self._intake.add(connection, jobs)
+            return await self._intake.add(connection, jobs, patience_ms)
 
-        one = cursor is None and all(job.unique_key is None for job in distinct(jobs))
+        keyed = any(job.unique_key is not None for job in distinct(jobs))
+        one = cursor is None and not keyed
         if within is not None:
             guest = await self._guests.welcome(within)
             if one:
@@ -190,6 +195,8 @@ class PostgresStore:
                 return await add(guest)
         if one:
             return await self._connections.statement(add)  # one statement commits itself
+        if keyed:
+            return await self._line.transaction(add)
         return await self._connections.transaction(add)
 
     async def cursor(self, name: str) -> Cursor | None:
@@ -234,6 +241,14 @@ class PostgresStore:
 
     def heart(self) -> PostgresHeart:
         return PostgresHeart(self._dsn, self._sql, gave_back=self._low_water.clear)
+
+    def on_keys_lost(self, tell: Callable[[Mapping[int, int]], None]) -> Callable[[], None]:
+        """See `KeysMayGo`. Keys in the table stay until their jobs are settled or reaped."""
+        if self._locks is None:
+            return lambda: None
+        told = self._locks.told
+        told.append(tell)
+        return lambda: told.remove(tell)
 
     # The exchange
 
@@ -298,6 +313,7 @@ class PostgresStore:
                 kept = {(one.claim.id, one.claim.token) for one in out.postponed}
                 given = {(claim.id, claim.token) for claim in keyed} - kept
                 await self._locks.give_back(given)
+                await self._without_keys(self._locks, worker, token, out)
             return out
         # A claim that a crash of the database undoes is made again, and its first run is stopped by
         # the heartbeat: it need not be on disk. Those under a key or a limit ask for it themselves.
@@ -305,6 +321,17 @@ class PostgresStore:
             return await self._claiming.transaction(self._relaxed, trade, asked)
         out = await self._relaxed.statement(trade)  # one statement commits itself
         return await self._claim_left(worker, token, left, out)
+
+    async def _without_keys(self, locks: KeyLocks, worker: int, token: int, out: Exchanged) -> None:
+        """Give back what was claimed and has lost its key since: its worker was told too early."""
+        while gone := [
+            claim
+            for claim in out.claims
+            if claim.partition_key is not None and not locks.holds((claim.id, claim.token))
+        ]:
+            out.claims = [claim for claim in out.claims if claim not in gone]
+            with suppress(FairwayError):  # the next heartbeat gives back what nobody knows of
+                await self.exchange(worker, token, [put_off(claim, 0) for claim in gone])
 
     async def _claim_left(
         self, worker: int, token: int, left: Mapping[Lane, int], out: Exchanged
@@ -467,7 +494,8 @@ class PostgresStore:
         return jobs - left
 
     async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
-        async def revive(connection: Connection) -> list[int]:
+        async def revive(connection: Connection, patience_ms: int) -> list[int]:
+            await connection.fetch(self._sql["patience"], patience_ms)
             # Who retries a child and who retries its parent wait for each other here; the second
             # one sees in the statements that follow what the first one did.
             rows = await connection.fetch(self._sql["lock_ended"], list(jobs))
@@ -492,7 +520,7 @@ class PostgresStore:
             revived = await connection.fetch(self._sql["revive"], list(jobs), list(holders), anew)
             return [row["id"] for row in revived]
 
-        revived = set(await self._connections.transaction(revive))
+        revived = set(await self._line.transaction(revive))
         self._low_water.clear()
         return [id for id in dict.fromkeys(jobs) if id in revived]
 

@@ -9,7 +9,7 @@ from fairway.errors import Closing
 from fairway.jobs.attempts import AttemptFate, JobAttempt, attempts_of
 from fairway.jobs.job import Job, Limits, QueueState, Status
 from fairway.jobs.limits import stored_limits
-from fairway.jobs.moves import QueueFacts, Surroundings, WaitReason, why_waits
+from fairway.jobs.moves import QueueFacts, Surroundings, WaitReason, signals_awaited, why_waits
 from fairway.jobs.presence import KindState, WorkerState, kind_state, kinds_in, queues_in
 from fairway.jobs.store import Cursor
 from fairway.jobs.stores.sqlite.claiming import running_jobs
@@ -446,7 +446,7 @@ def _job(values: tuple[Any, ...]) -> Job:
         runs=row.runs,
         ran_by=row.worker if runs else row.ran_by if done else None,
         started_wall_ns=row.claimed_ns if runs else row.started_ns if done else None,
-        waits_for=names_in(row.names) if status is Status.WAITING else (),
+        waits_for=signals_awaited(names_in(row.names)) if status is Status.WAITING else (),
         progress=row.progress,
         result=row.result,
         error=row.error,

@@ -204,7 +204,8 @@ ALTER TABLE job ADD COLUMN runs INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE job ADD COLUMN ran_by INTEGER;
 ALTER TABLE job ADD COLUMN started_ns INTEGER;
 UPDATE job SET runs = attempt + crashes WHERE attempt + crashes > 0;
-UPDATE unique_key SET orphaned = 1 WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.id = unique_key.job);
+UPDATE unique_key SET orphaned = 1
+WHERE NOT EXISTS (SELECT 1 FROM job WHERE job.id = unique_key.job);
 CREATE INDEX job_trace ON job ({TRACE_ID}) WHERE trace IS NOT NULL;
 CREATE TABLE attempt (
     job INTEGER NOT NULL,

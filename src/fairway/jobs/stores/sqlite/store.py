@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fairway.errors import Closing, InvalidConfig
 from fairway.jobs.job import NO_TENANT, Status, distinct
-from fairway.jobs.moves import Facts, cancelled, may_be_retried, reason_to_end, retried
+from fairway.jobs.moves import Facts, cancelled, may_be_retried, names_again, reason_to_end, retried
 from fairway.jobs.store import NO_OFFER, Cancelled, Delivered, Exchanged, retry_order
 from fairway.jobs.stores.sqlite import claiming, upkeep
 from fairway.jobs.stores.sqlite.browsing import SqliteReader
@@ -42,7 +42,7 @@ from fairway.jobs.stores.sqlite.schema import (
 )
 from fairway.jobs.stores.sqlite.settling import SqliteSettling
 from fairway.jobs.stores.sqlite.timetable import SqliteTimetable
-from fairway.jobs.stores.sqlite.transaction import REASON, names_in, numbers
+from fairway.jobs.stores.sqlite.transaction import REASON, names_column, names_in, numbers
 from fairway.jobs.stores.sqlite.within import OPENED, add_within
 from fairway.jobs.stores.sqlite.writer import SqliteWriter
 from fairway.runtime.blocking import BlockingPool
@@ -457,10 +457,11 @@ def _retry(jobs: Sequence[int], anew: bool, transaction: Transaction) -> list[in
                 "INSERT OR REPLACE INTO unique_key (key, job, until_ns) VALUES (?, ?, ?)",
                 (row.unique_key, id, transaction.now_ns + row.window_ns),
             )
+        names = names_again(job)
         execute(
             "UPDATE job SET attempt = 0, crashes = 0, retries = retries + 1,"
-            " error = NULL, result = NULL, waited_until_ns = NULL WHERE id = ?",
-            (id,),
+            " error = NULL, result = NULL, waited_until_ns = NULL, names = ? WHERE id = ?",
+            (names_column(names), id),
         )
         if anew:
             execute("UPDATE job SET timed_out = 0, names = NULL WHERE id = ?", (id,))
@@ -468,8 +469,8 @@ def _retry(jobs: Sequence[int], anew: bool, transaction: Transaction) -> list[in
             # What went with its inbox may be sent again; what it has dealt with may not.
             execute("DELETE FROM signal_key WHERE job = ? AND consumed_ns IS NULL", (id,))
         again.add(id)
-        waits = not anew and transaction.still_waits(id, job.names)
-        if retried(job, anew=anew, waits=waits).to is Status.WAITING:
+        waits = not anew and transaction.still_waits(id, names)
+        if retried(anew=anew, waits=waits).to is Status.WAITING:
             execute(
                 f"UPDATE job SET status = {WAITING}, due_ns = ? WHERE id = ?",
                 (row.waited_until_ns or None, id),

@@ -14,7 +14,15 @@ from msgspec import json
 
 from fairway.jobs.attempts import ATTEMPTS_MAX
 from fairway.jobs.job import Status, ending
-from fairway.jobs.moves import Facts, child_ended, key_is_free, signalled, still_waits, where
+from fairway.jobs.moves import (
+    Facts,
+    child_ended,
+    key_is_free,
+    signalled,
+    still_waits,
+    waits_for_children,
+    where,
+)
 from fairway.jobs.store import Delivered
 from fairway.jobs.stores.sqlite.schema import (
     CODES,
@@ -29,7 +37,7 @@ from fairway.jobs.stores.sqlite.schema import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from fairway.jobs.job import Lane
     from fairway.jobs.stores.sqlite.lanes import Names
@@ -90,12 +98,12 @@ def numbers(ids: Collection[int]) -> Any:
     return apsw.carray(array("q", ids or (0,)))  # an empty one has no address; no job is 0
 
 
-def names_column(names: Sequence[str]) -> str | None:
+def names_column(names: Collection[str | None]) -> str | None:
     return json.encode(names).decode() if names else None
 
 
-def names_in(column: str | None) -> tuple[str, ...]:
-    return json.decode(column, type=tuple[str, ...]) if column is not None else ()
+def names_in(column: str | None) -> tuple[str | None, ...]:
+    return json.decode(column, type=tuple[str | None, ...]) if column is not None else ()
 
 
 class Transaction:
@@ -188,16 +196,15 @@ class Transaction:
             return Delivered(id, True, self._lane(id))
         return Delivered(id, True, None)
 
-    def still_waits(self, id: int, names: Collection[str]) -> bool:
-        """Whether no signal of these names is there; without names, whether a child has not ended
-        that the job counts."""
-        if names:
+    def still_waits(self, id: int, names: Collection[str | None]) -> bool:
+        """Whether what a job that has these names waits for has not come."""
+        if not waits_for_children(names):
             rows = self.connection.execute("SELECT name FROM signal WHERE job = ?", (id,))
             return still_waits(names, [name for (name,) in rows.fetchall()], False)
         (awaited,) = self.connection.execute(
             f"SELECT {AWAITED} FROM job WHERE id = ?", (id,)
         ).fetchone()
-        return still_waits((), (), bool(awaited))
+        return still_waits(names, (), bool(awaited))
 
     def keyed(self, key: str) -> int | None:
         """The job a unique key stands for, as long as it does."""
