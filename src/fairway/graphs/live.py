@@ -247,6 +247,7 @@ class LiveGraph:
         self.accumulator(name)
         if name not in self.readers:
             raise Conflict(f"source {name!r} has no feed to restart", code="source_without_feed")
+        self._check_stays()
         task = self._tasks.get(name)
         if task is not None and not task.done():
             raise Conflict(f"source {name!r} runs", code="source_running")
@@ -398,12 +399,15 @@ class LiveGraph:
         return await self.reactor.force(values)
 
     def _check_running(self) -> None:
+        self._check_stays()
+        if self.journal is not None and self._around.check_writable is not None:
+            self._around.check_writable()
+
+    def _check_stays(self) -> None:
         if self.reactor.stopped is not None:
             raise Closing(f"graph {self.graph.name!r} does not run: {self.reactor.stopped}")
         if self._draining:
             raise Closing(f"graph {self.graph.name!r} is being unloaded")
-        if self.journal is not None and self._around.check_writable is not None:
-            self._around.check_writable()
 
     def _consumed(self, source: str, marks: Marks) -> None:
         reader = self.readers.get(source)

@@ -410,7 +410,7 @@ async def restart_graph(host: Host, request: Request, graph: str) -> Reply:
             note.detail = f"source {message.source}"
             managed.running().restart_source(message.source)
         else:
-            await host.part(Graphs).restart(graph, managed.graph.tenant, wait=False)
+            managed = await host.part(Graphs).restart(graph, managed.graph.tenant, wait=False)
             await _wait_started(host, managed)
     return json_reply(summary_of(managed))
 
@@ -428,7 +428,7 @@ async def load_graph(host: Host, request: Request) -> Reply:
         try:
             await _wait_started(host, managed)
         except Conflict:
-            await host.part(Graphs).unload(declared.name, declared.tenant)
+            await host.part(Graphs).withdraw(managed)
             raise
     return json_reply(summary_of(managed), 201)
 
