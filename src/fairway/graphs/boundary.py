@@ -14,7 +14,7 @@ import msgspec
 
 from fairway.errors import InvalidConfig, InvalidRequest
 from fairway.graphs.finite import finite_check
-from fairway.runtime.usercode import reraise_interrupt
+from fairway.runtime.usercode import reraise_interrupt, without_task
 from fairway.runtime.words import named
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Schema:
                     f" and there is no upgrade from {step}"
                 )
             try:
-                plain = self.upgrades[step](plain)
+                plain = without_task(self.upgrades[step], plain)
             except BaseException as error:
                 reraise_interrupt(error)
                 raise InvalidRequest(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fairway.core.backoff import BackoffConfig
@@ -25,6 +26,7 @@ from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Ticket
 from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.turn import TURN
+from fairway.runtime.usercode import without_task
 from fairway.runtime.words import is_a, said, told
 
 if TYPE_CHECKING:
@@ -205,9 +207,10 @@ class LiveGraph:
         for number, (epoch, effects) in sorted(kept.unsent.items()):
             self.outbox.send(number, effects, epoch)
         for name, accumulator in self.accumulators.items():
-            accumulator.restore(kept.kept(name), queued=name in self.limits.queued)
+            queued = name in self.limits.queued
+            without_task(partial(accumulator.restore, kept.kept(name), queued=queued))
         for offset, name, stored in kept.waiting(self.accumulators):
-            self.accumulators[name].replay(offset, stored)
+            without_task(self.accumulators[name].replay, offset, stored)
 
     def start_source(self, name: str) -> None:
         """Read the feed of a source, and begin again when it dies."""
@@ -389,7 +392,10 @@ class LiveGraph:
         if values is not None:
             checked = self.graph.checked(values)
             sources = self.graph.sources
-            values = {name: sources[name].schema.fitting(each) for name, each in checked.items()}
+            values = {
+                name: without_task(sources[name].schema.fitting, each)
+                for name, each in checked.items()
+            }
             for name, each in values.items():
                 self.accumulators[name].check_given(each)
             # A state is what the graph keeps, not what it is given: it stays unless it is named.

@@ -217,6 +217,87 @@ def test_a_listener_that_fails_harms_nobody(checkpoint: bool) -> None:
     run_graph(graph, play)
 
 
+def cancels(value: Any) -> Any:
+    """Code of the user's that cancels the task in which it finds itself."""
+    if (task := asyncio.current_task()) is not None:
+        task.cancel()
+    return value
+
+
+class Cancels(msgspec.Struct):
+    n: int
+
+    def __post_init__(self) -> None:
+        cancels(self)
+
+
+CANCELLING: dict[str, dict[str, Any]] = {
+    "through": {"through": cancels},
+    "dedupe": {"dedupe": cancels},
+    "at": {"batch": Window(seconds=1, at=cancels)},
+}
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("name", CANCELLING)
+def test_what_shapes_a_push_does_not_see_the_task_of_its_caller(
+    name: str, checkpoint: bool
+) -> None:
+    n = Source("n", int, **CANCELLING[name])
+    graph = same(n, checkpoint=checkpoint)
+    went_on: list[int] = []
+
+    async def push() -> None:
+        await graph.push(n, 1)
+        graph.push_nowait(n, 2)
+        await asyncio.sleep(0)
+        went_on.append(2)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        caller = asyncio.create_task(push())
+        await asyncio.wait({caller})
+        assert not caller.cancelled()
+        assert went_on == [2]
+        if checkpoint:
+            await kit.restart()  # what was kept is taken in again, in the task of the graph
+            await kit.settled()
+            assert kit.state(graph).recoveries == ()
+            await graph.push(n, 3)
+
+    run_graph(graph, play)
+
+
+def test_neither_a_type_nor_an_upgrade_sees_the_task_that_needs_it() -> None:
+    def graph_of(version: int) -> Graph:
+        upgrades = {1: cancels} if version == 2 else None
+        n = Source("n", Cancels, version=version, upgrades=upgrades)
+        m = Source("m", int)
+        graph = Graph("g", when=all_(n, m), inputs="sequential", checkpoint=True)
+
+        @graph.node
+        def it(n: Cancels, m: int) -> int:
+            return n.n
+
+        return graph
+
+    async def main() -> None:
+        wal = MemoryWal()
+        async with Fairway(wal, jobs="memory:", worker=None) as app:
+            first = graph_of(1)
+            await app.graphs.load(first)
+            await first.push("n", {"n": 1})
+        async with Fairway(wal.kill(), jobs="memory:", worker=None) as app:
+            second = graph_of(2)
+            await app.graphs.load(second)
+            firing = await second.ask("m", 1)
+            assert firing is not None
+            assert firing.output == 1
+            assert (await second.fire({"n": {"n": 2}, "m": 1})).output == 2
+            await asyncio.sleep(0)
+
+    run(main)
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_node_that_meets_a_cancelled_future_fails_like_any_other(waits: bool) -> None:
     n = Source("n", int)

@@ -25,6 +25,7 @@ from fairway.errors import (
 )
 from fairway.graphs.engine import Graphs
 from fairway.graphs.loading import graph_at
+from fairway.runtime.usercode import without_task
 from fairway.server.access.audit import Audit
 from fairway.server.fronts.graphs import views
 from fairway.server.fronts.graphs.views import full_name, summary_of
@@ -258,7 +259,7 @@ def _boundaries(accumulator: Accumulator, message: PushRequest) -> tuple[list[An
         encoded = bytes(raw)  # type: ignore[arg-type]
         size += len(encoded)
         try:
-            values.append(accumulator.source.event_schema.of_json(encoded))
+            values.append(without_task(accumulator.source.event_schema.of_json, encoded))
         except InvalidRequest as error:
             if raws is not events:
                 raise
@@ -364,7 +365,8 @@ def _cache_of(managed: Managed, cache: Mapping[str, msgspec.Raw]) -> dict[str, A
         if name not in managed.graph.sources:
             raise NotFound("source", name)
         try:
-            values[name] = managed.graph.sources[name].schema.of_json(bytes(raw))
+            schema = managed.graph.sources[name].schema
+            values[name] = without_task(schema.of_json, bytes(raw))
         except InvalidRequest as error:
             raise InvalidRequest(f"cache.{name}: {error}") from None
     return values
