@@ -239,6 +239,7 @@ class LiveGraph:
             report=lambda event: self._happened(event),
             clock=self._around.clock,
             tells_health=True,
+            heeds_stop=False,
         )
         self._feeds[name] = supervised
         self._tasks[name] = self._group.create_task(
