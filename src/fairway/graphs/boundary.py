@@ -99,6 +99,9 @@ class Schema:
             return self._json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"the boundary does not decode: {error}") from None
+        except BaseException as error:  # of the type itself, which may have code of its own
+            reraise_interrupt(error)
+            raise InvalidRequest(f"the boundary does not decode: {named(error)}") from error
 
     def of_plain(self, data: Any) -> Any:
         """A value from dicts and lists, checked in the same way."""
@@ -106,6 +109,9 @@ class Schema:
             return msgspec.convert(data, self.type)
         except (msgspec.ValidationError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the boundary does not fit: {error}") from None
+        except BaseException as error:  # of the type itself, or of what was given
+            reraise_interrupt(error)
+            raise InvalidRequest(f"the boundary does not fit: {named(error)}") from error
 
     def fitting(self, value: Any) -> Any:
         """A value as it is if it is one of this type; else from plain data, checked."""

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fairway.core.backoff import BackoffConfig
-from fairway.errors import Closing, Conflict, FairwayError, GaveUp, NotFound, SourceFailed
+from fairway.errors import (
+    Closing,
+    Conflict,
+    FairwayError,
+    GaveUp,
+    InvalidRequest,
+    NotFound,
+    SourceFailed,
+)
 from fairway.graphs.accumulator import Accumulator
 from fairway.graphs.checkpoint import Began, Checkpoint, Limits, Recovered, Sent
 from fairway.graphs.feed import Surroundings
@@ -27,10 +36,10 @@ from fairway.graphs.tickets import Ticket
 from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.turn import TURN
 from fairway.runtime.usercode import without_task
-from fairway.runtime.words import is_a, said, told
+from fairway.runtime.words import brief, is_a, said, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from random import Random
 
     from fairway.graphs.boundary import Marks
@@ -329,6 +338,8 @@ class LiveGraph:
     # What comes in
 
     def accumulator(self, source: str) -> Accumulator:
+        if not isinstance(source, str):
+            raise InvalidRequest(f"a source is given by its name, not {brief(source)}")
         found = self.accumulators.get(source)
         if found is None:
             raise NotFound("source", source)
@@ -391,6 +402,8 @@ class LiveGraph:
     async def force(self, values: Mapping[str, Any] | None = None) -> Firing:
         """Fire now; with `values`, plain data or boundaries by source, as the whole cache."""
         if values is not None:
+            if not isinstance(values, Mapping):
+                raise InvalidRequest(f"the cache is a mapping by source, not {brief(values)}")
             checked = self.graph.checked(values)
             sources = self.graph.sources
             values = {

@@ -22,6 +22,7 @@ from fairway import (
     Source,
     Window,
     all_,
+    any_,
     debounce,
     retry,
     where,
@@ -213,6 +214,51 @@ def test_a_listener_that_fails_harms_nobody(checkpoint: bool) -> None:
             await graph.settled()
         assert graph.fired == 3
         assert heard == [0, 1, 2]
+
+    run_graph(graph, play)
+
+
+class Raises(msgspec.Struct):
+    n: int
+
+    def __post_init__(self) -> None:
+        raise AttributeError("of the type")
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_wrong_calls_of_a_graph_are_refused_with_an_error_of_our_own(checkpoint: bool) -> None:
+    feed = TestFeed()
+    d, r = Source("d", dict[str, int]), Source("r", Raises, feed=feed)
+    graph = Graph("g", when=any_(d, r), inputs="sequential", checkpoint=checkpoint)
+
+    @graph.node
+    def it(d: dict[str, int] | None, r: Raises | None) -> int:
+        return len(d or {})
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for wrong in (range(3), memoryview(b"x"), object(), lambda: 0):
+            with pytest.raises(InvalidRequest):
+                await graph.push("d", wrong)
+            with pytest.raises(InvalidRequest):
+                graph.push_nowait("d", wrong)
+            with pytest.raises(InvalidRequest):
+                await graph.fire({"d": wrong})
+        for cache in (5, 5.0, [1], "d", object()):
+            with pytest.raises(InvalidRequest, match="the cache is a mapping by source"):
+                await graph.fire(cache)  # type: ignore[arg-type]
+        for name in ([], {}, 5, None):
+            with pytest.raises(InvalidRequest, match="a source is given by its name"):
+                graph.running.restart_source(name)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="AttributeError: of the type"):
+            await graph.push("r", {"n": 1})
+        feed.push(b'{"n": 1}', {"n": 1})  # what a feed brings of it is kept aside
+        await kit.advance(1)
+        assert len(graph.dead_letters) == 2
+        assert kit.state(graph).recoveries == ()
+        assert graph.fired == 0
+        found = await graph.ask("d", {"a": 1})
+        assert found is not None
+        assert found.output == 1
 
     run_graph(graph, play)
 
