@@ -257,6 +257,18 @@ def server_of(given: str | None, *, environ: Mapping[str, str] | None = None) ->
     return given or environ.get("FAIRWAY_SERVER", "").strip() or None
 
 
+def seed_of(given: int | None, *, environ: Mapping[str, str] | None = None) -> int | None:
+    """The seed that tests play with again: what was given, else `FAIRWAY_SEED`."""
+    environ = os.environ if environ is None else environ
+    text = environ.get("FAIRWAY_SEED", "").strip()
+    if given is not None or not text:
+        return given
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidConfig(f"FAIRWAY_SEED: a seed is a whole number, not {text!r}") from None
+
+
 def parse_duration_ms(text: str) -> int:
     """Milliseconds of `500ms`, `30s`, `15m`, `1h`, `7d` or `2w`.
 

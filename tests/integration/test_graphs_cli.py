@@ -235,3 +235,52 @@ def test_the_async_client_watches(url: str) -> None:
             assert globex.fired == 0
 
     asyncio.run(scenario())
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["--help"], ["graph", "ls"], ["graph", "ls", "--json"]])
+def test_output_that_cannot_be_written_is_told_in_a_line(
+    url: str, words: list[str], unbuffered: str
+) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fairway", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "FAIRWAY_URL": url, "PYTHONUNBUFFERED": unbuffered},
+            cwd=ROOT,
+            text=True,
+            check=False,
+        )
+    assert done.stderr == "Error: the output cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["show", "\udcff"], "is no text that can be sent"),
+        (["ls", "--tenant", "\udcff"], "is no text that can be sent"),
+        (["push", "both", "\udcff", "1"], "is no text that can be sent"),
+        (["show", ""], "'' names neither a graph nor a source"),
+        (["push", "both", "..", "1"], "'..' names neither a graph nor a source"),
+    ],
+)
+def test_a_name_that_cannot_be_one_is_refused_in_a_line(
+    url: str, words: list[str], said: str
+) -> None:
+    result = fairway(url, *words)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    assert said in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_push_waits_no_longer_than_the_server_lets_it(url: str) -> None:
+    good(url, "push", "pricing", "quotes", QUOTE, "--wait", "99999999999999d")
+    with Client(url) as client:
+        assert client.graphs.push("pricing", "quotes", json.loads(QUOTE), wait_s=float("inf")) == 1
+        for wrong in (float("nan"), -1, "5", True):
+            with pytest.raises(InvalidRequest, match="wait_s is a number of seconds"):
+                client.graphs.push("pricing", "quotes", {}, wait_s=wrong)  # type: ignore[arg-type]

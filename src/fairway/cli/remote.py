@@ -40,6 +40,8 @@ class RemoteGroup(click.Group):
             raise Interrupted("") from None
         except FairwayError as error:
             raise click.ClickException(explained(error)) from None
+        except UnicodeEncodeError as error:  # an argument of bytes that are no UTF-8
+            raise click.ClickException(f"{error.object!r} is no text that can be sent") from None
 
 
 class Remote:

@@ -16,6 +16,7 @@ from fairway.client.protocol import MS_NS, Call, Query, reading
 from fairway.errors import InvalidRequest, Throttled
 from fairway.wire import graphs as wire
 from fairway.wire.encoding import encode_given
+from fairway.wire.topics import WAIT_MS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +45,19 @@ _firings_event = msgspec.json.Decoder(wire.FiringsEvent).decode
 
 
 def _path(graph: str, *more: str) -> str:
-    return "/".join((GRAPHS, *(quote(each, safe="") for each in (graph, *more))))
+    return "/".join((GRAPHS, *map(_segment, (graph, *more))))
+
+
+def _segment(name: str) -> str:
+    """A name in a path. Raises `InvalidRequest` for one that would ask for something else."""
+    if not isinstance(name, str):
+        raise InvalidRequest(f"graphs and sources are named by texts, not a {type(name).__name__}")
+    if name in ("", ".", ".."):
+        raise InvalidRequest(f"{name!r} names neither a graph nor a source")
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name[:80]!r} is no text that can be sent") from None
 
 
 def _of(tenant: str | None, *more: tuple[str, str]) -> Query:
@@ -116,12 +129,22 @@ def svg(name: str, tenant: str | None) -> Call[str]:
     return Call(method="GET", path=_path(name, "graph.svg"), query=_of(tenant), decode=bytes.decode)
 
 
+def _wait_ms(wait_s: float | None) -> int:
+    """How long a push may wait for room, as the server has it: never longer than that allows."""
+    if wait_s is None:
+        return wire.PUSH_WAIT_MS
+    if isinstance(wait_s, bool) or not isinstance(wait_s, int | float) or not wait_s >= 0:
+        raise InvalidRequest(f"wait_s is a number of seconds, not {str(wait_s)[:80]}")
+    return round(min(wait_s, WAIT_MS_MAX / 1000) * 1000)
+
+
 def push(
     name: str, source: str, events: Sequence[Any], tenant: str | None, wait_s: float | None
 ) -> Call[wire.PushReply]:
     if not events:
         raise InvalidRequest("there is nothing to push")
-    more = () if wait_s is None else (("wait_ms", str(round(wait_s * 1000))),)
+    wait_ms = _wait_ms(wait_s)
+    more = () if wait_s is None else (("wait_ms", str(wait_ms)),)
     message = {"data": events[0]} if len(events) == 1 else {"events": events}
     return Call(
         method="POST",
@@ -131,7 +154,7 @@ def push(
         decode=reading(wire.PushReply),
         mutates=True,
         repeatable=False,
-        wait_ns=wire.PUSH_WAIT_MS * MS_NS if wait_s is None else round(wait_s * 1e9),
+        wait_ns=wait_ms * MS_NS,
     )
 
 

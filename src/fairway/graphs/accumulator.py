@@ -24,7 +24,7 @@ from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Several, Ticket
 from fairway.graphs.waiting import Bell
 from fairway.graphs.windows import Batching, Bound, collector_of
-from fairway.runtime.usercode import reraise_interrupt
+from fairway.runtime.usercode import reraise_interrupt, without_task
 from fairway.runtime.words import brief, described, named, said
 
 if TYPE_CHECKING:
@@ -169,8 +169,9 @@ class Accumulator:
 
     def push(self, value: Any, ticket: Ticket | None) -> None:
         """Take in a value. Raises `Backpressure` or `InvalidRequest`; then nothing happened."""
+        # What runs code of the user's does not see the task of whoever pushes.
         if type(value) is not self._class and self._typed:
-            value = self._fitting(self.source.event_schema, value)
+            value = without_task(self._fitting, self.source.event_schema, value)
         if self._finite is not None:
             try:
                 self._finite(value)
@@ -183,11 +184,11 @@ class Accumulator:
             self._heard()
             self._reactor.arrived(self._name, Boundary(value), ticket)
             return
-        if self.source.through is not None:
-            value = self._through(value)
-        self._push_kept(value, ticket)
+        without_task(self._push_kept, value, ticket)
 
     def _push_kept(self, value: Any, ticket: Ticket | None) -> None:
+        if self.source.through is not None:
+            value = self._through(value)
         # What may refuse it comes first: then nothing happened.
         keys: tuple[Any, ...] = ()
         stored = None

@@ -14,7 +14,7 @@ import msgspec
 
 from fairway.errors import InvalidConfig, InvalidRequest
 from fairway.graphs.finite import finite_check
-from fairway.runtime.usercode import reraise_interrupt
+from fairway.runtime.usercode import reraise_interrupt, without_task
 from fairway.runtime.words import named
 
 if TYPE_CHECKING:
@@ -99,6 +99,9 @@ class Schema:
             return self._json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"the boundary does not decode: {error}") from None
+        except BaseException as error:  # of the type itself, which may have code of its own
+            reraise_interrupt(error)
+            raise InvalidRequest(f"the boundary does not decode: {named(error)}") from error
 
     def of_plain(self, data: Any) -> Any:
         """A value from dicts and lists, checked in the same way."""
@@ -106,6 +109,9 @@ class Schema:
             return msgspec.convert(data, self.type)
         except (msgspec.ValidationError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"the boundary does not fit: {error}") from None
+        except BaseException as error:  # of the type itself, or of what was given
+            reraise_interrupt(error)
+            raise InvalidRequest(f"the boundary does not fit: {named(error)}") from error
 
     def fitting(self, value: Any) -> Any:
         """A value as it is if it is one of this type; else from plain data, checked."""
@@ -151,7 +157,7 @@ class Schema:
                     f" and there is no upgrade from {step}"
                 )
             try:
-                plain = self.upgrades[step](plain)
+                plain = without_task(self.upgrades[step], plain)
             except BaseException as error:
                 reraise_interrupt(error)
                 raise InvalidRequest(

@@ -14,7 +14,8 @@ import random
 import socket
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 from fairway.errors import (
     Closing,
@@ -47,12 +48,12 @@ from fairway.runtime.watchdog import Watchdog
 from fairway.runtime.words import brief, is_a, said, told
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 
     from fairway.core.backoff import BackoffConfig
     from fairway.graphs.checkpoint import Checkpoint, Record
     from fairway.graphs.feed import Arrivals
-    from fairway.graphs.journal import Loaded
+    from fairway.graphs.journal import Journal, Loaded
     from fairway.kernel.kernel import Kernel
     from fairway.runtime.supervision import SupervisionEvent
     from fairway.runtime.telemetry import Series
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
     from fairway.storage.partitions import Partitions
 
 logger = logging.getLogger("fairway.graphs")
+
+T = TypeVar("T")
 
 KIND: Final = "graph"
 """What graphs are called in the catalog of the log."""
@@ -137,7 +140,10 @@ class Graphs(Part):
         self._supervision = supervision
         self._random = random.Random(seed)
         self._managed: dict[tuple[str, str], Managed] = {}
-        self._loading = asyncio.Lock()
+        self._lanes: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        """One command after the other, to each graph; there for as long as one is under way."""
+        self._writing: dict[int, Journal] = {}
+        """What ended graphs still had under way to their partitions."""
         self._closing = True
 
     async def open(self) -> None:
@@ -174,7 +180,11 @@ class Graphs(Part):
             self._kernel.telemetry.collectors.remove(self._series)
         async with asyncio.TaskGroup() as group:
             for managed in list(self._managed.values()):
-                group.create_task(self._end(managed))
+                group.create_task(self._end_last(managed))
+
+    async def _end_last(self, managed: Managed) -> None:
+        async with self._lane(managed.key):  # whoever waits for it is told that the app is closing
+            await self._end(managed)
 
     async def aclose(self) -> None:
         await self._hands.__aexit__(None, None, None)
@@ -268,46 +278,112 @@ class Graphs(Part):
         if not isinstance(graph, Graph):
             raise InvalidRequest(f"a Graph is loaded, not {brief(graph)}")
         graph.build()
-        async with self._loading:
-            if (graph.tenant, graph.name) in self._managed:
-                raise Conflict(f"graph {graph.name!r} is loaded already", code="graph_exists")
-            partition = await self._partition(graph) if graph.checkpoint else None
-            self._check_open()
-            managed = Managed(graph, partition)
-            self._managed[managed.key] = managed
-            self._start(managed)
+        managed = await self._in_lane((graph.tenant, graph.name), lambda: self._load(graph))
         if wait:
             await self.wait_started(managed)
+        return managed
+
+    async def _load(self, graph: Graph) -> Managed:
+        self._check_open()
+        if (graph.tenant, graph.name) in self._managed:
+            raise Conflict(f"graph {graph.name!r} is loaded already", code="graph_exists")
+        partition = await self._partition(graph) if graph.checkpoint else None
+        self._check_open()
+        managed = Managed(graph, partition)
+        self._managed[managed.key] = managed
+        self._start(managed)
         return managed
 
     async def unload(self, name: str, tenant: str | None = None, *, forget: bool = False) -> None:
         """Drain a graph and stop it. With `forget`, what was kept of it goes as well."""
-        managed = self.get(name, tenant)
-        async with self._loading:
-            if self._managed.get(managed.key) is not managed:
-                raise NotFound("graph", name)
-            await self._end(managed)
-            del self._managed[managed.key]
-            if forget and managed.partition is not None:
-                assert self._kernel is not None
-                assert self._log is not None
-                key = _catalog_name(managed.graph)
-                await self._kernel.catalog.remove((KIND, key))
-                self._partitions.pop(key, None)
-                await self._log.delete(managed.partition)
+        self._check_open()
+        key = self.get(name, tenant).key
+        await self._in_lane(key, lambda: self._unload(self.get(key[1], key[0]), forget=forget))
+
+    async def withdraw(self, managed: Managed) -> None:
+        """Unload this one, unless somebody did: what has its name by then is another's."""
+        self._check_open()
+        await self._in_lane(managed.key, lambda: self._withdraw(managed))
+
+    async def _withdraw(self, managed: Managed) -> None:
+        if self._managed.get(managed.key) is managed:
+            await self._unload(managed, forget=False)
+
+    async def _unload(self, managed: Managed, *, forget: bool) -> None:
+        await self._end(managed)
+        del self._managed[managed.key]
+        if forget and managed.partition is not None:
+            assert self._kernel is not None
+            assert self._log is not None
+            key = _catalog_name(managed.graph)
+            await self._kernel.catalog.remove((KIND, key))
+            self._partitions.pop(key, None)
+            await self._log.delete(managed.partition)
 
     async def restart(self, name: str, tenant: str | None = None, *, wait: bool = True) -> Managed:
-        """Start a graph that failed anew; one that runs is stopped first."""
-        managed = self.get(name, tenant)
-        async with self._loading:
-            self._check_open()
-            await self._end(managed)
-            self._check_open()
-            managed.failed = None
-            self._start(managed)
+        """Start a graph that failed anew; one that runs is stopped first.
+
+        It is the one that has the name when its turn comes: if that was unloaded meanwhile,
+        `NotFound` is raised, and none runs.
+        """
+        self._check_open()
+        key = self.get(name, tenant).key
+        managed = await self._in_lane(key, lambda: self._restart(self.get(key[1], key[0])))
         if wait:
             await self.wait_started(managed)
         return managed
+
+    async def _restart(self, managed: Managed) -> Managed:
+        self._check_open()
+        await self._end(managed)
+        self._check_open()
+        managed.failed = None
+        self._start(managed)
+        return managed
+
+    async def _in_lane(
+        self, key: tuple[str, str], command: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Carry out a command when those that were given to the same graph before it are over.
+
+        Two at once could have two of one graph run on one journal. One that began is carried out
+        to its end, whatever becomes of its caller, so that the next one finds a graph that runs or
+        none; a caller who goes away before its turn has asked for nothing.
+        """
+        lane = self._lane(key)
+        await lane.acquire()
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def carry_out() -> None:
+            try:
+                result = await command()
+                if not outcome.done():
+                    outcome.set_result(result)
+            except Exception as error:
+                if outcome.done():
+                    logger.warning("graph %s: a command failed: %s", key[1], told(error))
+                else:
+                    outcome.set_exception(error)
+
+        def over(_: object) -> None:
+            lane.release()
+            if not outcome.done():
+                outcome.set_exception(Closing("the app is closing"))
+
+        try:
+            self._check_open()
+            task = self.spawn(carry_out(), f"graph-{key[1]}-command")
+        except BaseException:
+            lane.release()
+            raise
+        task.add_done_callback(over)
+        return await outcome
+
+    def _lane(self, key: tuple[str, str]) -> asyncio.Lock:
+        found = self._lanes.get(key)
+        if found is None:
+            found = self._lanes[key] = asyncio.Lock()
+        return found
 
     def _check_open(self) -> None:
         if self._closing:
@@ -376,18 +452,25 @@ class Graphs(Part):
 
     async def _end(self, managed: Managed) -> None:
         """Drain what runs, and stop it."""
-        if managed.live is not None:
-            await managed.live.drain(DRAIN_S)
-        task, managed.task = managed.task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait({task})
-        managed.changed()
+        try:
+            if managed.live is not None:
+                await managed.live.drain(DRAIN_S)
+        finally:
+            task, managed.task = managed.task, None
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+            managed.changed()
 
     async def _restored(self, partition: int, graph: Graph) -> Loaded:
         """What was kept of it. While the log cannot be read it is waited for: that is no failure of
         the graph's, and others say what is the matter."""
         assert self._log is not None
+        while (before := self._writing.get(partition)) is not None:
+            # An entry of the life before may still come: read without it, its key would be given
+            # out twice.
+            await before.wait_settled()
+            self._writing.pop(partition, None)
         tries = 0
         while True:
             try:
@@ -445,6 +528,8 @@ class Graphs(Part):
             raise
         finally:
             live.stop(why)
+            if live.journal is not None and live.journal.writing and managed.partition is not None:
+                self._writing[managed.partition] = live.journal
             managed.live = None
             if graph.live is live:
                 graph.live = None

@@ -162,6 +162,7 @@ class Journal:
         self._told: list[Told] = []
         self._bytes = 0
         self._writing: tuple[Operation, list[Told]] | None = None
+        self._submitted = False
         self._scheduled = False
         self._failures = 0
         self._full = False
@@ -200,6 +201,16 @@ class Journal:
         while self.pending:
             if self._closed:
                 raise Closing("the journal was closed before all of it was written")
+            await self._idle.wait()
+
+    @property
+    def writing(self) -> bool:
+        """Whether the log has an entry of it, and has not told what became of that."""
+        return self._submitted
+
+    async def wait_settled(self) -> None:
+        """Wait until the log has nothing of it under way: what it holds then is all of it."""
+        while self._submitted:
             await self._idle.wait()
 
     def close(self) -> None:
@@ -265,12 +276,16 @@ class Journal:
             return
         assert self._writing is not None
         try:
+            self._submitted = True
             self._log.submit_for(_Waiter(self._settled), self._partition, self._writing[0])
         except FairwayError as error:
+            self._submitted = False
             self._failed(error)
 
     def _settled(self, error: BaseException | None) -> None:
+        self._submitted = False
         if self._closed:
+            self._idle.ring()
             return
         if isinstance(error, OutcomeUnknown):
             self._look_up(error)

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fairway.core.backoff import BackoffConfig
-from fairway.errors import Closing, Conflict, FairwayError, GaveUp, NotFound, SourceFailed
+from fairway.errors import (
+    Closing,
+    Conflict,
+    FairwayError,
+    GaveUp,
+    InvalidRequest,
+    NotFound,
+    SourceFailed,
+)
 from fairway.graphs.accumulator import Accumulator
 from fairway.graphs.checkpoint import FORMAT, Began, Checkpoint, Limits, Recovered, Sent
 from fairway.graphs.feed import Surroundings
@@ -25,10 +35,11 @@ from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.tickets import Ticket
 from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.turn import TURN
-from fairway.runtime.words import is_a, said, told
+from fairway.runtime.usercode import without_task
+from fairway.runtime.words import brief, is_a, said, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from random import Random
 
     from fairway.graphs.boundary import Marks
@@ -206,9 +217,10 @@ class LiveGraph:
         for number, (epoch, effects) in sorted(kept.unsent.items()):
             self.outbox.send(number, effects, epoch)
         for name, accumulator in self.accumulators.items():
-            accumulator.restore(kept.kept(name), queued=name in self.limits.queued)
+            queued = name in self.limits.queued
+            without_task(partial(accumulator.restore, kept.kept(name), queued=queued))
         for offset, name, stored in kept.waiting(self.accumulators):
-            self.accumulators[name].replay(offset, stored)
+            without_task(self.accumulators[name].replay, offset, stored)
 
     def start_source(self, name: str) -> None:
         """Read the feed of a source, and begin again when it dies."""
@@ -237,6 +249,7 @@ class LiveGraph:
             report=lambda event: self._happened(event),
             clock=self._around.clock,
             tells_health=True,
+            heeds_stop=False,
         )
         self._feeds[name] = supervised
         self._tasks[name] = self._group.create_task(
@@ -248,6 +261,7 @@ class LiveGraph:
         self.accumulator(name)
         if name not in self.readers:
             raise Conflict(f"source {name!r} has no feed to restart", code="source_without_feed")
+        self._check_stays()
         task = self._tasks.get(name)
         if task is not None and not task.done():
             raise Conflict(f"source {name!r} runs", code="source_running")
@@ -325,6 +339,8 @@ class LiveGraph:
     # What comes in
 
     def accumulator(self, source: str) -> Accumulator:
+        if not isinstance(source, str):
+            raise InvalidRequest(f"a source is given by its name, not {brief(source)}")
         found = self.accumulators.get(source)
         if found is None:
             raise NotFound("source", source)
@@ -387,9 +403,14 @@ class LiveGraph:
     async def force(self, values: Mapping[str, Any] | None = None) -> Firing:
         """Fire now; with `values`, plain data or boundaries by source, as the whole cache."""
         if values is not None:
+            if not isinstance(values, Mapping):
+                raise InvalidRequest(f"the cache is a mapping by source, not {brief(values)}")
             checked = self.graph.checked(values)
             sources = self.graph.sources
-            values = {name: sources[name].schema.fitting(each) for name, each in checked.items()}
+            values = {
+                name: without_task(sources[name].schema.fitting, each)
+                for name, each in checked.items()
+            }
             for name, each in values.items():
                 self.accumulators[name].check_given(each)
             # A state is what the graph keeps, not what it is given: it stays unless it is named.
@@ -399,12 +420,15 @@ class LiveGraph:
         return await self.reactor.force(values)
 
     def _check_running(self) -> None:
+        self._check_stays()
+        if self.journal is not None and self._around.check_writable is not None:
+            self._around.check_writable()
+
+    def _check_stays(self) -> None:
         if self.reactor.stopped is not None:
             raise Closing(f"graph {self.graph.name!r} does not run: {self.reactor.stopped}")
         if self._draining:
             raise Closing(f"graph {self.graph.name!r} is being unloaded")
-        if self.journal is not None and self._around.check_writable is not None:
-            self._around.check_writable()
 
     def _consumed(self, source: str, marks: Marks) -> None:
         reader = self.readers.get(source)

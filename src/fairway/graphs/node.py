@@ -18,6 +18,7 @@ from typing import (
 )
 
 from fairway.errors import InvalidConfig
+from fairway.graphs.amounts import length_ns
 from fairway.graphs.context import FiringContext
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def node_of(
         raise InvalidConfig(f"{told} runs in a thread or in a process: choose one")
     if isolation not in ("none", "process"):
         raise InvalidConfig(f"{told}: isolation is 'none' or 'process', not {isolation!r}")
-    if timeout_s is not None and timeout_s <= 0:
-        raise InvalidConfig(f"{told}: timeout_s is above 0")
+    if timeout_s is not None:
+        length_ns(f"{told}: timeout_s", timeout_s)
     if timeout_s is not None and not (is_async or blocking or isolation == "process"):
         raise InvalidConfig(
             f"{told} runs on the event loop, where nothing can stop it: make it async,"

@@ -23,7 +23,7 @@ from fairway.graphs.repeats import Repeats, hashable
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.traversal import NodeFailed
 from fairway.graphs.windows import collector_of
-from fairway.runtime.usercode import reraise_interrupt
+from fairway.runtime.usercode import reraise_interrupt, without_task
 from fairway.runtime.words import named
 
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ class _Rerun:
         value = source.event_schema.of_json(event.data)
         try:
             if source.through is not None:
-                value = source.through(value)
+                value = without_task(source.through, value)
                 value = None if value is None else source.item_schema.fitting(value)
             if value is None or self._is_repeat(source, value):
                 return
@@ -360,7 +360,7 @@ class _Rerun:
     def _is_repeat(self, source: Source[Any], value: Any) -> bool:
         if source.dedupe is None:
             return False
-        keys = (hashable(source.dedupe(value)),)
+        keys = (hashable(without_task(source.dedupe, value)),)
         repeats = self._repeats.setdefault(source.name, Repeats(KEYS_MAX))
         if repeats.met(keys):
             return True

@@ -68,11 +68,14 @@ class Supervised:
         report: Callable[[SupervisionEvent], None] = _ignore,
         clock: Clock | None = None,
         tells_health: bool = False,
+        heeds_stop: bool = True,
     ) -> None:
         """With `tells_health` a service counts as healthy only while it calls `healthy(True)`;
-        otherwise from its start."""
+        otherwise from its start. Without `heeds_stop` an error that says `Stop` is a failure like
+        any other: of a service of the user's, whatever it raises says no more than that."""
         self.name = name
         self._tells_health = tells_health
+        self._heeds_stop = heeds_stop
         self._make = make
         self._report = report
         self._clock = clock
@@ -104,7 +107,7 @@ class Supervised:
             now_ns = clock.now_ns()
             delay_ns = backoff.failed(now_ns)
             failures = backoff.failures(now_ns)
-            hopeless = self._draining or is_a(error, Stop)
+            hopeless = self._draining or (self._heeds_stop and is_a(error, Stop))
             if hopeless or delay_ns is None:
                 self._tell(Happening.FAILED, now_ns, failures, error)
                 self._tell(Happening.GAVE_UP, now_ns, failures, error)

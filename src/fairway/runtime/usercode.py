@@ -135,10 +135,10 @@ def interrupts() -> Iterator[None]:
 
 def without_task(function: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call a plain function that must not see the task it is called in: it could cancel it."""
-    task = asyncio.current_task()
-    if task is None:
+    loop = asyncio._get_running_loop()  # there may be none: a type and a replay work without
+    task = asyncio.current_task(loop) if loop is not None else None
+    if loop is None or task is None:
         return function(*args)
-    loop = asyncio.get_running_loop()
     asyncio._leave_task(loop, task)
     try:
         return function(*args)

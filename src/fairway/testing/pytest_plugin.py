@@ -7,8 +7,8 @@
 
         graph_kit(pricing, play)
 
-Each test gets a fresh seed, which pytest shows with a failure; `pytest --fairway-seed 7` plays that
-one again, if the conftest is the one at the root.
+Each test gets a fresh seed, which pytest shows with a failure. `FAIRWAY_SEED=7 pytest` plays that
+one again; so does `pytest --fairway-seed 7`, if the conftest is the one at the root.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
+from fairway.settings import seed_of
 from fairway.testing.graphs import run_graph
 
 if TYPE_CHECKING:
@@ -44,11 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def fairway_seed(request: pytest.FixtureRequest) -> int:
-    """A fresh seed, or the one that the command line asks for."""
-    seed: int | None = request.config.getoption(SEED, default=None)
+    """A fresh seed, or the one that the command line or the environment asks for."""
+    seed = seed_of(request.config.getoption(SEED, default=None))
     if seed is None:
         seed = random.SystemRandom().randrange(2**32)
-    print(f"fairway: play this again with {SEED} {seed}")
+    print(f"fairway: play this again with FAIRWAY_SEED={seed}")
     return seed
 
 

@@ -22,6 +22,7 @@ from fairway import (
     Source,
     Window,
     all_,
+    any_,
     debounce,
     retry,
     where,
@@ -215,6 +216,132 @@ def test_a_listener_that_fails_harms_nobody(checkpoint: bool) -> None:
         assert heard == [0, 1, 2]
 
     run_graph(graph, play)
+
+
+class Raises(msgspec.Struct):
+    n: int
+
+    def __post_init__(self) -> None:
+        raise AttributeError("of the type")
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_wrong_calls_of_a_graph_are_refused_with_an_error_of_our_own(checkpoint: bool) -> None:
+    feed = TestFeed()
+    d, r = Source("d", dict[str, int]), Source("r", Raises, feed=feed)
+    graph = Graph("g", when=any_(d, r), inputs="sequential", checkpoint=checkpoint)
+
+    @graph.node
+    def it(d: dict[str, int] | None, r: Raises | None) -> int:
+        return len(d or {})
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for wrong in (range(3), memoryview(b"x"), object(), lambda: 0):
+            with pytest.raises(InvalidRequest):
+                await graph.push("d", wrong)
+            with pytest.raises(InvalidRequest):
+                graph.push_nowait("d", wrong)
+            with pytest.raises(InvalidRequest):
+                await graph.fire({"d": wrong})
+        for cache in (5, 5.0, [1], "d", object()):
+            with pytest.raises(InvalidRequest, match="the cache is a mapping by source"):
+                await graph.fire(cache)  # type: ignore[arg-type]
+        for name in ([], {}, 5, None):
+            with pytest.raises(InvalidRequest, match="a source is given by its name"):
+                graph.running.restart_source(name)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="AttributeError: of the type"):
+            await graph.push("r", {"n": 1})
+        feed.push(b'{"n": 1}', {"n": 1})  # what a feed brings of it is kept aside
+        await kit.advance(1)
+        assert len(graph.dead_letters) == 2
+        assert kit.state(graph).recoveries == ()
+        assert graph.fired == 0
+        found = await graph.ask("d", {"a": 1})
+        assert found is not None
+        assert found.output == 1
+
+    run_graph(graph, play)
+
+
+def cancels(value: Any) -> Any:
+    """Code of the user's that cancels the task in which it finds itself."""
+    if (task := asyncio.current_task()) is not None:
+        task.cancel()
+    return value
+
+
+class Cancels(msgspec.Struct):
+    n: int
+
+    def __post_init__(self) -> None:
+        cancels(self)
+
+
+CANCELLING: dict[str, dict[str, Any]] = {
+    "through": {"through": cancels},
+    "dedupe": {"dedupe": cancels},
+    "at": {"batch": Window(seconds=1, at=cancels)},
+}
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("name", CANCELLING)
+def test_what_shapes_a_push_does_not_see_the_task_of_its_caller(
+    name: str, checkpoint: bool
+) -> None:
+    n = Source("n", int, **CANCELLING[name])
+    graph = same(n, checkpoint=checkpoint)
+    went_on: list[int] = []
+
+    async def push() -> None:
+        await graph.push(n, 1)
+        graph.push_nowait(n, 2)
+        await asyncio.sleep(0)
+        went_on.append(2)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        caller = asyncio.create_task(push())
+        await asyncio.wait({caller})
+        assert not caller.cancelled()
+        assert went_on == [2]
+        if checkpoint:
+            await kit.restart()  # what was kept is taken in again, in the task of the graph
+            await kit.settled()
+            assert kit.state(graph).recoveries == ()
+            await graph.push(n, 3)
+
+    run_graph(graph, play)
+
+
+def test_neither_a_type_nor_an_upgrade_sees_the_task_that_needs_it() -> None:
+    def graph_of(version: int) -> Graph:
+        upgrades = {1: cancels} if version == 2 else None
+        n = Source("n", Cancels, version=version, upgrades=upgrades)
+        m = Source("m", int)
+        graph = Graph("g", when=all_(n, m), inputs="sequential", checkpoint=True)
+
+        @graph.node
+        def it(n: Cancels, m: int) -> int:
+            return n.n
+
+        return graph
+
+    async def main() -> None:
+        wal = MemoryWal()
+        async with Fairway(wal, jobs="memory:", worker=None) as app:
+            first = graph_of(1)
+            await app.graphs.load(first)
+            await first.push("n", {"n": 1})
+        async with Fairway(wal.kill(), jobs="memory:", worker=None) as app:
+            second = graph_of(2)
+            await app.graphs.load(second)
+            firing = await second.ask("m", 1)
+            assert firing is not None
+            assert firing.output == 1
+            assert (await second.fire({"n": {"n": 2}, "m": 1})).output == 2
+            await asyncio.sleep(0)
+
+    run(main)
 
 
 @pytest.mark.parametrize("waits", [False, True])

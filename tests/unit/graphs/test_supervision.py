@@ -10,7 +10,15 @@ import pytest
 
 from fairway import Closing, Fairway, FiringContext, Source, all_, any_
 from fairway.core.lease import Tenure
-from fairway.errors import Conflict, FeedLost, Fenced, GraphFailed, NotFound
+from fairway.errors import (
+    Conflict,
+    FeedLost,
+    Fenced,
+    GaveUp,
+    GraphFailed,
+    NotFound,
+    SourceFailed,
+)
 from fairway.graphs.graph import Graph
 from fairway.runtime.clock import clock_of
 from fairway.storage.ownership import Ownership
@@ -76,6 +84,67 @@ def test_a_source_is_restarted_after_1_2_4_8_16_seconds_and_failed_at_the_sixth_
         assert happened(kit, graph, "b")[-1] == ("gave up", 6)
         await kit.advance(200)
         assert len(feed.opened_ns) == 5  # and never again by itself
+
+    run_graph(graph, play)
+
+
+class SaysStop(TestFeed):
+    """A feed that raises what Fairway itself raises when no restart will help."""
+
+    def __init__(self, where: str, error: Exception) -> None:
+        super().__init__()
+        self.where = where
+        self.error = error
+        self.times = 0
+
+    def meet(self, where: str) -> None:
+        if where == self.where and self.times:
+            self.times -= 1
+            raise self.error
+
+    def open(self, around: Any) -> Any:
+        self.meet("open")
+        connection = super().open(around)
+        for step in ("connect", "receive", "commit"):
+            setattr(connection, step, self.meeting(step, getattr(connection, step)))
+        return connection
+
+    def meeting(self, step: str, do: Any) -> Any:
+        async def met(*args: Any) -> Any:
+            self.meet(step)
+            return await do(*args)
+
+        return met
+
+
+@pytest.mark.parametrize("error", [GraphFailed("mine"), SourceFailed("mine"), GaveUp("mine")])
+@pytest.mark.parametrize("where", ["open", "connect", "receive", "commit"])
+def test_a_feed_that_says_stop_dies_like_any_other(where: str, error: Exception) -> None:
+    feed = SaysStop(where, error)
+    graph = fed(feed, checkpoint=True)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await kit.settled()
+        live = graph.running
+        feed.times = 1
+        feed.push(1)
+        if where in ("open", "connect"):
+            feed.die(BUG)
+        await kit.advance(10)
+        feed.push(2)
+        await kit.advance(10)
+        assert kit.state(graph).state == "live"
+        assert graph.running is live
+        assert kit.outputs(graph) == [(None, 1), (None, 2)]
+        assert repr(error) in [record.error for record in kit.state(graph).recoveries]
+        feed.times = 100
+        feed.push(3)
+        if where in ("open", "connect"):
+            feed.die(BUG)
+        for _ in range(10):
+            feed.push(4)
+            await kit.advance(20)
+        assert "required, and b failed 6 times in a row" in kit.state(graph).why
 
     run_graph(graph, play)
 

@@ -236,6 +236,8 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (mid, {"isolation": "thread"}, r"isolation is 'none' or 'process', not 'thread'"),
     (mid, {"timeout_s": 1}, r"runs on the event loop, where nothing can stop it: make it async"),
     (waits, {"timeout_s": 0}, r"timeout_s is above 0"),
+    (waits, {"timeout_s": "5"}, r"timeout_s is a number of seconds, not '5'"),
+    (waits, {"timeout_s": float("nan")}, r"timeout_s is a number of seconds, not nan"),
     (with_context, {"isolation": "process"}, r"runs in another process.*then does with 'firing'"),
 ]
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fairway import Closing, Fairway, FiringContext, Graph, Source, all_
+from fairway.errors import InvalidConfig
+from fairway.settings import seed_of
 from fairway.testing import InjectedCrash, TestFeed, run_graph
 from fairway.testing.jobs import NotQuiet
 
@@ -281,4 +283,20 @@ def test_the_fixtures_play_with_a_fresh_seed(graph_kit: Any, fairway_seed: int) 
 
 def test_a_seed_is_replayed(monkeypatch: pytest.MonkeyPatch, request: Any) -> None:
     monkeypatch.setattr(request.config.option, "fairway_seed", 77, raising=False)
+    monkeypatch.setenv("FAIRWAY_SEED", "78")
     assert request.getfixturevalue("fairway_seed") == 77
+
+
+def test_a_seed_of_the_environment_is_replayed(
+    monkeypatch: pytest.MonkeyPatch, request: Any
+) -> None:
+    monkeypatch.setattr(request.config.option, "fairway_seed", None, raising=False)
+    monkeypatch.setenv("FAIRWAY_SEED", "78")
+    assert request.getfixturevalue("fairway_seed") == 78
+
+
+def test_a_seed_of_the_environment_that_is_none_is_refused() -> None:
+    assert seed_of(None, environ={"FAIRWAY_SEED": " "}) is None
+    assert seed_of(7, environ={"FAIRWAY_SEED": "seven"}) == 7
+    with pytest.raises(InvalidConfig, match="FAIRWAY_SEED: a seed is a whole number, not 'seven'"):
+        seed_of(None, environ={"FAIRWAY_SEED": "seven"})

@@ -25,6 +25,7 @@ from fairway.errors import (
 )
 from fairway.graphs.engine import Graphs
 from fairway.graphs.loading import graph_at
+from fairway.runtime.usercode import without_task
 from fairway.server.access.audit import Audit
 from fairway.server.fronts.graphs import views
 from fairway.server.fronts.graphs.views import full_name, summary_of
@@ -265,7 +266,7 @@ def _boundaries(accumulator: Accumulator, message: PushRequest) -> tuple[list[An
         encoded = bytes(raw)  # type: ignore[arg-type]
         size += len(encoded)
         try:
-            values.append(accumulator.source.event_schema.of_json(encoded))
+            values.append(without_task(accumulator.source.event_schema.of_json, encoded))
         except InvalidRequest as error:
             if raws is not events:
                 raise
@@ -371,7 +372,8 @@ def _cache_of(managed: Managed, cache: Mapping[str, msgspec.Raw]) -> dict[str, A
         if name not in managed.graph.sources:
             raise NotFound("source", name)
         try:
-            values[name] = managed.graph.sources[name].schema.of_json(bytes(raw))
+            schema = managed.graph.sources[name].schema
+            values[name] = without_task(schema.of_json, bytes(raw))
         except InvalidRequest as error:
             raise InvalidRequest(f"cache.{name}: {error}") from None
     return values
@@ -417,7 +419,7 @@ async def restart_graph(host: Host, request: Request, graph: str) -> Reply:
             note.detail = f"source {message.source}"
             managed.running().restart_source(message.source)
         else:
-            await host.part(Graphs).restart(graph, managed.graph.tenant, wait=False)
+            managed = await host.part(Graphs).restart(graph, managed.graph.tenant, wait=False)
             await _wait_started(host, managed)
     return json_reply(summary_of(managed))
 
@@ -435,7 +437,7 @@ async def load_graph(host: Host, request: Request) -> Reply:
         try:
             await _wait_started(host, managed)
         except Conflict:
-            await host.part(Graphs).unload(declared.name, declared.tenant)
+            await host.part(Graphs).withdraw(managed)
             raise
     return json_reply(summary_of(managed), 201)
 

@@ -33,6 +33,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from fairway.errors import Backpressure, FairwayError, InvalidRequest
+from fairway.runtime.usercode import without_task
 from fairway.server.access.audit import Audit
 from fairway.server.fronts.graphs.api import fire, graph_of, pause, wait_kept, wait_room
 from fairway.server.fronts.graphs.views import firing_view, state_of, summary_of
@@ -238,7 +239,7 @@ class PushSocket(GraphSocket):
             managed = graph_of(self._host, self._identity, "write", self.graph, self.tenant)
             live = managed.running()
             schema = live.accumulator(self.source).source.event_schema
-            value = schema.of_json(bytes(message.data))
+            value = without_task(schema.of_json, bytes(message.data))
             allowance = self.begin()
             try:
                 self._host.charge(self._identity, records=1, size=len(raw))
