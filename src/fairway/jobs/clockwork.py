@@ -16,6 +16,7 @@ from msgspec import structs
 from fairway.errors import FairwayError, InvalidConfig
 from fairway.jobs.cron import Cron
 from fairway.jobs.schedule import Catchup, CatchupConfig, Times, due
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.words import brief
 
@@ -48,6 +49,9 @@ class Recovery:
     """Times longer ago are not replayed."""
     tries_max: int = 3
     """How often one is tried."""
+
+    def __post_init__(self) -> None:
+        check_amounts(self, interval_ns=1, lost_after_ns=0, age_max_ns=0, tries_max=1)
 
 
 class Every:

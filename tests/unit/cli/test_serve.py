@@ -47,3 +47,26 @@ def test_a_target_that_cannot_be_imported_is_told_in_a_line(
     assert isinstance(done.exception, SystemExit)
     assert done.stderr.startswith("Error: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--lease-ttl", "99999999d"],
+        ["--drain-timeout", "99999999d"],
+        ["--poll-interval", "99999999d", "--max-poll-interval", "99999999d"],
+        ["--concurrency", str(2**70)],
+        ["--queue", f"mail={2**70}"],
+        ["--threads", "0"],
+    ],
+)
+def test_amounts_that_no_worker_has_are_told_in_a_line(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setattr("fairway.cli.worker.run", lambda *what: None)  # or it would work for ever
+    done = CliRunner().invoke(main, ["worker", "tests.support.isolated_app:app", *options])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert isinstance(done.exception, SystemExit)
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
