@@ -453,6 +453,8 @@ WRONG_DECLARATIONS: list[Callable[[Fairway, Any, Any], Any]] = [
     lambda app, job, flow: app.schedule("s", job, cron="@daily", zone=None),
     lambda app, job, flow: app.schedule("s", job, cron="@daily", zone=5),
     lambda app, job, flow: app.schedule("s", job, every_s=1, zone=5),
+    lambda app, job, flow: app.schedule("s", job, every_s=1, zone="Mars/X"),
+    lambda app, job, flow: app.schedule("s", job, every_s=1, zone=""),
     lambda app, job, flow: app.schedule("s", job, every_s=1, values={HALF: 5}),
     lambda app, job, flow: app.schedule("s", job, every_s=1, values=5),
     lambda app, job, flow: app.schedule("s", job, every_s=1, catchup="never"),
