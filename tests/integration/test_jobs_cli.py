@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from click.testing import Result
 
 
+DEEP = "[" * 5_000 + "]" * 5_000
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with jobs_process(tmp_path_factory.mktemp("served")) as made:
@@ -67,6 +70,11 @@ def test_what_is_wrong_is_said_in_a_line(url: str) -> None:
     for words, code, said in (
         (["enqueue", "add", '{"a": "x"}'], 1, "job 'add': Expected `int`, got `str` - at `a`"),
         (["enqueue", "add", "[1]"], 2, "ARGS is a JSON object"),
+        (["enqueue", "add", f'{{"a": {DEEP}}}'], 2, "ARGS is a JSON object"),
+        (["enqueue", "add", '{"a": "\udcff"}'], 2, "ARGS is a JSON object"),
+        (["enqueue", "add", '{"a": 1e999}'], 1, "Number out of range"),
+        (["signal", "1", "payment", DEEP], 2, "recursion depth exceeded"),
+        (["signal", "1", "payment", '"\udcff"'], 2, "--text takes it as it is"),
         (["enqueue", "x", "--delay", "soon"], 2, "a duration is"),
         (["show", "999999999"], 1, "there is no job '999999999'"),
         (["show", "x"], 2, "not a valid integer"),

@@ -105,6 +105,34 @@ def test_a_context_that_does_not_fit_is_refused_at_the_start(url: str) -> None:
     assert runs(url) == before
 
 
+NO_NUMBERS = {
+    "too large": "1e999",
+    "too small": "-1e999",
+    "long": "9" * 5_000,
+    "deep inside": '[{"a": 1e999}]',
+    "half a character": '"\\ud800"',
+    "nested": "[" * 5_000 + "]" * 5_000,
+}
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS)
+@pytest.mark.parametrize("field", ["day", "unused"])
+def test_a_context_that_nothing_can_read_is_refused(url: str, field: str, value: str) -> None:
+    before = runs(url)
+    refused = httpx.post(
+        f"{url}/v0/workflows/etl",
+        content=f'{{"context": {{"day": "x", "{field}": {value}}}}}',
+        headers={"content-type": "application/json"},
+    )
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_request")
+    words = ["workflow", "--url", url, "run", "etl", f'{{"{field}": {value}}}']
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code in (1, 2)
+    assert isinstance(done.exception, SystemExit)
+    assert "Error: " in done.stderr
+    assert runs(url) == before
+
+
 @pytest.mark.parametrize("action", ["pause", "resume", "cancel"])
 def test_a_run_that_has_ended_is_not_steered_any_more(url: str, action: str) -> None:
     with Client(url) as client:

@@ -7,7 +7,7 @@ import math
 from datetime import UTC, datetime
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import pytest
@@ -29,8 +29,13 @@ from fairway import (
 from fairway.errors import FairwayError, Invalid, InvalidConfig, InvalidRequest
 from fairway.graphs.feeds.poll import poll
 from fairway.jobs import rules
+from fairway.jobs.clockwork import Recovery
+from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.job import Filter, Limits
 from fairway.jobs.schedule import Catchup, CatchupConfig
+from fairway.jobs.upkeep import SECOND_NS, Upkeep
+from fairway.jobs.worker import WorkerConfig
+from fairway.runtime.amounts import COUNT_MAX, LENGTH_MAX_NS
 from fairway.runtime.clock import SYSTEM_CLOCK
 from fairway.wire.jobs import PROGRESS_BYTES_MAX
 from tests.support.postgres import postgres_url
@@ -321,6 +326,100 @@ def test_options_that_cannot_be_kept_are_refused_when_they_are_declared(
         def work(id: int) -> None: ...
 
 
+CONFIGS: dict[Any, dict[str, list[Any]]] = {
+    WorkerConfig: {
+        "lease_ttl_ns": [0, -1],
+        "heartbeat_interval_ns": [0, -1],
+        "reap_interval_ns": [0, -1],
+        "drain_timeout_ns": [-1],
+        "threads": [0, 2**31],
+        "processes": [0, 2**31],
+        "queues": [
+            [],
+            {},
+            {"": FeederConfig()},
+            {"*": FeederConfig()},
+            {5: FeederConfig()},
+            {"a": 5},
+        ],
+        "upkeep": [],
+        "name": ["a\0b", HALF],
+    },
+    FeederConfig: {
+        "concurrency": [0, 2**31],
+        "prefetch": [-1, 2**31],
+        "min_demand": [0, 2**31],
+        "poll_interval_ns": [0, 6 * SECOND_NS],
+        "max_poll_interval_ns": [0, 1],
+    },
+    Upkeep: {
+        "timer_interval_ns": [0],
+        "age_interval_ns": [0],
+        "age_batch": [0, 2**31],
+        "prune_interval_ns": [0],
+        "retention_ns": [-1],
+        "failed_retention_ns": [-1],
+        "dedup_window_ns": [-1],
+    },
+    Recovery: {"interval_ns": [0], "lost_after_ns": [-1], "age_max_ns": [-1], "tries_max": [0]},
+    CatchupConfig: {"runs_max": [0, 2**31], "grace_ns": [-1]},
+}
+NEVER: Final = (2**63 - 1, 2**70, 1.5, math.nan, math.inf, None, True, b"5", HUGE, Unshowable())
+"""What no field of a configuration is."""
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_configurations_that_cannot_be_kept_are_refused_when_they_are_made(config: Any) -> None:
+    wrong = []
+    for name, more in CONFIGS[config].items():
+        for value in (*NEVER, *(["5"] if name != "name" else []), *more):
+            try:
+                config(**{name: value})
+            except InvalidConfig:
+                continue
+            except Exception as error:
+                wrong.append(f"{name}={value!r:.60}: {error!r:.200}")
+            else:
+                wrong.append(f"{name}={value!r:.60}: accepted")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_amount_of_a_configuration_is_checked() -> None:
+    for config, checked in CONFIGS.items():
+        assert set(config.__dataclass_fields__) - set(checked) <= {"policy"}
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite", "postgres"])
+def test_a_worker_works_with_the_largest_amounts(store: str, tmp_path: Path) -> None:
+    place = {"memory": "memory:", "sqlite": str(tmp_path)}.get(store) or postgres_url()
+    most = {name: LENGTH_MAX_NS for name in Upkeep.__dataclass_fields__ if name.endswith("_ns")}
+    config = WorkerConfig(
+        queues={
+            "default": FeederConfig(
+                concurrency=COUNT_MAX,
+                prefetch=COUNT_MAX,
+                min_demand=COUNT_MAX,
+                poll_interval_ns=LENGTH_MAX_NS,
+                max_poll_interval_ns=LENGTH_MAX_NS,
+            )
+        },
+        lease_ttl_ns=LENGTH_MAX_NS,
+        heartbeat_interval_ns=LENGTH_MAX_NS // 2 - 1,
+        reap_interval_ns=LENGTH_MAX_NS,
+        drain_timeout_ns=LENGTH_MAX_NS,
+        threads=COUNT_MAX,
+        processes=COUNT_MAX,
+        upkeep=Upkeep(**{**most, "age_batch": COUNT_MAX}),
+    )
+
+    async def play() -> None:
+        app, job, _, _ = made(place)
+        async with app.working(config):
+            assert await (await job.enqueue(n=1)).result(timeout_s=30) is None
+
+    run(play())
+
+
 @pytest.mark.parametrize("every_s", [math.nan, math.inf, 0, -1, 1e300, "5"])
 def test_an_interval_that_cannot_be_kept_is_refused(every_s: Any) -> None:
     app = Fairway("memory:")
@@ -354,6 +453,8 @@ WRONG_DECLARATIONS: list[Callable[[Fairway, Any, Any], Any]] = [
     lambda app, job, flow: app.schedule("s", job, cron="@daily", zone=None),
     lambda app, job, flow: app.schedule("s", job, cron="@daily", zone=5),
     lambda app, job, flow: app.schedule("s", job, every_s=1, zone=5),
+    lambda app, job, flow: app.schedule("s", job, every_s=1, zone="Mars/X"),
+    lambda app, job, flow: app.schedule("s", job, every_s=1, zone=""),
     lambda app, job, flow: app.schedule("s", job, every_s=1, values={HALF: 5}),
     lambda app, job, flow: app.schedule("s", job, every_s=1, values=5),
     lambda app, job, flow: app.schedule("s", job, every_s=1, catchup="never"),

@@ -6,6 +6,7 @@ command that a failure suggests stores nothing twice, even if the last append ha
 
 from __future__ import annotations
 
+import os
 import secrets
 import shlex
 from io import SEEK_END
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from fairway.client import TopicHandle
 
 _VALUE = msgspec.json.Decoder(msgspec.Raw)
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 LINE_BYTES_MAX = 2 * 1024 * 1024
 """More than any record may have: a line without end is not read into memory whole."""
 
@@ -38,11 +40,19 @@ class BadLine(Exception):
 def parse_data(text: str) -> Any:
     """A value from the command line: JSON, or text if it does not begin like JSON."""
     try:
-        return msgspec.Raw(_json(text.encode()))
+        return msgspec.Raw(_json(os.fsencode(text)))
     except msgspec.DecodeError as error:
         if text.lstrip()[:1] in ("{", "[", '"'):
             raise click.BadParameter(f"{error}; --text takes it as it is") from None
         return text
+
+
+def parse_object(text: str, what: str) -> dict[str, msgspec.Raw]:
+    """A JSON object from the command line; `what` says of which argument that is expected."""
+    try:
+        return _OBJECT.decode(_json(os.fsencode(text)))
+    except msgspec.DecodeError as error:
+        raise click.BadParameter(f"{what}: {error}") from None
 
 
 def values_of(lines: Iterable[bytes], *, skip: int, text: bool) -> Iterator[Any]:

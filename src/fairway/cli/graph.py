@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from fairway.cli import graph_views as views
+from fairway.cli.bulk import parse_object
 from fairway.cli.graph_replay import replay
 from fairway.cli.output import Output, notice
 from fairway.cli.remote import (
@@ -352,10 +353,7 @@ def fire(
     """
     values: Mapping[str, Any] | None = None
     if cache is not None:
-        try:
-            values = msgspec.json.decode(os.fsencode(cache), type=dict[str, msgspec.Raw])
-        except NO_JSON as error:
-            raise click.BadParameter(f"--with is a JSON object by source: {error}") from None
+        values = parse_object(cache, "--with is a JSON object by source")
     output = Output(json=as_json)
     with remote.client() as client:
         firing = client.graphs.fire(name, values, tenant=tenant)

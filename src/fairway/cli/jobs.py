@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from fairway.cli.bulk import parse_data
+from fairway.cli.bulk import parse_data, parse_object
 from fairway.cli.output import Output, moment, notice
 from fairway.cli.remote import (
     DURATION,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("ID", "KIND", "STATUS", "QUEUE", "TENANT", "ATTEMPTS", "ENQUEUED", "ERROR")
 QUEUES = (*("QUEUE", "STATE", "READY", "RUNNING", "SCHEDULED", "WAITING", "BLOCKED", "LIMITS"),)
+ARGS = """ARGS is a JSON object, such as '{"id": 7}'"""
 LINE_MAX = 80
 CHILDREN_MAX = 200
 """As many are shown; `ls --parent` lists them all."""
@@ -211,7 +212,7 @@ def enqueue(
     given: Any = {name: value for name, value in {**options, **times}.items() if value is not None}
     output = Output(json=as_json)
     with remote.client() as client:
-        made = client.jobs.enqueue(kind, _arguments(args), **given)
+        made = client.jobs.enqueue(kind, parse_object(args or "{}", ARGS), **given)
         again = "" if made.fresh else " (it was there already)"
         if wait is None:
             output.done(f"job {made.id}{again}", made)
@@ -542,11 +543,3 @@ def _lines(name: str, text: str, tall: bool) -> Iterator[tuple[str, object]]:
         return
     for at, line in enumerate(text.split("\n")):
         yield ("" if at else name), line
-
-
-def _arguments(text: str | None) -> dict[str, msgspec.Raw]:
-    try:
-        return msgspec.json.decode(text or "{}", type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError as error:
-        example = '{"id": 7}'
-        raise click.BadParameter(f"ARGS is a JSON object, such as '{example}': {error}") from None

@@ -137,6 +137,8 @@ def load_app(reference: str) -> Fairway:
     module, colon, name = reference.partition(":")
     if not colon or not module or not name:
         raise InvalidConfig(f"{reference!r}: name the app as module:app")
+    if module.startswith("."):  # also a path: Python would ask which package that is in
+        raise InvalidConfig(f"cannot import {module!r}: a module is named without dots in front")
     sys.path.insert(0, str(Path.cwd()))
     try:
         found = getattr(import_module(module), name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
+from fairway.cli.bulk import parse_object
 from fairway.cli.jobs import result_of
 from fairway.cli.output import Output, moment, notice
 from fairway.cli.remote import (
@@ -143,10 +143,7 @@ def run_(
     fairway workflow run nightly
     fairway workflow run nightly '{"day": "2030-01-31"}' --wait 10m
     """
-    try:
-        given = msgspec.json.decode(context or "{}", type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError as error:
-        raise click.BadParameter(f"CONTEXT is a JSON object: {error}") from None
+    given = parse_object(context or "{}", "CONTEXT is a JSON object")
     output = Output(json=as_json)
     with remote.client() as client:
         made = client.workflows.start(name, given, key=key, window_s=window / 1000)

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import structs
 
 from fairway.errors import FairwayError, InvalidConfig
-from fairway.jobs.cron import Cron
+from fairway.jobs.cron import Cron, time_zone
 from fairway.jobs.schedule import Catchup, CatchupConfig, Times, due
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.words import brief
 
@@ -48,6 +49,9 @@ class Recovery:
     """Times longer ago are not replayed."""
     tries_max: int = 3
     """How often one is tried."""
+
+    def __post_init__(self) -> None:
+        check_amounts(self, interval_ns=1, lost_after_ns=0, age_max_ns=0, tries_max=1)
 
 
 class Every:
@@ -203,8 +207,7 @@ def times_of(cron: str | None, every_s: float | None, zone: str) -> Times:
         raise InvalidConfig("a schedule has a cron expression or an interval, and not both")
     if cron is not None:
         return Cron.parse(cron, zone)
-    if not isinstance(zone, str):
-        raise InvalidConfig(f"a zone is a name, such as 'Europe/Berlin', not {brief(zone)}")
+    time_zone(f"every_s {brief(every_s)}", zone)
     if not isinstance(every_s, int | float) or not 0 < every_s <= EVERY_MAX_S:  # nan is neither
         raise InvalidConfig(f"every_s is a positive number of seconds, not {brief(every_s)}")
     return Every(round(every_s * SECOND_NS))

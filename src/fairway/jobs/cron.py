@@ -120,7 +120,7 @@ class Cron:
             months=months,
             weekdays=tuple(sorted({day % 7 for day in weekdays})),
             either_day=either_day,
-            tz=_time_zone(text, zone),
+            tz=time_zone(f"cron {text!r}", zone),
         )
 
     def after(self, wall_ns: int) -> int | None:
@@ -293,7 +293,8 @@ def _expanded(text: str) -> str:
     return ALIASES[word]
 
 
-def _time_zone(text: str, zone: str) -> tzinfo:
+def time_zone(what: str, zone: str) -> tzinfo:
+    """The zone of that name; `what` is to be in it. Raises `InvalidConfig` if there is none."""
     if zone == "UTC":
         return UTC  # also where no time zone database is installed
     try:
@@ -301,7 +302,7 @@ def _time_zone(text: str, zone: str) -> tzinfo:
             raise ValueError
         return ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise InvalidConfig(f"cron {text!r}: there is no time zone {zone!r} here") from None
+        raise InvalidConfig(f"{what}: there is no time zone {zone!r} here") from None
 
 
 def _values(text: str, field: Field, part: str) -> tuple[int, ...]:

@@ -204,7 +204,7 @@ class Jobs:
         """End jobs and their children; what runs is told to stop, and why."""
         if not isinstance(reason, str):
             raise InvalidRequest(f"a reason is a string, not {brief(reason)}")
-        reason = storable(reason[:ERROR_CHARS_MAX]) or CANCELLED
+        reason = storable(reason[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX] or CANCELLED
         cancelled = await self.store.cancel(tuple(filter(_may_be, ids)), reason=reason)
         if self._worker is not None:
             self._worker.cancel(dict.fromkeys(cancelled.running, reason))

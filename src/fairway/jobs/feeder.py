@@ -23,6 +23,7 @@ from fairway.core.priority import WEIGHTS, Band
 from fairway.core.turns import Turns
 from fairway.errors import InvalidConfig
 from fairway.jobs.store import Want
+from fairway.runtime.amounts import check_amounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -57,10 +58,10 @@ class FeederConfig:
     nothing happens; the first job after a quiet time, enqueued elsewhere, starts later."""
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1 or self.prefetch < 0 or self.min_demand < 1:
-            raise InvalidConfig("concurrency and min_demand are at least 1, prefetch at least 0")
-        if not 0 < self.poll_interval_ns <= self.max_poll_interval_ns:
-            raise InvalidConfig("0 < poll_interval <= max_poll_interval")
+        check_amounts(self, concurrency=1, prefetch=0, min_demand=1)
+        check_amounts(self, poll_interval_ns=1, max_poll_interval_ns=1)
+        if self.poll_interval_ns > self.max_poll_interval_ns:
+            raise InvalidConfig("poll_interval is at most max_poll_interval")
 
 
 class LaneTurns:

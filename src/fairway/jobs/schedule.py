@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Final, Literal, NamedTuple, Protocol
 
 from fairway.errors import InvalidConfig
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.words import brief
 
 SKIPPED_COUNTED_MAX: Final = 1_000
@@ -59,10 +60,7 @@ class CatchupConfig:
         except ValueError:
             known = ", ".join(one.value for one in Catchup)
             raise InvalidConfig(f"catchup is one of {known}, not {brief(self.policy)}") from None
-        if not isinstance(self.runs_max, int) or self.runs_max < 1:
-            raise InvalidConfig("runs_max must be at least 1, or nothing ever fires")
-        if not isinstance(self.grace_ns, int) or self.grace_ns < 0:
-            raise InvalidConfig("grace_ns must not be negative, or nothing is ever on time")
+        check_amounts(self, runs_max=1, grace_ns=0)
 
 
 class Due(NamedTuple):

@@ -6,11 +6,11 @@ from math import isfinite
 from typing import Final
 
 from fairway.errors import InvalidConfig, InvalidRequest
+from fairway.runtime.amounts import LENGTH_MAX_NS
 from fairway.runtime.words import brief
 
 SECOND_NS: Final = 1_000_000_000
-TIME_MAX_NS: Final = 100 * 365 * 86_400 * SECOND_NS
-"""A hundred years: with it, every time still fits 63 bits of nanoseconds."""
+TIME_MAX_NS: Final = LENGTH_MAX_NS
 
 
 def time_ns(what: str, seconds: float) -> int:

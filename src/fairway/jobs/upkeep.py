@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from fairway.errors import FairwayError
 from fairway.jobs.failures import log_died
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import sleep_ns
 
 if TYPE_CHECKING:
@@ -48,6 +49,11 @@ class Upkeep:
     dedup_window_ns: int = 7 * DAY_NS
     """How long the dedup key of a signal stands after the signal was dealt with. Raising it refuses
     later repeats, and keeps a row for each key as long."""
+
+    def __post_init__(self) -> None:
+        check_amounts(self, timer_interval_ns=1, age_interval_ns=1, age_batch=1)
+        check_amounts(self, prune_interval_ns=1, retention_ns=0, failed_retention_ns=0)
+        check_amounts(self, dedup_window_ns=0)
 
     def services(
         self,

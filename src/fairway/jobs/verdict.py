@@ -177,13 +177,18 @@ def _again(
         fate=Fate.RETRY,
         step=claim.step,
         state=state,
-        error=storable(reason[-ERROR_CHARS_MAX:]),
+        error=_kept(reason),
         delay_ns=_delay(after_ns),
     )
 
 
 def _failed(claim: Claim, reason: str) -> Settlement:
-    return Settlement(claim=claim, fate=Fate.FAILED, error=storable(reason[-ERROR_CHARS_MAX:]))
+    return Settlement(claim=claim, fate=Fate.FAILED, error=_kept(reason))
+
+
+def _kept(reason: str) -> str:
+    """The end of it: escapes make it longer, so it is cut once more."""
+    return storable(reason[-ERROR_CHARS_MAX:])[-ERROR_CHARS_MAX:]
 
 
 def _delay(ns: int) -> int:

@@ -13,6 +13,7 @@ import os
 import random
 import socket
 from collections import deque
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from fairway.jobs.failures import log_failed
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.feeding import Feeding, Plan
 from fairway.jobs.job import TERMINAL, Fate, Settlement, Skill, skill_in
+from fairway.jobs.kinds import wrong_queue, wrong_text
 from fairway.jobs.liveness import Lease, Liveness
 from fairway.jobs.logs import hearing
 from fairway.jobs.metrics import JobMetrics
@@ -34,14 +36,16 @@ from fairway.jobs.steps import Run, Steps
 from fairway.jobs.store import KeysMayGo
 from fairway.jobs.timers import Timers
 from fairway.jobs.upkeep import Upkeep
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
 from fairway.runtime.pulse import Pulse
 from fairway.runtime.telemetry import Telemetry
 from fairway.runtime.usercode import GRACE_S, UserTasks, leave
+from fairway.runtime.words import brief
 from fairway.wire.server import WorkerReadiness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from fairway.core.backoff import RandomSource
     from fairway.jobs.feeder import Feeder
@@ -90,16 +94,22 @@ class WorkerConfig:
     """What people call it; by default host and process."""
 
     def __post_init__(self) -> None:
-        if not self.queues:
-            raise InvalidConfig("a worker works on at least one queue")
-        if any(not queue or queue == "*" for queue in self.queues):
-            raise InvalidConfig("a queue has a name, and `*` stands for all of them")
-        if self.threads < 1 or self.processes < 1:
-            raise InvalidConfig("threads and processes are at least 1: they are made when needed")
-        if not 0 <= self.log_bytes <= LOG_BYTES_MAX:
+        if not isinstance(self.queues, Mapping) or not self.queues:
+            raise InvalidConfig("a worker works on at least one queue: queues is a mapping of them")
+        for queue, feeder in self.queues.items():
+            if wrong := wrong_queue(queue):
+                raise InvalidConfig(wrong)
+            if not isinstance(feeder, FeederConfig):
+                raise InvalidConfig(f"queue {queue!r} has a FeederConfig, not {brief(feeder)}")
+        if not isinstance(self.upkeep, Upkeep):
+            raise InvalidConfig(f"upkeep is an Upkeep, not {brief(self.upkeep)}")
+        if wrong := wrong_text("name", self.name):
+            raise InvalidConfig(wrong)
+        check_amounts(self, lease_ttl_ns=1, heartbeat_interval_ns=1, reap_interval_ns=1)
+        check_amounts(self, drain_timeout_ns=0, threads=1, processes=1)
+        check_amounts(self, log_bytes=0)
+        if self.log_bytes > LOG_BYTES_MAX:
             raise InvalidConfig(f"log_bytes is 0 to {LOG_BYTES_MAX:,}")
-        if self.heartbeat_interval_ns <= 0 or self.reap_interval_ns <= 0:
-            raise InvalidConfig("heartbeat_interval and reap_interval are positive")
         if self.lease_ttl_ns <= 2 * self.heartbeat_interval_ns:
             raise InvalidConfig(
                 "lease_ttl must be more than two heartbeat_intervals, or one lost beat loses"

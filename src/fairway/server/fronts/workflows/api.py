@@ -7,7 +7,7 @@ name. `read` looks, `write` starts and steers runs, `admin` pauses a schedule.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -16,7 +16,7 @@ from fairway.jobs.engine import Jobs
 from fairway.jobs.flows import TASKS_MAX, drawn, state_of, steer
 from fairway.jobs.job import WORKFLOW, Filter, Status
 from fairway.jobs.workflow import RunState, tree
-from fairway.server.http.exchange import Reply, Request, json_reply, number
+from fairway.server.http.exchange import Reply, Request, json_reply, number, parse
 from fairway.wire.requests import INT_MAX
 from fairway.wire.topics import WAIT_MS_MAX
 from fairway.wire.workflows import (
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from fairway.server.host import Host
     from fairway.settings import Scope
 
+_ANY = msgspec.json.Decoder()
 _START = msgspec.json.Decoder(StartRequest)
 _ACTION = msgspec.json.Decoder(RunAction)
 _SETTINGS = msgspec.json.Decoder(ScheduleSettings)
@@ -81,9 +82,7 @@ def _flow(host: Host, request: Request, scope: Scope, name: str) -> Flow:
 async def start_run(host: Host, request: Request, workflow: str) -> Reply:
     message = await request.json(_START, empty=b"{}")
     flow = _flow(host, request, "write", workflow)
-    context: dict[str, Any] = {
-        name: msgspec.json.decode(value) for name, value in message.context.items()
-    }
+    context = {name: parse(_ANY, bytes(value)) for name, value in message.context.items()}
     run = await flow.start(
         context,
         key=message.key,
