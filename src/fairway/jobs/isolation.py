@@ -14,6 +14,7 @@ from fairway.jobs.handles import JobFunction, Machine
 from fairway.jobs.kinds import Options, function_kind, machine_kind
 from fairway.jobs.outcome import Outcome
 from fairway.runtime.clock import SYSTEM_CLOCK
+from fairway.runtime.processes import NotReached
 from fairway.runtime.targets import found_at
 from fairway.runtime.usercode import run_coroutine
 from fairway.wire.encoding import encode
@@ -26,10 +27,13 @@ if TYPE_CHECKING:
 
 def run_isolated(target: Target, claim: Claim, is_task: bool) -> tuple[Any, bytes | None]:
     """In the process: run the step of a claim; what it returned, and a machine's state after."""
-    kind = _kind(target, claim.kind, is_task)
-    step = kind.steps[claim.step]
-    state = kind.decoder.decode(claim.state)
-    context = Context(claim, state, lambda id, value: None, SYSTEM_CLOCK)
+    try:
+        kind = _kind(target, claim.kind, is_task)
+        step = kind.steps[claim.step]
+        state = kind.decoder.decode(claim.state)
+        context = Context(claim, state, lambda id, value: None, SYSTEM_CLOCK)
+    except BaseException as error:
+        raise NotReached from error
     value = kind.call(step, state, context if step.wants_context else None)
     if asyncio.iscoroutine(value):
         value = run_coroutine(value)
