@@ -203,6 +203,7 @@ CALLS: list[Callable[[Fairway, Any, Any, Any], Any]] = [
     lambda app, job, machine, flow: app.jobs.resume("*"),
     lambda app, job, machine, flow: app.jobs.limit("q", 5),
     lambda app, job, machine, flow: app.jobs.browse(5),
+    lambda app, job, machine, flow: app.jobs.limit("default", Limits(concurrency=0)),
     lambda app, job, machine, flow: app.jobs.browse(Filter(parent="x")),
     lambda app, job, machine, flow: app.jobs.result(1, math.nan),
     lambda app, job, machine, flow: app.jobs.result(1, math.inf),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway import Fairway
+from fairway.core.backoff import BackoffConfig
 from fairway.jobs import rules
 
 if TYPE_CHECKING:
@@ -23,10 +25,16 @@ app = Fairway(jobs="memory:")
 etl = app.workflow("etl")
 stuck = app.workflow("stuck")
 WAIT_S = 600
+AT_ONCE = BackoffConfig(base_ns=1, cap_ns=1)
 
 
 @app.job(isolation="process")
 def whoami() -> int:
+    return os.getpid()
+
+
+@app.job(isolation="process", max_attempts=1)
+def whoami_once() -> int:
     return os.getpid()
 
 
@@ -80,6 +88,32 @@ def forever(pids: str) -> None:
     part.write_text(f"{os.getpid()} {child.pid}")
     part.rename(pids)
     time.sleep(WAIT_S)
+
+
+@app.job(isolation="process", max_attempts=1)
+def forgets() -> int:
+    """Succeeds, and leaves a process that finds no job any more."""
+    sys.modules["fairway.jobs.isolation"] = None  # type: ignore[assignment]
+    return 0
+
+
+@app.job(isolation="process", max_attempts=1)
+def clears() -> int:
+    sys.modules.clear()
+    return 0
+
+
+@app.job(isolation="process", max_attempts=1)
+def closes() -> int:
+    """Succeeds, and leaves a process that can open nothing."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
+    return 0
+
+
+@app.job(isolation="process", max_attempts=3, backoff=AT_ONCE)
+def opens() -> int:
+    with open(os.devnull):
+        return os.getpid()
 
 
 def plain(n: int) -> list[int]:

@@ -231,8 +231,9 @@ def enqueue(
 def retry(remote: Remote, /, ids: tuple[int, ...], as_json: bool) -> None:
     """Make failed, dead or cancelled jobs ready again, their attempts forgotten.
 
-    Jobs that cannot be are named, and the others are retried all the same. Parents come first: a
-    run of a workflow that is retried starts its tasks by itself.
+    Jobs that cannot be are named, and the others are retried all the same. They are retried
+    one by one, the oldest first, so a parent before its children: a run of a workflow starts its
+    tasks by itself. Name children in a command before, if their parent is to wait for them.
 
     \b
     fairway jobs retry 7 8

@@ -331,6 +331,10 @@ class Jobs:
             _check_queue(queue)
         if not isinstance(limits, Limits):
             raise InvalidRequest(f"limits are a Limits, not {brief(limits)}")
+        if limits.concurrency == 0:  # a store may have it from earlier, so `Limits` can be so
+            raise InvalidRequest(
+                "concurrency is at least 1: pause a queue that is to start nothing"
+            )
         await self.store.set_limits(queue, limits)
         if self._worker is not None:
             self._worker.limits_changed(queue)

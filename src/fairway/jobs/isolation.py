@@ -15,6 +15,7 @@ from fairway.jobs.kinds import Options, function_kind, machine_kind
 from fairway.jobs.logs import RunLog, hearing, run_is_over, task_logs_for
 from fairway.jobs.outcome import Outcome
 from fairway.runtime.clock import SYSTEM_CLOCK
+from fairway.runtime.processes import FailedCall, NotReached
 from fairway.runtime.targets import found_at
 from fairway.runtime.usercode import run_coroutine
 from fairway.runtime.words import traced
@@ -39,20 +40,31 @@ class IsolatedRun(NamedTuple):
     """The end of what it logged."""
 
 
-def run_isolated(target: Target, claim: Claim, is_task: bool, log_bytes: int) -> IsolatedRun:
-    """In the process: run the step of a claim, and keep the end of what it logs."""
+def run_isolated(
+    target: Target, claim: Claim, is_task: bool, log_bytes: int
+) -> tuple[Any, bytes | None, str | None, bytes | None]:
+    """In the process: run the step of a claim, and keep the end of what it logs.
+
+    Returns the fields of an `IsolatedRun`, and no class that may have gone with the step.
+    """
     if not log_bytes:
-        return _run(target, claim, is_task)
+        return (*_run(target, claim, is_task),)
     here = _Here(log_bytes)
     with hearing():
         task_logs_for(here)
         try:
             ended = _run(target, claim, is_task)
+        except NotReached:
+            raise
         except BaseException as error:  # told with its log
             ended = IsolatedRun(error=traced(error))
         finally:
             run_is_over(here)
-    return ended if here.log is None else ended._replace(log=here.log.text())
+    if here.log is not None:
+        ended = ended._replace(log=here.log.text())
+    if ended.error is not None:
+        raise FailedCall((*ended,))
+    return (*ended,)
 
 
 class _Here:
@@ -65,10 +77,13 @@ class _Here:
 
 
 def _run(target: Target, claim: Claim, is_task: bool) -> IsolatedRun:
-    kind = _kind(target, claim.kind, is_task)
-    step = kind.steps[claim.step]
-    state = kind.decoder.decode(claim.state)
-    context = Context(claim, state, lambda id, value: None, SYSTEM_CLOCK)
+    try:
+        kind = _kind(target, claim.kind, is_task)
+        step = kind.steps[claim.step]
+        state = kind.decoder.decode(claim.state)
+        context = Context(claim, state, lambda id, value: None, SYSTEM_CLOCK)
+    except BaseException as error:
+        raise NotReached from error
     value = kind.call(step, state, context if step.wants_context else None)
     if asyncio.iscoroutine(value):
         value = run_coroutine(value)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fairway.errors import CallFailed, Cancelled
 from fairway.jobs import verdict
 from fairway.jobs.context import Context, stop_context
-from fairway.jobs.isolation import run_isolated
+from fairway.jobs.isolation import IsolatedRun, run_isolated
 from fairway.jobs.logs import RunLog, logging_for, run_is_over, task_logs_for
 from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.processes import Processes
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fairway.core.backoff import RandomSource
-    from fairway.jobs.isolation import IsolatedRun
     from fairway.jobs.job import Claim, Settlement
     from fairway.jobs.kinds import Kind, StepCall
     from fairway.runtime.clock import Clock
@@ -146,7 +145,7 @@ class Steps:
         limit_ns = run.kind.options.timeout_ns
         limit_s = None if limit_ns is None else limit_ns / 1e9
         try:
-            ended: IsolatedRun = await self._processes.run(
+            fields = await self._processes.run(
                 run_isolated,
                 target,
                 run.claim,
@@ -158,6 +157,7 @@ class Steps:
         except TimeoutError:  # what the step raises itself comes as `CallFailed`
             run.timed_out = True
             raise
+        ended = IsolatedRun(*fields)
         if ended.log is not None:
             run.log = RunLog(run.log_bytes)
             run.log.add(ended.log.decode().removesuffix("\n"))

@@ -2,7 +2,8 @@
 
 Each process is a session of its own, so ending it ends whatever it started as well. It is started
 with a fresh interpreter, imports what the call needs once, and takes one call after another over a
-pipe. A process that died, by itself or by us, is replaced. None outlives us (`leash`).
+pipe. A process that died, by itself or by us, is replaced, and so is one in which a call failed:
+nobody knows what state it left there. None outlives us (`leash`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HEAD = struct.Struct("!I")
+_DONE, _TOLD, _FAILED, _NOT_REACHED = "done", "told", "failed", "not reached"
 _CALL = struct.Struct("!Iq")  # how long it is, and until when it may take
+
+
+class NotReached(Exception):
+    """What stands before user code failed: what an earlier call did to the process, perhaps."""
+
+
+class FailedCall(Exception):
+    """The call has failed, and there is more to tell of it than an error: that is its result."""
+
+    def __init__(self, told: object) -> None:
+        super().__init__(told)
+        self.told = told
 
 
 class Processes:
@@ -59,20 +73,33 @@ class Processes:
         message = pickle.dumps((function, args))
         async with self._slots:
             process = await self._take()
-            self._busy.add(process)
-            try:
-                async with asyncio.timeout(limit_s):
-                    answer = await process.call(message, until())
-            except BaseException:
-                await process.kill()
-                raise
-            finally:
-                self._busy.discard(process)
-            self._idle.append(process)
-        good, value = pickle.loads(answer)
-        if not good:
+            end, value = await self._call(process, message, limit_s, until())
+            if end == _NOT_REACHED and process.calls > 1:  # not the fault of this one, perhaps
+                process = await _Process.start()
+                end, value = await self._call(process, message, limit_s, until())
+        if end not in (_DONE, _TOLD):
             raise CallFailed(value)
         return value
+
+    async def _call(
+        self, process: _Process, message: bytes, limit_s: float | None, until_ns: int
+    ) -> tuple[str, Any]:
+        """How a call ended, and its result or error. The process is kept only if that is good."""
+        self._busy.add(process)
+        try:
+            async with asyncio.timeout(limit_s):
+                answer = await process.call(message, until_ns)
+            end, value = pickle.loads(answer)
+        except BaseException:
+            await process.kill()
+            raise
+        finally:
+            self._busy.discard(process)
+        if end == _DONE:
+            self._idle.append(process)
+        else:
+            await process.kill()
+        return end, value
 
     def renew(self, until_ns: int) -> None:
         """Calls under way that must be over in time may go on until then. On any thread."""
@@ -105,6 +132,7 @@ class _Process:
 
     def __init__(self, child: asyncio.subprocess.Process, leash: Leash) -> None:
         self._child = child
+        self.calls = 0
         self.leash = leash
 
     @classmethod
@@ -144,6 +172,7 @@ class _Process:
 
     async def call(self, message: bytes, until_ns: int) -> bytes:
         assert self._child.stdin is not None
+        self.calls += 1
         with contextlib.suppress(ConnectionError):  # how it ended is told by the answer
             self._child.stdin.write(_CALL.pack(len(message), until_ns) + message)
             await self._child.stdin.drain()
@@ -207,10 +236,17 @@ def serve_calls(leash: int) -> None:
 
 def _answer(message: bytes) -> bytes:
     try:
-        function, args = pickle.loads(message)
+        try:
+            function, args = pickle.loads(message)
+        except BaseException as error:
+            return pickle.dumps((_NOT_REACHED, traced(error)))
         value = function(*args)
         if asyncio.iscoroutine(value):
             value = run_coroutine(value)
-        return pickle.dumps((True, value))
+        return pickle.dumps((_DONE, value))
+    except FailedCall as failed:
+        return pickle.dumps((_TOLD, failed.told))
+    except NotReached as error:
+        return pickle.dumps((_NOT_REACHED, traced(error.__cause__ or error)))
     except BaseException as error:
-        return pickle.dumps((False, traced(error)))
+        return pickle.dumps((_FAILED, traced(error)))

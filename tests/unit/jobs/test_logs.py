@@ -179,7 +179,7 @@ def test_a_run_keeps_as_much_as_the_worker_says() -> None:
     (nothing,) = logs_of(in_a_task, log_bytes=0)
     assert nothing == []
     for wrong in (-1, LOG_BYTES_MAX + 1):
-        with pytest.raises(InvalidConfig, match="log_bytes is 0 to 65,536"):
+        with pytest.raises(InvalidConfig, match="log_bytes is"):
             WorkerConfig(log_bytes=wrong)
 
 
