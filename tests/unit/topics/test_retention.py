@@ -16,7 +16,10 @@ from fairway.errors import (
     FairwayError,
     NotFound,
     OutcomeUnknown,
+    ReadOnly,
     TopicFull,
+    TryLater,
+    Unavailable,
     WriteFailed,
 )
 from fairway.runtime.turn import TURN, TurnBudget
@@ -586,6 +589,61 @@ def test_a_failing_store_loses_nothing_that_was_acknowledged_in_silence(
             assert after.seqs == before[0].seqs
             assert before[0].lost <= after.lost
             assert topics.get("t").count == before[1]
+
+    virtually(main)
+
+
+class Unreachable(Ill):
+    """Cannot be asked where its partitions end while it is `away`, and what it wrote last is seen
+    only when it is back: a database that goes down in a commit."""
+
+    away = False
+
+    def tail(self, partition: int) -> Any:
+        if self.away:
+            raise TryLater("the database does not answer")
+        return super().tail(partition)
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_a_doubt_is_not_settled_before_the_store_could_be_asked(
+    there: bool, durability: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither does a number that the store has used go out again, nor is a record hidden."""
+    caplog.set_level(logging.CRITICAL)
+
+    async def main() -> None:
+        wal = Unreachable()
+        async with topics_on(wal) as topics:
+            topic, _ = await topics.put("t", TopicPatch(durability=durability))
+            await topics.append("t", new("good"))
+            notes = Notes()
+            topics.watch(topic, PLAIN, notes, 0)
+            wal.how, wal.away = "after" if there else "before", True
+            with pytest.raises(OutcomeUnknown):
+                await topics.append("t", new("doubtful"))
+            wal.how = ""
+            await asyncio.sleep(5)  # upkeep looks many times
+            assert topics.live(topic).doubts.end
+            for _ in range(3):
+                with pytest.raises(FairwayError) as refused:
+                    await topics.append("t", new("refused"))
+                assert isinstance(refused.value, ReadOnly | Unavailable)
+            wal.away = False
+            await asyncio.sleep(2)
+            _, answer, _ = await topics.append("t", new("healed", "twice"))
+            topic.check()
+            found = await read_all(topics, "t")
+            doubtful = ["doubtful"] if there else []
+            assert values(found) == ["good", *doubtful, "healed", "twice"]
+            assert found.seqs == [1, *[2 for _ in doubtful], answer.first_seq, answer.last_seq]
+            assert not found.gaps
+            await asyncio.sleep(0.1)
+            assert notes.seqs == found.seqs
+            dead = wal.kill()
+        async with topics_on(dead) as topics:
+            assert (await read_all(topics, "t")).records == found.records
 
     virtually(main)
 
