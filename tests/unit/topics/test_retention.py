@@ -23,6 +23,7 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.runtime.turn import TURN, TurnBudget
+from fairway.storage.wal import Entry, Operation
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
 from fairway.topics import batch as batch_module
@@ -646,6 +647,44 @@ def test_a_doubt_is_not_settled_before_the_store_could_be_asked(
             assert (await read_all(topics, "t")).records == found.records
 
     virtually(main)
+
+
+@pytest.mark.parametrize("how", ["one", "several", "gap"])
+def test_a_topic_that_meets_a_key_of_its_own_looks_again(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever made it forget: whoever writes is told to come back, and finds it whole."""
+    caplog.set_level(logging.CRITICAL)
+
+    async def main() -> None:
+        async with topics_on() as topics:
+            topic, _, _ = await topics.append("t", new("good"))
+            under_way = await topics.writing.begin(topic, new("under way"))
+            raw = new("forgotten", "too").records.raw
+            forgotten = batch_module.Batch(1, 3, 2, topic.last_ts, 2, raw, None, None, 0, 0, -1)
+            entry = Entry(4, batch_module.encode_batch(forgotten))
+            stored = topics.kernel.partitions.submit(topic.epoch, Operation((entry,)))
+
+            async def write() -> None:
+                if how == "gap":
+                    await topics.writing.enqueue_gap(topic, 3, "source_trim", Position("p", 1, 1))
+                else:
+                    await topics.append("t", new("a") if how == "one" else new("a", "b", "c"))
+
+            with pytest.raises(Unavailable, match="is being looked up"):
+                await write()
+            assert (topic.head, topic.assigned) == (1, 2)
+            assert (await under_way).first_seq == 2
+            assert await stored == 4
+            await asyncio.sleep(1)
+            _, answer, _ = await topics.append("t", new("b"))
+            assert answer.first_seq == 5
+            topic.check()
+            found = await read_all(topics, "t")
+            assert values(found) == ["good", "under way", "forgotten", "too", "b"]
+
+    for seed in range(10):  # the store answers in any order
+        run(main, seed=seed, quiet=True, limit_ns=10**13, latency_ns=(0, 50_000_000))
 
 
 def test_a_delete_in_doubt_is_settled_one_way_or_the_other() -> None:
