@@ -30,7 +30,9 @@ from fairway.errors import (
     InvalidConfig,
     InvalidOperation,
     OutcomeUnknown,
+    ReadOnly,
     TryLater,
+    Unavailable,
     UnknownFormat,
     WriteFailed,
 )
@@ -38,13 +40,17 @@ from fairway.runtime.clock import boottime_ns
 from fairway.storage.log import UPKEEP_S, Log
 from fairway.storage.wal import DELETE, Entry, HardState, Operation, Tail
 from fairway.storage.wals.postgres import PostgresWal
+from tests.support import postgres
 from tests.support.history import Twin, contents
-from tests.support.postgres import PostgresServer, Unavailable, postgres_url
+from tests.support.postgres import PostgresServer, postgres_url
 from tests.support.server import until
+from tests.support.topics import new, read_all, topics_on, values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fairway.topics.engine import Topics
+    from fairway.topics.outcome import Appended
     from tests.conftest import Campaign
 
 PROCESS = Path(__file__).with_name("postgres_process.py")
@@ -107,7 +113,7 @@ class Place:
 def url() -> str:
     try:
         return postgres_url()
-    except Unavailable as reason:
+    except postgres.Unavailable as reason:
         pytest.skip(str(reason))
 
 
@@ -380,6 +386,47 @@ def test_a_connection_lost_in_the_commit(
     assert everything(wal) == (twins(BEFORE, GROUP) if took_place else twins(BEFORE))
 
 
+@pytest.mark.parametrize("fault", ["lose the answer", "lose the request"])
+def test_a_topic_goes_on_after_the_answer_to_a_commit_was_lost(
+    place: Place, wire: Wire, fault: str
+) -> None:
+    """The database cannot be asked at first; what it took is shown once, under its own seq."""
+    doubting = threading.Event()
+
+    def strike(name: str) -> None:
+        if name == "commit" and doubting.is_set():
+            doubting.clear()
+            wire.fault, wire.down = fault, True
+
+    async def main() -> None:
+        wal = place.log(url=wire.url, connect_tries=1, before_statement=strike)
+        async with asyncio.timeout(60), topics_on(wal) as topics:
+            await topics.append("t", new("good"))
+            doubting.set()
+            with pytest.raises(OutcomeUnknown):
+                await topics.append("t", new("doubtful"))
+            doubts = topics.live(topics.get("t")).doubts
+            await asyncio.sleep(2 * UPKEEP_S)  # upkeep cannot ask either
+            assert doubts.end
+            wire.down = False
+            answer = await append_at_last(topics, "t", "healed")
+            there = ["doubtful"] if fault == "lose the answer" else []
+            found = await read_all(topics, "t")
+            assert values(found) == ["good", *there, "healed"]
+            assert found.seqs[-1] == answer.first_seq == len(found.seqs)
+
+    asyncio.run(main())
+
+
+async def append_at_last(topics: Topics, name: str, data: object) -> Appended:
+    """Append as a client does, who comes back when it is told to."""
+    while True:
+        try:
+            return (await topics.append(name, new(data)))[1]
+        except (ReadOnly, Unavailable, WriteFailed):
+            await asyncio.sleep(UPKEEP_S / 4)
+
+
 def test_a_reader_settles_the_doubt_before_it_looks(place: Place, wire: Wire) -> None:
     """The lost commit arrives after the wire is whole again: a read before must not differ from
     one after."""
@@ -537,6 +584,75 @@ def test_an_immediate_shutdown_in_a_saturated_write_loop(campaign: Campaign) -> 
         place.admin.close()
     assert campaign.tally["immediate shutdown"] >= 3
     assert campaign.tally["acknowledged entries"] > 100
+
+
+@pytest.mark.parametrize("writers", [1, 6])
+def test_topics_go_on_after_an_immediate_shutdown_under_load(
+    campaign: Campaign, writers: int
+) -> None:
+    """Every acknowledged record is there once under its seq, and no topic stays closed."""
+    with PostgresServer() as server:
+        place = Place(server.url())
+
+        async def main() -> None:
+            async with topics_on(place.log(connect_tries=1)) as topics:
+                for number in range(campaign.rounds(share=4, full=25)):
+                    names = [f"round{number}-{writer}" for writer in range(writers)]
+                    loaded = asyncio.Barrier(writers + 1)
+                    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                        for name in names:
+                            writer = write_through_a_crash(topics, name, campaign, loaded)
+                            group.create_task(writer)
+                        await loaded.wait()
+                        if number % 2:
+                            await asyncio.to_thread(hold_commits, server)
+                        await asyncio.to_thread(server.stop, "immediate")
+                        await asyncio.to_thread(server.start)
+
+        asyncio.run(main())
+        place.admin.close()
+    assert campaign.tally["went on"] >= 4 * writers
+    assert campaign.tally["in doubt and there"] >= 2
+
+
+def hold_commits(server: PostgresServer) -> None:
+    """Return when a commit is written and will never be answered: it waits for a standby."""
+    with psycopg.connect(server.url(), autocommit=True) as admin:
+        admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        admin.execute("SELECT pg_reload_conf()")
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        eventually(lambda: admin.execute(waiting).fetchone() is not None)
+        admin.execute("ALTER SYSTEM RESET synchronous_standby_names")  # at the next start
+
+
+async def write_through_a_crash(
+    topics: Topics, name: str, campaign: Campaign, loaded: asyncio.Barrier
+) -> None:
+    """Append until it fails; go on behind it, and look at what is there."""
+    acknowledged: dict[int, int] = {}
+    doubtful: set[int] = set()
+    for data in itertools.count():
+        if data == 10:
+            await loaded.wait()
+        try:
+            _, answer, _ = await topics.append(name, new(data))
+        except OutcomeUnknown:
+            doubtful.add(data)
+            break
+        except (ReadOnly, WriteFailed):
+            break
+        acknowledged[answer.first_seq] = data
+    for more in range(data + 1, data + 4):
+        acknowledged[(await append_at_last(topics, name, more)).first_seq] = more
+    found = await read_all(topics, name)
+    records = dict(zip(found.seqs, values(found), strict=True))
+    assert len(records) == len(found.seqs) == topics.get(name).head
+    assert acknowledged.items() <= records.items()
+    extra = set(records.values()) - set(acknowledged.values())
+    assert extra <= doubtful
+    campaign.tally["in doubt"] += len(doubtful)
+    campaign.tally["in doubt and there"] += len(extra)
+    campaign.tally["went on"] += 1
 
 
 def write_until_failure(

@@ -165,6 +165,7 @@ class Journal:
         self._submitted = False
         self._scheduled = False
         self._failures = 0
+        self._doubtful = False  # what is being written may be there already
         self._full = False
         self._closed = False
         self._snapshot_at = self._snapshots[-1] if self._snapshots else 0
@@ -276,6 +277,9 @@ class Journal:
             return
         assert self._writing is not None
         try:
+            if self._doubtful and self._is_there():
+                self._written()
+                return
             self._submitted = True
             self._log.submit_for(_Waiter(self._settled), self._partition, self._writing[0])
         except FairwayError as error:
@@ -288,6 +292,7 @@ class Journal:
             self._idle.ring()
             return
         if isinstance(error, OutcomeUnknown):
+            self._doubtful = True
             self._look_up(error)
         elif error is not None:
             self._failed(error)
@@ -323,17 +328,23 @@ class Journal:
         self._loop.call_later(BACKOFF.ceiling_ns(self._failures) / 1e9, self._submit)
 
     def _look_up(self, error: OutcomeUnknown) -> None:
-        """The writer has asked the store already where the partition ends: see if it is there."""
-        assert self._writing is not None
+        """The writer has asked the store already where the partition ends, if it could."""
         try:
-            there = self._log.last_key(self._partition) >= self._writing[0].entries[0].key
-        except FairwayError as closed:
-            self._failed(closed)
+            there = self._is_there()
+        except FairwayError as unknown:  # it is looked up again before it is written again
+            self._failed(unknown)
             return
         if there:
             self._written()
         else:
             self._failed(error)
+
+    def _is_there(self) -> bool:
+        """Whether what was in doubt is written. Raises while nobody can tell."""
+        assert self._writing is not None
+        there = self._log.last_key(self._partition) >= self._writing[0].entries[0].key
+        self._doubtful = False
+        return there
 
     @property
     def failing(self) -> bool:

@@ -271,8 +271,8 @@ class Log(Lifecycle):
         return await self._read(partition, partial(self._wal.tail, partition))
 
     def last_key(self, partition: int) -> int:
-        """The last key, once everything accepted so far is written. Asks no disk."""
-        return self._open_writer().tail(partition).last_key
+        """See `Partitions.last_key`."""
+        return self._open_writer().last_key(partition)
 
     def floor(self, partition: int) -> int:
         """The lowest key that may be there, once everything accepted so far is written."""

@@ -130,7 +130,11 @@ class Partitions(Protocol):
         ...
 
     def last_key(self, partition: int) -> int:
-        """The last key, once everything accepted so far is written. Asks no disk."""
+        """The last key, once everything accepted so far is written. Asks no disk.
+
+        Raises `WriteFailed` while nobody knows, after a write of unknown outcome: until the store
+        was asked, what it said before is no answer.
+        """
         ...
 
     def floor(self, partition: int) -> int:

@@ -336,6 +336,15 @@ class FairWriter:
         state = self._tails.find(partition)
         return Tail(state.last_key, 0, state.floor) if state is not None else Tail()
 
+    def last_key(self, partition: int) -> int:
+        """See `Partitions.last_key`."""
+        state = self._tails.find(partition)
+        if state is None:
+            return 0
+        if isinstance(state.refusal, WriteFailed):  # what is known dates from before the doubt
+            raise state.refusal.again()
+        return state.last_key
+
     async def run(self) -> None:
         """Serve until cancelled (a service of `runtime`)."""
         try:

@@ -394,6 +394,9 @@ class Retention:
     async def _look_again(self, topic: Topic) -> None:
         """Publish what a write of unknown outcome left in the store after all."""
         live = self._live(topic)
+        await live.writes.wait_decided()  # they take in themselves what they wrote
+        # Raises for as long as the log does not know: to settle the doubt by what was there before
+        # would give out seqs again that the store has.
         first, last = topic.head + 1, self._log.last_key(topic.epoch)
         found: list[Batch] = []
         while first <= last:

@@ -18,6 +18,7 @@ from fairway.core.priority import THRESHOLDS
 from fairway.errors import (
     Backpressure,
     FairwayError,
+    InvalidOperation,
     NotFound,
     OutcomeUnknown,
     TopicFull,
@@ -189,6 +190,11 @@ class Writing:
         return await self.position_of(topic, producer)
 
     def _check_open(self, topic: Topic, live: LivePart) -> None:
+        if not live.doubts.end and self._log.last_key(topic.epoch) > topic.assigned:
+            # Our numbers, and no fault of whoever writes: the store is asked, and then it goes on.
+            logger.error("topic %s ends behind what is known of it: looking again", topic.name)
+            live.doubts.raise_end()
+            self._retention.doubt(topic)
         if live.doubts.end:
             raise Unavailable(f"the end of topic {topic.name!r} is being looked up after a failure")
         if live.writes.halted:
@@ -208,14 +214,16 @@ class Writing:
         if live is None:
             live = self._live(topic)
         writes = live.writes
-        if writes.halted or live.doubts.end:
+        count = new.records.count
+        # Several records in one entry could lie across a key that is there, and the log not mind.
+        if writes.halted or live.doubts.end or count > 1:
             self._check_open(topic, live)
         position = new.position
         if position is not None and live.producers.passed(position):
             reply.set_result(Appended(topic.head, topic.head, deduped=True))
             return
         records = new.records
-        count, tagged, size = records.count, records.tagged, records.size(new.node)
+        tagged, size = records.tagged, records.size(new.node)
         config = topic.config
         if config.discard == "reject" and topic.would_overflow(count, size):
             raise TopicFull(
@@ -273,8 +281,10 @@ class Writing:
                 durability=DURABILITY.get(config.durability, Durability.DISK),
                 urgent=config.priority is not None and config.priority >= URGENT,
             )
-        except FairwayError:
+        except FairwayError as error:
             topic.take_back(first)  # nobody else was numbered meanwhile
+            if isinstance(error, InvalidOperation):
+                self._check_open(topic, live)  # the key may be there already
             raise
         writes.add(write)
         if position is not None:

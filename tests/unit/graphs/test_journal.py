@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fairway import Fairway, FiringContext
-from fairway.errors import Fenced, OutcomeUnknown, WriteFailed
+from fairway.errors import Fenced, OutcomeUnknown, TryLater, WriteFailed
 from fairway.graphs.health import CHECKPOINT, ReactorState
 from fairway.runtime.clock import sleep_ns
 from fairway.storage.wals.memory import MemoryWal
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from fairway.errors import FairwayError
     from fairway.graphs.engine import Managed
-    from fairway.storage.wal import Failures, Group
+    from fairway.storage.wal import Failures, Group, Tail
 
 SECOND_NS = 1_000_000_000
 
@@ -29,6 +29,13 @@ class FailingWal(MemoryWal):
     how = ""
     """`refuse`: nothing is written. `doubt`: nobody knows. `written`: nobody knows, and it is."""
     failures = 0
+    away = False
+    """Nor can it be asked where its partitions end."""
+
+    def tail(self, partition: int) -> Tail:
+        if self.away:
+            raise TryLater("the database does not answer")
+        return super().tail(partition)
 
     def write(self, group: Group, *, sync: bool) -> Failures:
         if not self.how:
@@ -97,6 +104,30 @@ def test_a_store_that_fails_degrades_the_graph_after_five_and_it_recovers(how: s
         expected = [1, 2, 4] if how == "written" else [1, 2, 3, 4]
         assert seen == expected
         assert await said(app) == expected
+
+    play(scene)
+
+
+@pytest.mark.parametrize("how", ["doubt", "written"])
+def test_a_record_in_doubt_is_looked_up_before_it_is_written_again(how: str) -> None:
+    """The store goes down in a commit, and cannot be asked until it is back."""
+
+    async def scene(wal: FailingWal, app: Fairway, graph: Any, seen: list[int]) -> None:
+        await graph.push("n", 1)
+        await graph.settled()
+        wal.how, wal.away = how, True
+        graph.push_nowait("n", 2)
+        while not wal.failures:
+            await sleep_ns(10_000_000)
+        wal.how = ""
+        await sleep_ns(20 * SECOND_NS)
+        assert await said(app) == [1], "no effect of what may not be recorded"
+        wal.away = False
+        await graph.settled()
+        assert app.graphs.get("kept").failed is None
+        await graph.push("n", 3)
+        await graph.settled()
+        assert await said(app) == seen == [1, 2, 3]
 
     play(scene)
 

@@ -385,6 +385,8 @@ def test_a_partition_that_cannot_be_looked_at_again_is_closed_until_it_can() -> 
         for _ in range(3):
             with pytest.raises(WriteFailed, match=r"in doubt.*looking again failed: gone"):
                 log.append(1, b"c")
+            with pytest.raises(WriteFailed, match="in doubt"):
+                log.last_key(1)  # what was known before is no answer
             await asyncio.sleep(UPKEEP_S)
         assert await log.append(2, b"d") == 1
         wal.sees = True
@@ -1140,6 +1142,7 @@ def test_a_group_that_the_pool_refuses_is_told_after_the_one_that_is_being_told(
         await asyncio.wait(waiters)
         log.pool.submit = submit  # type: ignore[method-assign]
         assert told == [(number, number <= 4) for number in range(1, 9)]
+        await asyncio.sleep(2 * UPKEEP_S)  # then the store is asked
         assert log.last_key(1) == 4
 
     on_log(body, max_batch=4)

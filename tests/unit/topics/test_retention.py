@@ -16,10 +16,14 @@ from fairway.errors import (
     FairwayError,
     NotFound,
     OutcomeUnknown,
+    ReadOnly,
     TopicFull,
+    TryLater,
+    Unavailable,
     WriteFailed,
 )
 from fairway.runtime.turn import TURN, TurnBudget
+from fairway.storage.wal import Entry, Operation
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
 from fairway.topics import batch as batch_module
@@ -589,6 +593,99 @@ def test_a_failing_store_loses_nothing_that_was_acknowledged_in_silence(
             assert topics.get("t").count == before[1]
 
     virtually(main)
+
+
+class Unreachable(Ill):
+    """Cannot be asked where its partitions end while it is `away`, and what it wrote last is seen
+    only when it is back: a database that goes down in a commit."""
+
+    away = False
+
+    def tail(self, partition: int) -> Any:
+        if self.away:
+            raise TryLater("the database does not answer")
+        return super().tail(partition)
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_a_doubt_is_not_settled_before_the_store_could_be_asked(
+    there: bool, durability: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither does a number that the store has used go out again, nor is a record hidden."""
+    caplog.set_level(logging.CRITICAL)
+
+    async def main() -> None:
+        wal = Unreachable()
+        async with topics_on(wal) as topics:
+            topic, _ = await topics.put("t", TopicPatch(durability=durability))
+            await topics.append("t", new("good"))
+            notes = Notes()
+            topics.watch(topic, PLAIN, notes, 0)
+            wal.how, wal.away = "after" if there else "before", True
+            with pytest.raises(OutcomeUnknown):
+                await topics.append("t", new("doubtful"))
+            wal.how = ""
+            await asyncio.sleep(5)  # upkeep looks many times
+            assert topics.live(topic).doubts.end
+            for _ in range(3):
+                with pytest.raises(FairwayError) as refused:
+                    await topics.append("t", new("refused"))
+                assert isinstance(refused.value, ReadOnly | Unavailable)
+            wal.away = False
+            await asyncio.sleep(2)
+            _, answer, _ = await topics.append("t", new("healed", "twice"))
+            topic.check()
+            found = await read_all(topics, "t")
+            doubtful = ["doubtful"] if there else []
+            assert values(found) == ["good", *doubtful, "healed", "twice"]
+            assert found.seqs == [1, *[2 for _ in doubtful], answer.first_seq, answer.last_seq]
+            assert not found.gaps
+            await asyncio.sleep(0.1)
+            assert notes.seqs == found.seqs
+            dead = wal.kill()
+        async with topics_on(dead) as topics:
+            assert (await read_all(topics, "t")).records == found.records
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("how", ["one", "several", "gap"])
+def test_a_topic_that_meets_a_key_of_its_own_looks_again(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever made it forget: whoever writes is told to come back, and finds it whole."""
+    caplog.set_level(logging.CRITICAL)
+
+    async def main() -> None:
+        async with topics_on() as topics:
+            topic, _, _ = await topics.append("t", new("good"))
+            under_way = await topics.writing.begin(topic, new("under way"))
+            raw = new("forgotten", "too").records.raw
+            forgotten = batch_module.Batch(1, 3, 2, topic.last_ts, 2, raw, None, None, 0, 0, -1)
+            entry = Entry(4, batch_module.encode_batch(forgotten))
+            stored = topics.kernel.partitions.submit(topic.epoch, Operation((entry,)))
+
+            async def write() -> None:
+                if how == "gap":
+                    await topics.writing.enqueue_gap(topic, 3, "source_trim", Position("p", 1, 1))
+                else:
+                    await topics.append("t", new("a") if how == "one" else new("a", "b", "c"))
+
+            with pytest.raises(Unavailable, match="is being looked up"):
+                await write()
+            assert (topic.head, topic.assigned) == (1, 2)
+            assert (await under_way).first_seq == 2
+            assert await stored == 4
+            await asyncio.sleep(1)
+            _, answer, _ = await topics.append("t", new("b"))
+            assert answer.first_seq == 5
+            topic.check()
+            found = await read_all(topics, "t")
+            assert values(found) == ["good", "under way", "forgotten", "too", "b"]
+
+    for seed in range(10):  # the store answers in any order
+        run(main, seed=seed, quiet=True, limit_ns=10**13, latency_ns=(0, 50_000_000))
 
 
 def test_a_delete_in_doubt_is_settled_one_way_or_the_other() -> None:
