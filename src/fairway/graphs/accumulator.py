@@ -68,7 +68,7 @@ class Accumulator:
         self.refused = 0
         self.repeated = 0
         self.suppressed = 0
-        """Events that `through` left out."""
+        """Events that `through` left out, and None where the type has room for it."""
         self.buried = 0
         """Events that did not decode, or did not fit."""
         self.marks: Marks = {}
@@ -487,9 +487,9 @@ class Accumulator:
         self.events += 1
         self._heard()
         data, stream, offset = event
-        if type(offset) is not int or offset > OFFSET_MAX or not _is_written(stream):
+        if type(offset) is not int or not 0 <= offset <= OFFSET_MAX or not _is_written(stream):
             self.buried += 1
-            reason = "its stream is a text, and its offset a number of 63 bits, not"
+            reason = "its stream is a text, and its offset 0 or a number of 63 bits above it, not"
             reason = f"{reason} {brief(stream)} and {brief(offset)}"
             self._reactor.buried(self._name, reason, _bytes_of(data), {})
             return
@@ -499,10 +499,6 @@ class Accumulator:
                 self.repeated += 1  # read again after a reconnect
                 return
             self.marks[stream] = offset
-        if data is None:
-            self.suppressed += 1
-            self._pass(marks)
-            return
         try:
             if isinstance(data, bytes):
                 value = self.source.event_schema.of_json(data)

@@ -38,7 +38,7 @@ class Event(NamedTuple):
     """JSON as bytes, or the value itself."""
     stream: str = ""
     offset: int = 0
-    """Rises within the stream. 0: it cannot be read again."""
+    """Rises within the stream, from 1. 0: it cannot be read again."""
 
 
 class Report(Protocol):

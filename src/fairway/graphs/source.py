@@ -204,7 +204,10 @@ class Source(Generic[T]):
                 f"source {self.name!r}: through {read.where} gives {named(given[0])}, not"
                 f" {named(self.type)}"
             )
-        return parameter.accepts[0] if len(parameter.accepts) == 1 else Any
+        if len(parameter.accepts) != 1:
+            return Any
+        event = parameter.accepts[0]
+        return event | None if parameter.optional else event
 
 
 def _of_each(upgrade: Callable[[Any], Any]) -> Callable[[Any], Any]:

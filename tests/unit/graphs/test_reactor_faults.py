@@ -28,6 +28,7 @@ from fairway import (
     where,
 )
 from fairway.errors import Closing, FeedLost, InvalidRequest
+from fairway.graphs import feed as feeds
 from fairway.graphs import journal as journals
 from fairway.graphs.metrics import series_of
 from fairway.graphs.replay import over_journal
@@ -259,6 +260,61 @@ def test_wrong_calls_of_a_graph_are_refused_with_an_error_of_our_own(checkpoint:
         found = await graph.ask("d", {"a": 1})
         assert found is not None
         assert found.output == 1
+
+    run_graph(graph, play)
+
+
+class Brings(TestFeed):
+    """A feed that brings events with offsets of its own choice."""
+
+    def after(self, offset: int) -> list[feeds.Event]:
+        return self.events[offset:]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("optional", [False, True])
+def test_none_and_offsets_below_0_become_dead_letters(optional: bool, checkpoint: bool) -> None:
+    """None is no news where the type has room for it."""
+    nones = 0 if optional else 2
+    feed = Brings()
+    brought = ((None, 1), (b"null", 2), (b"5", 3), (b"6", -1), (b"7", -(2**70)), (b"8", 4))
+    feed.push(*(feeds.Event(data, "s", offset) for data, offset in brought))
+    n = Source("n", int | None if optional else int, feed=feed)
+    graph = Graph("g", when=n, inputs="sequential", checkpoint=checkpoint)
+
+    @graph.node
+    def it(n: int) -> int:
+        return n
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await kit.settled()
+        assert kit.outputs(graph) == [5, 8]
+        reasons = [letter.reason for letter in graph.dead_letters]
+        assert ["Expected `int`, got `null`" in each for each in reasons[:-2]] == [True] * nones
+        assert ["its offset 0 or a number" in each for each in reasons[-2:]] == [True, True]
+        found = graph.running.accumulator("n")
+        assert (found.buried, found.suppressed, found.repeated) == (2 + nones, 2 - nones, 0)
+        if not optional:
+            with pytest.raises(InvalidRequest, match="Expected `int`, got `null`"):
+                await graph.push("n", None)
+
+    run_graph(graph, play)
+
+
+def test_a_through_that_takes_none_is_given_it() -> None:
+    feed = TestFeed()
+
+    def of(event: int | None) -> int | None:
+        return None if event == 0 else event or -1
+
+    n = Source("n", int, feed=feed, through=of)
+    graph = same(n)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        feed.push(None, b"null", 0, 3)
+        await kit.settled()
+        assert kit.outputs(graph) == [-1, -1, 3]
+        assert graph.running.accumulator("n").suppressed == 1
 
     run_graph(graph, play)
 
