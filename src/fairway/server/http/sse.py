@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from fairway.errors import InvalidRequest
+from fairway.errors import Fenced, InvalidRequest
 from fairway.server.http.connection import Connection
 from fairway.server.http.problems import problem
 from fairway.topics.batch import encode_record
@@ -217,6 +217,9 @@ class EventStream:
     def end(self, reason: FairwayError) -> None:
         """Say why, if there is room for it, and end the response."""
         connection, frame = self.connection, problem_event(reason)
+        if isinstance(reason, Fenced):  # what waits to be sent may be out of date by now
+            connection.cut_off(frame.chunk if connection.chunked else frame.bare)
+            return
         connection.write(frame.chunk if connection.chunked else frame.bare)
         connection.finish()
 
