@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -203,6 +203,41 @@ def test_an_owner_that_slept_past_its_lease_answers_nothing_and_stands_by_again(
 
     with owners(("--standby",), ("--standby",)) as (first, second):
         run(scenario(first, second), within_s=4 * WAIT_S)
+
+
+def test_what_a_woken_owner_has_not_sent_yet_is_not_sent() -> None:
+    """Pages and streams of clients that read slowly, begun while the log was its own."""
+
+    async def scenario(first: Owner, second: Owner) -> None:
+        for _ in range(2):
+            await first.api.append("fat", *["x" * 700_000] * 10)
+        page = await Wire.open(first.port, receive_buffer=4096)
+        page.send(
+            "POST",
+            "/v0/topics/fat/diff",
+            b'{"max_batch_bytes":8388608,"limit":1000}',
+            {"content-type": "application/json"},
+        )
+        stream = await Wire.open(first.port, receive_buffer=4096)
+        stream.send("GET", "/v0/topics/fat/watch")
+        size = int(dict((await page.head())[1])["content-length"])
+        assert size > 7_000_000
+        await stream.head()
+        await stream.reader.readexactly(1000)  # more of it waits behind these
+        first.send(signal.SIGSTOP)
+        await second.ready()
+        first.send(signal.SIGCONT)
+        await first.ready("standing by")
+        for wire, whole in ((page, size), (stream, 700_000)):
+            got = b""
+            with suppress(ConnectionError):
+                while part := await wire.reader.read(1 << 20):
+                    got += part
+            assert len(got) < whole
+            assert not got.endswith(b"\r\n0\r\n\r\n")
+
+    with owners(("--standby",), ("--standby",)) as (first, second):
+        run(scenario(first, second), within_s=2 * WAIT_S)
 
 
 def test_an_owner_that_was_not_asked_to_stand_by_ends_when_it_lost_the_log() -> None:

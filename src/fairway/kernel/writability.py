@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from fairway.errors import FairwayError, InvalidOperation, OutcomeUnknown, ReadOnly, WriteFailed
 from fairway.kernel.catalog import CATALOG
 from fairway.runtime.clock import sleep_ns
+from fairway.runtime.shielded import shielded
 from fairway.storage.wal import Operation
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Writability:
 
     async def _probe(self, partition: int) -> None:
         try:
-            await asyncio.shield(self._log.submit(partition, PROBE))
-            await asyncio.shield(self._log.submit(partition, UNPROBE))
+            await shielded(self._log.submit(partition, PROBE))
+            await shielded(self._log.submit(partition, UNPROBE))
         except InvalidOperation:
             pass  # deleted meanwhile

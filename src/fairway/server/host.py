@@ -136,10 +136,13 @@ class Host(Lifecycle):
         random_bytes: Callable[[int], bytes],
         pool: BlockingPool,
         held: HeldBytes,
+        withhold_unsent: Callable[[], None],
     ) -> None:
-        """`held` counts what clients make it hold; `keys` reads again what `access` knows."""
+        """`held` counts what clients make it hold; `keys` reads again what `access` knows;
+        `withhold_unsent` drops answers that wait to be sent and may be out of date by now."""
         self.app = app
         self._keys = keys
+        self._withhold_unsent = withhold_unsent
         self.settings = settings
         self.parts = tuple(part for front in fronts for part in front.parts(app))
         self.kernel = app.kernel
@@ -216,9 +219,10 @@ class Host(Lifecycle):
                 told = False
 
     def dismiss(self, error: FairwayError) -> None:
-        """End every stream and socket, and say why."""
+        """End every stream and socket, and say why; drop the answers that are not sent yet."""
         for guest in list(self._guests.values()):
             guest.end(error)
+        self._withhold_unsent()
 
     async def _purge(self) -> None:
         while True:

@@ -143,7 +143,7 @@ class Server:
         async with self.app:
             kernel = self.app.kernel
             kernel.acknowledge_in_turns()
-            async with self._host_of(pool) as host:
+            async with self._host_of(pool, uvicorn_server) as host:
                 self.ready.set()
                 await self._until(stop, serving)
                 lost = kernel.partitions.lost
@@ -169,8 +169,14 @@ class Server:
             pressed.cancel()
             replaced.cancel()
 
-    def _host_of(self, pool: BlockingPool) -> Host:
+    def _host_of(self, pool: BlockingPool, uvicorn_server: Listener) -> Host:
         """What answers requests from here on, while the log is ours."""
+
+        def withhold_unsent() -> None:
+            for connection in list(uvicorn_server.server_state.connections):
+                if isinstance(connection, HttpProtocol):
+                    connection.withhold_unsent()
+
         settings = self.settings
         cors = Cors(settings.cors_origins, exposed=EXPOSED)
         keys = LiveKeys(settings.key_source(), pool=pool) if settings.keyed else None
@@ -184,6 +190,7 @@ class Server:
             random_bytes=secrets.token_bytes,
             pool=pool,
             held=self.held,
+            withhold_unsent=withhold_unsent,
         )
         gauge = self.app.kernel.telemetry.gauge
         gauge("fairway_connections", "Open connections", lambda: len(self._protocol.peers))

@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.errors import InvalidRequest, NotFound
+from fairway.runtime.shielded import shielded
 from fairway.streams.content import records_of, same_type
 from fairway.streams.offset import StreamPlace
 from fairway.streams.stored import META, encode_meta
@@ -91,7 +92,7 @@ class StreamAppender:
         if verdict is not None:
             return StreamAppended(verdict, stream.offset_of(stream.tail), known)
         queued = self._submit(stream, request, content, trace)
-        return StreamAppended(None, await asyncio.shield(queued), known)
+        return StreamAppended(None, await shielded(queued), known)
 
     def _submit(
         self, stream: Stream, request: StreamAppend, content: Records, trace: str | None

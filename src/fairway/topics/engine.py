@@ -23,6 +23,7 @@ from fairway.errors import (
 )
 from fairway.kernel.part import OK, Part, PartHealth
 from fairway.runtime.clock import clock_of
+from fairway.runtime.shielded import shielded
 from fairway.storage.wal import Operation
 from fairway.topics import names
 from fairway.topics.bounds import UNBOUNDED
@@ -418,7 +419,7 @@ class Topics(Part):
         writes = self.live(topic).writes
         with writes.pinning(seq):
             meta = {**extra, **self.retention.snapshot_meta(topic)}
-            await asyncio.shield(self._log.submit(topic.epoch, Operation(meta=meta)))
+            await shielded(self._log.submit(topic.epoch, Operation(meta=meta)))
         topic.pinned(seq)
         self.retention.reconsider(topic)
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from fairway.errors import FairwayError, Unavailable
+from fairway.runtime.shielded import shielded
 from fairway.storage.wal import NO_META
 from fairway.topics import names
 from fairway.topics.operations import KeySeen, changes_of
@@ -68,7 +69,7 @@ class Once:
         waiting.add_done_callback(
             lambda done: self._settle(place, done.exception() or done.result())
         )
-        return await asyncio.shield(reply)
+        return await shielded(reply)
 
     def append_now(self, reply: Told, topic: Topic, new: NewBatch, key: str) -> bool:
         """As `append`, begun at once and told to `reply`; False if something must come first."""

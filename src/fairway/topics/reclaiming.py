@@ -8,11 +8,11 @@ A pass over a whole topic also finds the rules that hide nothing any more.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from fairway.errors import FairwayError
+from fairway.runtime.shielded import shielded
 from fairway.storage.wal import Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
@@ -156,7 +156,7 @@ class Reclaiming:
             meta: dict[str, bytes | None] = {names.SNAPSHOT: encode_snapshot(topic.snapshot())}
             operation = Operation(meta=meta, remove=_ranges(gone))
             submit = self._log.submit(topic.epoch, operation, durability=Durability.DISK)
-            await asyncio.shield(submit)
+            await shielded(submit)
         gone.clear()
 
     async def _finish(self, topic: Topic, found: _Pass) -> None:
@@ -182,7 +182,7 @@ class Reclaiming:
         meta[names.SNAPSHOT] = encode_snapshot(topic.snapshot())
         submit = self._log.submit(topic.epoch, Operation(meta=meta), durability=Durability.DISK)
         try:
-            await asyncio.shield(submit)
+            await shielded(submit)
         except FairwayError:
             topic.reclaim_again(before)
             raise

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from fairway.errors import FairwayError, NotFound
 from fairway.runtime.clock import sleep_ns
+from fairway.runtime.shielded import shielded
 from fairway.runtime.turn import TURN, Pace
 from fairway.storage.wal import INT_MAX, Operation
 from fairway.storage.writer import Durability
@@ -500,7 +501,7 @@ class Retention:
         if compact is None and snapshot.head == topic.snapshot_head and len(meta) == 1:
             return False
         operation = Operation(meta=meta, compact_before=compact)
-        await asyncio.shield(self._log.submit(topic.epoch, operation, durability=Durability.DISK))
+        await shielded(self._log.submit(topic.epoch, operation, durability=Durability.DISK))
         topic.saved(snapshot.head)
         return step < target
 

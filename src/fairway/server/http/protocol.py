@@ -396,6 +396,14 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
             self._linger_until_abort()
 
+    def withhold_unsent(self) -> None:
+        """Drop the connection if an answer waits to be sent that may be out of date by now."""
+        answer = self._running
+        if answer is None or self.site is None or not self.transport.get_write_buffer_size():
+            return
+        if self.site.withholds(answer.scope):
+            self.transport.abort()
+
     # --- what the parser tells
 
     def on_message_begin(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from fairway.errors import InvalidRequest
+from fairway.errors import Fenced, InvalidRequest
 from fairway.server.http.connection import Connection
 from fairway.server.http.problems import problem
 
@@ -79,6 +79,9 @@ class EventStream:
     def end(self, reason: FairwayError) -> None:
         """Say why, if there is room for it, and end the response."""
         connection, frame = self.connection, problem_event(reason)
+        if isinstance(reason, Fenced):  # what waits to be sent may be out of date by now
+            connection.cut_off(frame.chunk if connection.chunked else frame.bare)
+            return
         connection.write(frame.chunk if connection.chunked else frame.bare)
         connection.finish()
 

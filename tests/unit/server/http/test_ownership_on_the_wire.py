@@ -14,6 +14,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from fairway.core.lease import Tenure
+from fairway.errors import Fenced
 from fairway.server.fronts import FRONTS
 from fairway.server.http.asgi import HttpApp
 from fairway.server.http.connection import EXTENSION
@@ -164,8 +165,39 @@ def test_an_answer_that_waits_for_a_slow_reader_is_asked_about_after_the_wait(
     run(scene, seed=1, quiet=True)
 
 
+@pytest.mark.parametrize("request_", [READ, WRITE], ids=["read", "write"])
+@pytest.mark.parametrize("stuck", [False, True], ids=["reads", "does not read"])
+def test_an_answer_that_waits_to_be_sent_is_dropped_once_the_lease_ran_out(
+    stuck: bool, request_: bytes, held: socket.socket
+) -> None:
+    site = Leased()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(begun(100 * KIB))
+        await send(body(bytes(100 * KIB)))
+
+    async def scene() -> None:
+        client = Client(app, held, site=site)
+        client.transport.stuck = stuck
+        client.send(request_)
+        await asyncio.sleep(0)
+        client.protocol.withhold_unsent()
+        assert not client.transport.aborted, "it is ours"
+        site.run_out()
+        client.protocol.withhold_unsent()
+        assert client.transport.aborted == (stuck and request_ is READ)
+
+    run(scene, seed=1, quiet=True)
+
+
 @pytest.mark.parametrize(
-    "write", [lambda stream: stream.send(Frame(STALE)), EventStream.beat], ids=["frame", "beat"]
+    "write",
+    [
+        lambda stream: stream.send(Frame(STALE)),
+        EventStream.beat,
+        lambda stream: stream.end(Fenced("the log has another owner")),
+    ],
+    ids=["frame", "beat", "end"],
 )
 @pytest.mark.parametrize("stuck", [False, True], ids=["reads", "does not read"])
 def test_a_stream_whose_lease_ran_out_is_told_so_and_cut_off(
