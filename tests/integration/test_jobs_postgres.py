@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from fairway.core.priority import Band
-from fairway.errors import FairwayError, Invalid
+from fairway.errors import Invalid
 from fairway.jobs.job import Fate, Filter, Lane, NewJob, Settlement, Status
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
@@ -445,6 +445,54 @@ def test_a_connection_of_psycopg_may_make_of_its_rows_what_it_likes(factory: Any
     asyncio.run(play())
 
 
+class Nonsense(psycopg.adapt.Loader):
+    def load(self, data: object) -> str:
+        return "nonsense"
+
+
+@pytest.mark.parametrize("type_name", ["int8", "text", "int4", "bool"])
+def test_a_connection_may_read_its_own_values_as_it_likes(type_name: str) -> None:
+    async def play() -> None:
+        job = NewJob(kind="mail", unique_key="u")
+        async with stores() as (store,):
+            with psycopg.connect(postgres_url()) as theirs:
+                theirs.adapters.register_loader(type_name, Nonsense)
+                (added,) = await store.enqueue([job], within=theirs)
+                (again,) = await store.enqueue([job], within=theirs)
+                assert [(again.id, again.fresh), added.fresh] == [(added.id, False), True]
+                assert theirs.execute("select 1::int8, 'a'::text, 1, true").fetchone() != (
+                    *(1, "a", 1, True),
+                )
+                theirs.rollback()
+            connection = await asyncpg.connect(postgres_url())
+            await connection.set_type_codec(
+                type_name, encoder=str, decoder=str, schema="pg_catalog"
+            )
+            async with connection.transaction():
+                (added,) = await store.enqueue([job], within=connection)
+                (plain,) = await store.enqueue([NewJob(kind="mail")], within=connection)
+            await connection.close()
+            found = await store.browse(Filter())
+            assert [one.id for one in found] == [plain.id, added.id]
+
+    asyncio.run(play())
+
+
+def test_a_connection_whose_text_is_another_is_refused_and_told_why() -> None:
+    async def play() -> None:
+        async with stores() as (store,):
+            connection = await asyncpg.connect(postgres_url())
+            await connection.set_type_codec(
+                "text", encoder=str, decoder=str.upper, schema="pg_catalog"
+            )
+            async with connection.transaction():
+                with pytest.raises(Invalid, match="a codec of its own for text"):
+                    await store.enqueue([NewJob(kind="mail")], within=connection)
+            await connection.close()
+
+    asyncio.run(play())
+
+
 def test_what_only_leads_to_a_connection_is_refused() -> None:
     async def play() -> None:
         url = postgres_url()
@@ -460,10 +508,15 @@ def test_what_only_leads_to_a_connection_is_refused() -> None:
                     pass
                 with pytest.raises(Invalid, match="the connection cannot be used"):
                     await store.enqueue([job], within=borrowed)
-            closed = await asyncpg.connect(url)
+            closed: Any = await asyncpg.connect(url)
             await closed.close()
-            with pytest.raises(FairwayError):
+            with pytest.raises(Invalid):
                 await store.enqueue([job], within=closed)
+            for closed in (psycopg.connect(url), await psycopg.AsyncConnection.connect(url)):
+                if (closing := closed.close()) is not None:
+                    await closing
+                with pytest.raises(Invalid, match="the connection cannot be used: it is closed"):
+                    await store.enqueue([job], within=closed)
             engine = create_engine(f"postgresql+psycopg://{url.partition('://')[2]}")
             with refused:
                 await store.enqueue([job], within=engine)

@@ -702,6 +702,41 @@ def test_a_connection_of_apsw_may_make_of_its_rows_what_it_likes(path: Path) -> 
     play(path, scene)
 
 
+def test_a_connection_whose_temporary_tables_hide_ours_is_refused(path: Path) -> None:
+    """What is added would be in them, and go with the connection."""
+
+    async def scene(store: SqliteStore) -> None:
+        theirs = at(path)
+        theirs.execute("CREATE TEMP TABLE Job AS SELECT * FROM main.job; CREATE TEMP TABLE own (a)")
+        theirs.execute("BEGIN")
+        with pytest.raises(Invalid, match=r"hide them: \['Job'\]"):
+            await store.enqueue([JOB], within=theirs)
+        theirs.execute("COMMIT; DROP TABLE temp.Job; BEGIN")
+        (added,) = await store.enqueue([JOB], within=theirs)
+        theirs.execute("COMMIT")
+        theirs.close()
+        assert await store.find(added.id) is not None
+
+    play(path, scene)
+
+
+def test_a_connection_that_is_closed_is_refused(path: Path) -> None:
+    async def scene(store: SqliteStore) -> None:
+        theirs = at(path)
+        theirs.close()
+        with pytest.raises(Invalid, match="cannot be used"):
+            await store.enqueue([JOB], within=theirs)
+
+    async def scene_of_sqlite3() -> None:
+        theirs = sqlite3.connect(path)
+        theirs.close()
+        with pytest.raises(Invalid, match="cannot be used"):
+            await SqliteStore(path).enqueue([JOB], within=theirs)
+
+    play(path, scene)
+    asyncio.run(scene_of_sqlite3())
+
+
 def test_a_connection_of_sqlite3_may_make_of_its_rows_what_it_likes(path: Path) -> None:
     async def scene() -> None:
         async with opened(path):

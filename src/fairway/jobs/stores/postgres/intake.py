@@ -49,7 +49,7 @@ class PostgresIntake:
         rows = await connection.fetch(
             self._sql["enqueue"], *self._columns([None] * len(jobs), jobs)
         )
-        return [Enqueued(id, True) for (id,) in rows]
+        return [Enqueued(int(id), True) for (id,) in rows]  # callers have codecs of their own
 
     async def _add_unique(
         self, connection: Any, jobs: Sequence[NewJob], patience_ms: int | None
@@ -59,7 +59,7 @@ class PostgresIntake:
             rows = await connection.fetch(self._sql["numbers"], len(jobs))
         else:  # both in one round trip
             rows = await connection.fetch(self._sql["numbers_patiently"], len(jobs), patience_ms)
-        numbers = [row[0] for row in rows]
+        numbers = [int(row[0]) for row in rows]
         first: dict[str, tuple[int, int]] = {}
         for id, job in zip(numbers, jobs, strict=True):
             if job.unique_key is not None:
@@ -90,7 +90,8 @@ class PostgresIntake:
         rows = await connection.fetch(self._sql["lock_keys"], *ask(list(wanted)))
         holders = {key: wanted[key][0] for (key,) in rows}
         if known := [key for key in wanted if key not in holders]:
-            holders |= dict(await connection.fetch(self._sql["take_keys"], *ask(known)))
+            taken = await connection.fetch(self._sql["take_keys"], *ask(known))
+            holders |= {key: int(job) for key, job in taken}
         return holders
 
     def _columns(self, ids: Sequence[int | None], jobs: Sequence[NewJob]) -> list[Sequence[Any]]:

@@ -15,6 +15,8 @@ import asyncpg
 import psycopg
 from asyncpg.pool import PoolConnectionProxy
 from psycopg.rows import tuple_row
+from psycopg.types.numeric import IntLoader
+from psycopg.types.string import TextLoader
 
 from fairway.errors import (
     FairwayError,
@@ -63,6 +65,8 @@ class Guests:
                 driver = await _driver_connection(connection)
             if not isinstance(driver, _PSYCOPG + _ASYNCPG):
                 raise _no_connection(driver)
+            if isinstance(driver, _PSYCOPG) and driver.closed and not driver.broken:
+                raise Invalid("the connection cannot be used: it is closed")
             begun = _in_transaction(driver) or _begins_by_itself(driver)
         except Exception as error:
             if _origin(error) not in _RAISED:
@@ -79,12 +83,19 @@ class Guests:
         return guest
 
     async def _check_place(self, guest: GuestConnection) -> None:
-        (theirs,) = await guest.fetch(self._sql["place"])
-        (ours,) = await self._connections.fetch("place")
-        if tuple(theirs) != tuple(ours):
+        ((name, table, began),) = await guest.fetch(self._sql["place"])
+        ((our_name, *ours),) = await self._connections.fetch("place")
+        # Numbers as numbers: asyncpg reads them by a codec of the caller's, if he has set one.
+        same = table is not None and [int(table), int(began)] == ours
+        if same and name != our_name:
             raise Invalid(
-                f"the connection is to another database (it is {theirs[0]!r} there): the jobs are"
-                f" in schema {self._connections.schema} of {ours[0]!r}"
+                "the connection has a codec of its own for text, which changes what is read:"
+                f" {our_name!r} becomes {name!r}"
+            )
+        if not same:
+            raise Invalid(
+                f"the connection is to another database (it is {name!r} there): the jobs are"
+                f" in schema {self._connections.schema} of {our_name!r}"
             )
 
     @asynccontextmanager
@@ -146,9 +157,11 @@ class GuestConnection:
         # Rows come as ours do, whatever the caller's own cursors make of theirs.
         if isinstance(self._connection, psycopg.AsyncConnection):
             async with psycopg.AsyncRawCursor(self._connection, row_factory=tuple_row) as cursor:
+                _read_as_it_is(cursor.adapters)
                 await cursor.execute(text.encode(), args)
                 return await cursor.fetchall() if rows else []
         with psycopg.RawCursor(self._connection, row_factory=tuple_row) as cursor:
+            _read_as_it_is(cursor.adapters)
             cursor.execute(text.encode(), args)
             return cursor.fetchall() if rows else []
 
@@ -173,6 +186,12 @@ class GuestConnection:
         if state is None:
             return Invalid(f"the connection cannot be used: {said}")
         return WriteFailed(f"PostgreSQL: {said}; nothing was enqueued")
+
+
+def _read_as_it_is(adapters: psycopg.adapt.AdaptersMap) -> None:
+    """Values of a cursor come as they are, whatever loaders the caller's connection has."""
+    adapters.register_loader("int8", IntLoader)
+    adapters.register_loader("text", TextLoader)
 
 
 def _origin(thing: Any) -> str:

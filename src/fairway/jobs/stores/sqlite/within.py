@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from fairway.jobs.store import Cursor
     from fairway.jobs.stores.sqlite.schema import Sql
 
+HIDDEN = """
+SELECT name FROM temp.sqlite_master AS theirs WHERE type IN ('table', 'view') AND EXISTS (
+    SELECT 1 FROM main.sqlite_master AS ours
+    WHERE ours.type = 'table' AND ours.name = theirs.name COLLATE NOCASE
+) ORDER BY name
+"""
 OPENED: Counter[str] = Counter()
 """The files that stores of this process have open."""
 
@@ -74,7 +80,7 @@ def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
     """The connection, the errors it raises, and which of them mean to try later."""
     errors: type[Exception]
     if isinstance(guest, apsw.Connection):
-        errors, busy = apsw.Error, _apsw_busy
+        errors, busy, closed = apsw.Error, _apsw_busy, _apsw_closed
     elif _is_sqlite3(guest):
         import sqlite3
 
@@ -83,7 +89,7 @@ def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
                 f"{place} is open in this process, and sqlite3 would not see its locks:"
                 " give a connection of apsw"
             )
-        errors, busy = sqlite3.Error, _sqlite3_busy
+        errors, busy, closed = sqlite3.Error, _sqlite3_busy, _sqlite3_closed
     else:
         raise Invalid(
             "`within` takes a connection of apsw or sqlite3 that has the job store open,"
@@ -97,6 +103,10 @@ def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
             raise Invalid(f"the connection is to {file or 'memory'}, and the jobs are in {place}")
         if not guest.in_transaction:
             raise Invalid("the connection is in no transaction: begin one, to be committed by you")
+        if hidden := [name for (name,) in connection.execute(HIDDEN)]:
+            raise Invalid(
+                f"the connection has temporary tables named like ours, which hide them: {hidden}"
+            )
         if next(iter(connection.execute("PRAGMA application_id")))[0] != APPLICATION_ID:
             raise Corrupt("the file is not a Fairway job store", place=place)
         version = next(iter(connection.execute("PRAGMA user_version")))[0]
@@ -105,6 +115,8 @@ def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
                 f"{place} has format {version}; this release writes {len(MIGRATIONS)}"
             )
     except errors as error:
+        if closed(error):
+            raise Invalid(f"the connection cannot be used: {error}") from error
         raise Unavailable(f"{place}: {error}") from error
     return connection, errors, busy
 
@@ -145,6 +157,14 @@ def _go_on(cursor: apsw.Cursor, statement: str, bindings: Any) -> bool:
 def _is_sqlite3(guest: Any) -> bool:
     module = sys.modules.get("sqlite3")  # whoever has a connection of it has imported it
     return module is not None and isinstance(guest, module.Connection)
+
+
+def _apsw_closed(error: Exception) -> bool:
+    return isinstance(error, apsw.ConnectionClosedError)
+
+
+def _sqlite3_closed(error: Exception) -> bool:
+    return type(error).__name__ == "ProgrammingError"  # or of another thread: his to mend as well
 
 
 def _apsw_busy(error: Exception) -> bool:
