@@ -142,8 +142,8 @@ def test_an_address_that_will_not_do_is_refused(
     [
         (["--queue", "mail=²"], "--queue mail=²: the concurrency is a number"),
         (["--queue", "=5"], "a queue has a name"),
-        (["--processes", "0"], "threads and processes are at least 1"),
-        (["--heartbeat-interval", "0s"], "heartbeat_interval and reap_interval are positive"),
+        (["--processes", "0"], "processes is at least 1, not 0"),
+        (["--heartbeat-interval", "0s"], "heartbeat_interval_ns is at least 1, not 0"),
     ],
 )
 def test_an_option_that_will_not_do_is_told_in_a_line(

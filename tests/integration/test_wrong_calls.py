@@ -335,6 +335,7 @@ CONFIGS: dict[Any, dict[str, list[Any]]] = {
         "drain_timeout_ns": [-1],
         "threads": [0, 2**31],
         "processes": [0, 2**31],
+        "log_bytes": [-1, 64 * 1024 + 1],
         "queues": [
             [],
             {},

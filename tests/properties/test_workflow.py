@@ -57,6 +57,8 @@ from tests.properties.twins import MANY
 
 DONE, FAILED, SKIPPED = TaskState.DONE, TaskState.FAILED, TaskState.SKIPPED
 CANCELLED, PENDING, RUNNING = TaskState.CANCELLED, TaskState.PENDING, TaskState.RUNNING
+NOW_NS = 1_000
+
 BEGIN = {"x": "begin", "n": 0}
 
 
@@ -196,7 +198,7 @@ class Shell:
     def send(self, event: Event) -> Step:
         workflow, before = self.plan.workflow, self.state
         encoded = msgspec.json.encode(before)
-        step = advance(workflow, before, event)
+        step = advance(workflow, before, event, NOW_NS)
         assert msgspec.json.encode(before) == encoded
         check(workflow, step.state)
         assert msgspec.json.decode(msgspec.json.encode(step.state), type=RunState) == step.state
@@ -286,7 +288,7 @@ def test_a_retried_run_keeps_all_that_does_not_come_after_a_failure(
     drive(shell, draw)
     workflow, before = plan.workflow, shell.state
     assert before.outcome is not None
-    step = advance(workflow, before, Retried())
+    step = advance(workflow, before, Retried(), NOW_NS)
     check(workflow, step.state)
     if before.outcome.status is Fate.DONE:
         assert step == Step(before)
@@ -298,7 +300,7 @@ def test_a_retried_run_keeps_all_that_does_not_come_after_a_failure(
     state, running = step.state, [one.task.name for one in step.start]
     while state.outcome is None:
         ended = TaskEnded(running.pop(draw.randrange(len(running))), DONE)
-        step = advance(workflow, state, ended)
+        step = advance(workflow, state, ended, NOW_NS)
         check(workflow, step.state)
         running += [one.task.name for one in step.start]
         assert not kept.intersection(running)
