@@ -54,7 +54,7 @@ class JobAttempt(Struct, frozen=True, kw_only=True):
     """One run of one step of a job by one worker."""
 
     number: int
-    """The how manieth run of its job it was, whatever the step. What is left out went well."""
+    """Which run of its job it was, from 1 and whatever the step. What is left out went well."""
     step: str
     worker: int
     started_wall_ns: int

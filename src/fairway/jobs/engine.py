@@ -16,11 +16,12 @@ from fairway.errors import (
     JobFailed,
     NotFound,
 )
+from fairway.jobs.attempts import ERROR_MAX
 from fairway.jobs.job import CANCELLED, WORKFLOW, Filter, Limits, Status, distinct, lane_of
 from fairway.jobs.kinds import wrong_queue, wrong_text
 from fairway.jobs.store import Ended
 from fairway.jobs.times import TIME_MAX_NS, length_ns
-from fairway.jobs.verdict import ERROR_CHARS_MAX, WALL_MAX_NS, storable
+from fairway.jobs.verdict import WALL_MAX_NS, storable
 from fairway.kernel.part import OK, PartHealth
 from fairway.masking import masked
 from fairway.runtime.clock import clock_of
@@ -122,7 +123,7 @@ class Jobs:
     ) -> list[Enqueued]:
         """Add jobs, all or none of them; durable when this returns.
 
-        `within` a transaction of the caller they are added when he commits.
+        `within` a transaction of the caller they are added when they commit.
         """
         self.check_room()
         added = await self.store.enqueue(jobs, within=within, cursor=cursor)
@@ -204,7 +205,7 @@ class Jobs:
         """End jobs and their children; what runs is told to stop, and why."""
         if not isinstance(reason, str):
             raise InvalidRequest(f"a reason is a string, not {brief(reason)}")
-        reason = storable(reason[:ERROR_CHARS_MAX])[:ERROR_CHARS_MAX] or CANCELLED
+        reason = storable(reason[:ERROR_MAX])[:ERROR_MAX] or CANCELLED
         cancelled = await self.store.cancel(tuple(filter(_may_be, ids)), reason=reason)
         if self._worker is not None:
             self._worker.cancel(dict.fromkeys(cancelled.running, reason))

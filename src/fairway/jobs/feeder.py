@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 SECOND_NS = 1_000_000_000
 VAIN_LOOKS_MAX = 3
 VAIN_PAUSE_NS = 10_000_000
-"""Whoever asked so often for what he was told is there and got nothing rests before he asks again:
-others have it in their hands, or his own lease ran out and he has not heard of it yet."""
+"""After so many claims in a row that came back empty the worker pauses before the next one: others
+have the jobs in their hands, or its own lease ran out and it has not heard of that yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,7 +254,7 @@ class Flow:
         self._scheduled.append(_declared_context(self.name, values))
 
     def context(self, given: Mapping[str, Any] | None, now_wall_ns: int) -> dict[str, Any]:
-        """The context of a run that somebody starts: what was declared, and what he gives.
+        """The context of a run that somebody starts: what was declared, and what they give.
 
         It is what the schedule would give, if there is one, as of now; of several schedules that
         differ, what they have in common is what the workflow itself declares.

@@ -105,7 +105,7 @@ class _Hearing:
 
     def end(self) -> None:
         self._wanted -= 1
-        # Whoever put a factory of his own around ours goes on to call it: it hears nothing then.
+        # Whoever put a factory of their own around ours goes on to call it: it hears nothing then.
         if not self._wanted and logging.getLogRecordFactory() == self.make:
             assert self._before is not None, "it was put there by us"
             logging.setLogRecordFactory(self._before)

@@ -285,7 +285,7 @@ class QueueFacts(NamedTuple):
     """How long ago it held those tokens."""
 
 
-class Surroundings(NamedTuple):
+class WaitFacts(NamedTuple):
     """What decides why a job waits, beside the job itself."""
 
     paused: bool = False
@@ -300,7 +300,7 @@ class Surroundings(NamedTuple):
     """All that are registered."""
 
 
-def why_waits(job: Job, around: Surroundings) -> WaitReason | None:
+def why_waits(job: Job, around: WaitFacts) -> WaitReason | None:
     """Why a job waits; None if it does not: it runs, or has ended."""
     due_ns = job.due_wall_ns
     if job.status is Status.RUNNING or job.status.ended:

@@ -150,7 +150,7 @@ class JobStore(Protocol):
     async def enqueue(
         self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
     ) -> list[Enqueued]:
-        """Add jobs, all or none. `within` is a connection of the caller in a transaction of his.
+        """Add jobs, all or none. `within` is a connection of the caller in a transaction of theirs.
 
         With `cursor` they are added only if it stood before the first of them, and it moves with
         them; otherwise the answer is empty and nothing changed.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from fairway.errors import InvalidRequest
+from fairway.jobs.attempts import ERROR_MAX
 from fairway.jobs.job import KEY_MAX, Claim, Fate, Settlement, skill_in
 from fairway.jobs.outcome import Done, Next, Outcome, Retry, Spawn, Stop, Wait
 from fairway.runtime.words import kind_of
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from fairway.jobs.job import NewJob
     from fairway.jobs.kinds import Kind
 
-ERROR_CHARS_MAX = 4_000
 DELAY_MAX_NS = 100 * 365 * 86_400 * 1_000_000_000
 """A hundred years: later times do not fit into every store."""
 WALL_MAX_NS = (1 << 63) - 1
@@ -188,7 +188,7 @@ def _failed(claim: Claim, reason: str) -> Settlement:
 
 def _kept(reason: str) -> str:
     """The end of it: escapes make it longer, so it is cut once more."""
-    return storable(reason[-ERROR_CHARS_MAX:])[-ERROR_CHARS_MAX:]
+    return storable(reason[-ERROR_MAX:])[-ERROR_MAX:]
 
 
 def _delay(ns: int) -> int:

@@ -31,7 +31,7 @@ from fairway.jobs.moves import (
     Facts,
     Move,
     QueueFacts,
-    Surroundings,
+    WaitFacts,
     WaitReason,
     Why,
     cancelled,
@@ -282,7 +282,7 @@ SLOW = QueueFacts("q", Limits(rate_per_s=2.0), 0, 0.0, 0)
 FREE = QueueFacts("q", Limits(concurrency=2), 1, 0.0, 0)
 KNOWN = worker(kinds=(KnownKind("k", 2, ("run",)),))
 UNKNOWN = worker(kinds=(KnownKind("k", 1, ("run",)), KnownKind("k", 2, ("walk",))))
-ALL = Surroundings(paused=True, queues=(FULL,), holder=7, workers=())
+ALL = WaitFacts(paused=True, queues=(FULL,), holder=7, workers=())
 
 
 @pytest.mark.parametrize(
@@ -313,33 +313,33 @@ ALL = Surroundings(paused=True, queues=(FULL,), holder=7, workers=())
         (waiting(Status.BLOCKED), ALL, WaitReason(why=Why.KEY, holder=7)),
         (waiting(), ALL, WaitReason(why=Why.KEY, holder=7)),
         (waiting(), ALL._replace(holder=None), WaitReason(why=Why.PAUSED, queue="q")),
-        (waiting(), Surroundings(queues=(FULL,)), WaitReason(why=Why.NO_WORKER, queue="q")),
+        (waiting(), WaitFacts(queues=(FULL,)), WaitReason(why=Why.NO_WORKER, queue="q")),
         (
             waiting(),
-            Surroundings(workers=(worker(alive=False), worker(queue="other"))),
+            WaitFacts(workers=(worker(alive=False), worker(queue="other"))),
             WaitReason(why=Why.NO_WORKER, queue="q"),
         ),
         (
             waiting(),
-            Surroundings(queues=(FULL,), workers=(UNKNOWN,)),
+            WaitFacts(queues=(FULL,), workers=(UNKNOWN,)),
             WaitReason(why=Why.UNKNOWN_KIND, queue="q"),
         ),
         (
             waiting(),
-            Surroundings(queues=(FREE, FULL), workers=(UNKNOWN, KNOWN)),
+            WaitFacts(queues=(FREE, FULL), workers=(UNKNOWN, KNOWN)),
             WaitReason(why=Why.LIMIT, queue="*"),
         ),
         (
             waiting(),
-            Surroundings(queues=(SLOW, FULL), workers=(KNOWN,)),
+            WaitFacts(queues=(SLOW, FULL), workers=(KNOWN,)),
             WaitReason(why=Why.LIMIT, queue="q", wait_ns=500_000_000),
         ),
-        (waiting(), Surroundings(queues=(FREE,), workers=(KNOWN,)), WaitReason(why=Why.TURN)),
-        (waiting(), Surroundings(workers=(worker(),)), WaitReason(why=Why.TURN)),
-        (waiting(Status.BLOCKED), Surroundings(workers=(KNOWN,)), WaitReason(why=Why.TURN)),
+        (waiting(), WaitFacts(queues=(FREE,), workers=(KNOWN,)), WaitReason(why=Why.TURN)),
+        (waiting(), WaitFacts(workers=(worker(),)), WaitReason(why=Why.TURN)),
+        (waiting(Status.BLOCKED), WaitFacts(workers=(KNOWN,)), WaitReason(why=Why.TURN)),
     ],
 )
 def test_the_first_reason_in_the_way_of_a_job_is_told(
-    job: Job, around: Surroundings, reason: WaitReason | None
+    job: Job, around: WaitFacts, reason: WaitReason | None
 ) -> None:
     assert why_waits(job, around) == reason

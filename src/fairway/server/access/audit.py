@@ -28,7 +28,7 @@ DONE: Final = "done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steering:
+class GivenCommand:
     """A command that was given, and what came of it."""
 
     at_ms: int
@@ -58,7 +58,7 @@ class Audit:
         """`kind` is what the log calls what is steered, such as `graph`."""
         self._kind = kind
         self._now_ms = now_ms
-        self._given: deque[Steering] = deque(maxlen=ENTRIES_MAX)
+        self._given: deque[GivenCommand] = deque(maxlen=ENTRIES_MAX)
 
     @contextmanager
     def command(
@@ -79,14 +79,14 @@ class Audit:
             raise
         self._add(who, command, note, DONE, note.detail, kept=kept)
 
-    def of(self, target: str) -> list[Steering]:
+    def of(self, target: str) -> list[GivenCommand]:
         """The last commands to what bears this name, newest first."""
         return [each for each in reversed(self._given) if each.target == target]
 
     def _add(
         self, who: Identity, command: str, note: Note, outcome: str, detail: str, *, kept: bool
     ) -> None:
-        given = Steering(
+        given = GivenCommand(
             at_ms=self._now_ms(),
             who=who.name,
             command=command,

@@ -51,7 +51,7 @@ from fairway.jobs.job import (
     lane_of,
 )
 from fairway.jobs.limits import allowance
-from fairway.jobs.moves import Facts, QueueFacts, Surroundings, WaitReason
+from fairway.jobs.moves import Facts, QueueFacts, WaitFacts, WaitReason
 from fairway.jobs.presence import KindState, Offer, WorkerState, kind_state
 from fairway.jobs.store import (
     NO_OFFER,
@@ -745,7 +745,7 @@ class MemoryStore:
             bucket = self._queues.get(name, _Bucket())
             since_ns = self._now() - bucket.refilled_ns
             queues.append(QueueFacts(name, bucket.limits, running[name], bucket.tokens, since_ns))
-        around = Surroundings(
+        around = WaitFacts(
             paused=self._queues.get(row.new.queue, _Bucket()).paused,
             queues=queues,
             holder=self._holder(row),

@@ -39,7 +39,7 @@ logger = logging.getLogger("fairway.jobs")
 class LimitFound(Exception):
     """A claim in a transaction that did not pass the gate met a limit: it begins again, and does.
 
-    Whoever waits at the gate has nothing in his hands that others wait for.
+    Whoever waits at the gate has nothing in hand that others wait for.
     """
 
 

@@ -379,7 +379,7 @@ class PostgresSettling:
         """Put a signal into an inbox. None if the job has ended, False if it was there already.
 
         The job's row is changed first, always: whoever is about to park the job waits for us and
-        then sees the signal, or we wait for him and then see that it is parked.
+        then sees the signal, or we wait for them and then see that it is parked.
         """
         if dedup is None:
             rows = await connection.fetch(self._sql["tell"], job, name, payload)

@@ -14,7 +14,7 @@ from fairway.errors import FairwayError, Invalid, InvalidConfig
 from fairway.jobs.attempts import CLAIM_LOST, AttemptFate, JobAttempt, attempts_of
 from fairway.jobs.job import Fate, QueueState, Status, distinct, lane_of
 from fairway.jobs.limits import stored_limits
-from fairway.jobs.moves import Facts, QueueFacts, Surroundings, cancelled, why_waits
+from fairway.jobs.moves import Facts, QueueFacts, WaitFacts, cancelled, why_waits
 from fairway.jobs.presence import (
     KindState,
     WorkerState,
@@ -577,7 +577,7 @@ class PostgresStore:
             queues.append(QueueFacts(name, known, running.get(name, 0), tokens, since_us * 1000))
         return why_waits(
             job,
-            Surroundings(
+            WaitFacts(
                 paused=around["paused"],
                 queues=queues,
                 holder=around["holder"],

@@ -1,6 +1,6 @@
 """Callers who may have to wait for a unique key that an open transaction holds.
 
-Somebody's transaction may hold a key for as long as he likes, and whoever waits for it in the
+Somebody's transaction may hold a key for as long as they like, and whoever waits for it in the
 database has a connection meanwhile. So a call only tries first, for a moment. If that was in vain
 it stands in a line of this process, of which the first few wait in the database. Its time counts
 from the call, wherever it stands, and connections are left for those who wait for nobody.

@@ -9,7 +9,7 @@ from fairway.errors import Closing
 from fairway.jobs.attempts import AttemptFate, JobAttempt, attempts_of
 from fairway.jobs.job import Job, Limits, QueueState, Status
 from fairway.jobs.limits import stored_limits
-from fairway.jobs.moves import QueueFacts, Surroundings, WaitReason, signals_awaited, why_waits
+from fairway.jobs.moves import QueueFacts, WaitFacts, WaitReason, signals_awaited, why_waits
 from fairway.jobs.presence import KindState, WorkerState, kind_state, kinds_in, queues_in
 from fairway.jobs.store import Cursor
 from fairway.jobs.stores.sqlite.claiming import running_jobs
@@ -350,7 +350,7 @@ def _why_waits(connection: Sql, id: int, now_ns: int) -> WaitReason | None:
         return None
     ((children, strict),) = connection.execute(PENDING, (id,)).fetchall()
     key = job.partition_key
-    around = Surroundings(
+    around = WaitFacts(
         paused=_is_paused(connection, job.queue),
         queues=[_queue_facts(connection, name, now_ns) for name in (job.queue, "*")],
         holder=_holder(connection, id, key, bool(strict)) if key is not None else None,

@@ -78,7 +78,7 @@ SELECT id, status, {REASON} FROM job WHERE id IN family AND {UNFINISHED} ORDER B
 """
 
 
-class Retried(NamedTuple):
+class RetriedRow(NamedTuple):
     """What decides about a retry."""
 
     status: int
@@ -91,7 +91,7 @@ class Retried(NamedTuple):
 
 
 RETRIED = f"""
-SELECT {", ".join(Retried._fields[:-2])}, {upkeep.PARENT_LIVES}, {upkeep.REPORTERS_LIVE}
+SELECT {", ".join(RetriedRow._fields[:-2])}, {upkeep.PARENT_LIVES}, {upkeep.REPORTERS_LIVE}
 FROM job WHERE id = ?
 """
 
@@ -442,7 +442,7 @@ def _retry(jobs: Sequence[int], anew: bool, transaction: Transaction) -> list[in
         found = execute(RETRIED, (id,)).fetchone()
         if found is None:
             continue
-        row = Retried._make(found)
+        row = RetriedRow._make(found)
         job = Facts(
             STATUSES[row.status], names=names_in(row.names), waited_until_ns=row.waited_until_ns
         )
