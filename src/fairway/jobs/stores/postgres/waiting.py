@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 TRY_MS = 50
 """How long a call tries. Raising it spares the line those that meet a short transaction, and holds
-up for longer those who try behind them."""
+up for longer those who try behind them. Where many try at once, each tries for less."""
 FREE = 2
 """Connections that are left to calls that wait for no key."""
 
@@ -34,7 +34,9 @@ class WaitingLine:
         self._connections = connections
         self._lock_timeout_ms = lock_timeout_ms
         asking = max(1, size - FREE)
+        self._most_asking = asking
         self._asking = asyncio.Semaphore(asking)
+        self._calls = 0
         self._waiting = asyncio.Semaphore(max(1, min(size // 2, asking - 1)))
 
     async def transaction(self, work: Callable[[Connection, int], Awaitable[T]]) -> T:
@@ -46,8 +48,20 @@ class WaitingLine:
         """
         clock = asyncio.get_running_loop()
         until_s = clock.time() + self._lock_timeout_ms / 1000
+        self._calls += 1
         try:
-            return await self._ask(work, lambda: min(TRY_MS, self._lock_timeout_ms))
+            return await self._transaction(work, clock, until_s)
+        finally:
+            self._calls -= 1
+
+    async def _transaction(
+        self,
+        work: Callable[[Connection, int], Awaitable[T]],
+        clock: asyncio.AbstractEventLoop,
+        until_s: float,
+    ) -> T:
+        try:
+            return await self._ask(work, lambda: min(self._try_ms(), self._lock_timeout_ms))
         except LockTimeout:
             if self._lock_timeout_ms <= TRY_MS:
                 raise
@@ -60,6 +74,9 @@ class WaitingLine:
             return await self._ask(work, lambda: max(1, int((until_s - clock.time()) * 1000)))
         finally:
             self._waiting.release()
+
+    def _try_ms(self) -> int:
+        return max(1, TRY_MS * self._most_asking // max(self._most_asking, self._calls))
 
     async def _ask(
         self, work: Callable[[Connection, int], Awaitable[T]], most_ms: Callable[[], int]

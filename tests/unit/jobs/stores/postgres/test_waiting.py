@@ -89,6 +89,22 @@ def test_each_of_a_hundred_callers_is_answered_when_its_own_time_is_over() -> No
     run(scene())
 
 
+def test_each_of_thousands_of_callers_is_answered_when_its_own_time_is_over() -> None:
+    """Each tries for a shorter time: in turn, tries of 50 ms would take a minute and a half."""
+
+    async def scene() -> None:
+        line, database = line_of(8, "held")
+        callers = 40 * CALLERS
+        answers = await asyncio.gather(
+            *(answer(line, database.asks_for("held")) for _ in range(callers))
+        )
+        assert {said for said, _ in answers} == {"refused"}
+        last_looks = callers / (8 - FREE)
+        assert max(ms for _, ms in answers) <= LOCK_TIMEOUT_MS + 2 * last_looks
+
+    run(scene())
+
+
 def test_callers_who_wait_leave_half_of_the_connections_and_those_who_try_two() -> None:
     async def scene() -> None:
         line, database = line_of(8, "held")
