@@ -97,6 +97,12 @@ class _AtOnce:
     def admit(self, peer: Any, answer: Any, begin: Any) -> None:
         begin()
 
+    def line_up(self, peer: Any, head: Any, begin: Any) -> bool:
+        return False
+
+    def let_in(self, peer: Any, answer: Any, begin: Any) -> None:
+        begin()
+
     def lost(self, peer: Any) -> None: ...
 
     def express(self, answer: Any) -> bool:

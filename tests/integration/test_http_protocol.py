@@ -467,6 +467,9 @@ class Turnstile:
     def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
         self.waiting.append(begin)
 
+    def line_up(self, peer: Any, head: Any, begin: Callable[[], object]) -> bool:
+        return False
+
     def lost(self, peer: Any) -> None: ...
 
     def express(self, answer: Answer) -> bool:
@@ -476,7 +479,7 @@ class Turnstile:
         answer.reply(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body), body)
         return True
 
-    async def let_in(self, count: int) -> None:
+    async def begin(self, count: int) -> None:
         await until(lambda: len(self.waiting) >= count)
         for _ in range(count):
             self.waiting.pop(0)()
@@ -518,7 +521,7 @@ def test_a_request_begins_in_its_turn(loop: Loop) -> None:
             writer.write(LAST_GET)
             await until(lambda: len(site.waiting) == 1)
             assert served.app.requests == 0
-            await site.let_in(1)
+            await site.begin(1)
             assert (await reader.read()).endswith(b"\r\n\r\n/last")
 
     loop.run(scenario)
@@ -533,7 +536,7 @@ def test_a_request_whose_client_left_does_not_begin(loop: Loop) -> None:
             await until(lambda: len(site.waiting) == 1)
             writer.transport.abort()
             await until(lambda: not served.state.connections)
-            await site.let_in(1)
+            await site.begin(1)
             assert served.app.requests == 0
 
     loop.run(scenario)
@@ -546,12 +549,12 @@ def test_a_site_serves_a_request_itself(loop: Loop) -> None:
             reader, writer = await served.connect()
             for body in (b"one", b"two"):
                 writer.write(post(body, "content-length: 3", path="/express"))
-                await site.let_in(1)
+                await site.begin(1)
                 assert await reader.readuntil(body) == (
                     b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n" + body
                 )
             writer.write(post(b"end", "content-length: 3", "connection: close", path="/express"))
-            await site.let_in(1)
+            await site.begin(1)
             assert await reader.read() == (
                 b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nconnection: close\r\n\r\nend"
             )

@@ -149,7 +149,7 @@ def test_requests_to_a_front_wait_in_the_line_that_it_names(
             assert host is not None
             lines: list[tuple[str, bool]] = []
 
-            def waits(key: str, begin: Any, peer: Any = None, *, probes: bool = False) -> None:
+            def waits(key: str, begin: Any, peer: Any = None, probes: bool = False) -> None:
                 lines.append((key, probes))
 
             monkeypatch.setattr(host.gate, "wait", waits)
@@ -160,7 +160,7 @@ def test_requests_to_a_front_wait_in_the_line_that_it_names(
                 *("/v0/graphs/g/state", "/v0/graphs/g", "/v0/graphs"),
                 *("/v0/toy/bear/things/1", "/v0/routers/r", "/metrics", "/healthz", "/readyz"),
             ):
-                host.wait_turn(path, lambda path=path: begun.append(path))
+                host.wait_turn(host.turn_of(path), lambda path=path: begun.append(path))
             assert [key for key, _ in lines] == [
                 *("orders", "orders", "/v0/topics"),
                 *("/v0/jobs/", "/v0/jobs/", "/v0/jobs"),

@@ -137,6 +137,12 @@ class Busy:
     def express(self, answer: Answer) -> bool:
         return False
 
+    def line_up(self, peer: Any, head: Any, begin: Callable[[], object]) -> bool:
+        return False
+
+    def let_in(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
+        begin()
+
     def lost(self, peer: Any) -> None: ...
 
 

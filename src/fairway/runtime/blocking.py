@@ -141,7 +141,8 @@ class BlockingPool:
         # With its work in a thread. Not on the call, which the work knows: what is in such a circle
         # stays until the collector finds it, and that may be all that was written.
         self._running: dict[_Call, Future[Any] | None] = {}
-        self._ended: deque[tuple[_Call, Future[Any]]] = deque()  # filled by threads
+        self.ended: deque[tuple[_Call, Future[Any]]] = deque()
+        """Calls that have ended, and that the loop has not heard of. Filled by threads."""
         self._completed = self._refused = self._abandoned = 0
         self._call_ns = 0
         self._closing = False
@@ -281,17 +282,12 @@ class BlockingPool:
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, call: _Call, work: Future[Any]) -> None:
         """In the thread, at the end of a call."""
-        self._ended.append((call, work))
+        self.ended.append((call, work))
         try:
             loop.call_soon_threadsafe(self._hear)
         except RuntimeError:  # the loop was closed without waiting for us
             if not loop.is_closed():
                 raise
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether a call has ended that the loop has not heard of."""
-        return bool(self._ended)
 
     def collect(self) -> None:
         """Hear now of the calls that have ended, not in the loop's next turn.
@@ -299,12 +295,12 @@ class BlockingPool:
         For whoever makes a turn long, between two of the things it does there. Not of those that
         end meanwhile: whoever is told starts the next ones, and the turn would never end.
         """
-        for _ in range(len(self._ended)):
+        for _ in range(len(self.ended)):
             self._hear()
 
     def _hear(self) -> None:
-        if self._ended:  # else it was heard of before its turn
-            self._finish(*self._ended.popleft())
+        if self.ended:  # else it was heard of before its turn
+            self._finish(*self.ended.popleft())
 
     def _finish(self, call: _Call, work: asyncio.Future[Any] | Future[Any]) -> None:
         assert self._meter is not None

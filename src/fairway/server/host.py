@@ -119,6 +119,14 @@ class Guest(NamedTuple):
     """Ends it and tells why."""
 
 
+class TurnOf(NamedTuple):
+    """Whose turn a request takes."""
+
+    key: str | None
+    """None if it waits for none: it is vital."""
+    probes: bool = False
+
+
 class Host(Lifecycle):
     """Everything a request may need, from when the app has its log until it loses or leaves it."""
 
@@ -231,19 +239,22 @@ class Host(Lifecycle):
                 self.review()  # a key may expire without anybody changing it
             self.tickets.purge(self.clock.now_ns())
 
-    def wait_turn(self, path: str, begin: Callable[[], object], peer: Peer | None = None) -> None:
-        """Begin a request in its turn: that of what it is about, as its front says.
-
-        Raises `Throttled`.
-        """
+    def turn_of(self, path: str) -> TurnOf:
+        """Whose turn a request takes: that of what it is about, as its front says."""
         for prefix, key_of, _ in self.fronts.turns:
             if path.startswith(prefix):
-                self.gate.wait(key_of(path), begin, peer)
-                return
-        if path in self._routes.vital:
+                return TurnOf(key_of(path))
+        return TurnOf(None if path in self._routes.vital else path, path in self._routes.probes)
+
+    def wait_turn(
+        self, turn: TurnOf, begin: Callable[[], object], peer: Peer | None = None
+    ) -> None:
+        """Begin a request in its turn. Raises `Throttled`."""
+        key, probes = turn
+        if key is None:
             begin()
         else:
-            self.gate.wait(path, begin, peer, probes=path in self._routes.probes)
+            self.gate.wait(key, begin, peer, probes)
 
     def _band_of(self, key: str) -> Band:
         """The band of what waits under a key, or the middle one."""

@@ -30,25 +30,21 @@ class Urgency:
         self._window_length_ns = turn.urgent_window_ns
         self._window_max = turn.urgent_writes_per_window
         self._pause_every_ns = turn.urgent_pause_every_ns
-        self._last: dict[int, object] = {}
+        self.waiting: dict[int, object] = {}
+        """The last urgent item of each partition that has one."""
         self._window_ns = 0  # when the present window began
         self._count = self._before = 0  # accepted in it, and in the one before
         self._pause_ns = 0  # when to pause again
 
     @property
-    def waits(self) -> bool:
-        """Whether something waits that is urgent."""
-        return bool(self._last)
-
-    @property
     def expedites(self) -> bool:
-        """The same, if few such came of late."""
+        """Whether something waits that is urgent, and few such came of late."""
         most = self._window_max
-        return bool(self._last) and self._count <= most and self._before <= most
+        return bool(self.waiting) and self._count <= most and self._before <= most
 
     def accepted(self, partition: int, item: object, now_ns: int) -> None:
         """An urgent item waits to be written."""
-        self._last[partition] = item
+        self.waiting[partition] = item
         age_ns = now_ns - self._window_ns
         if age_ns >= self._window_length_ns:
             self._before = self._count if age_ns < 2 * self._window_length_ns else 0
@@ -58,16 +54,16 @@ class Urgency:
 
     def written(self, partition: int, items: Iterable[object]) -> bool:
         """These are written; returns whether something urgent may have been among them."""
-        last = self._last.get(partition)
+        last = self.waiting.get(partition)
         if last is None:
             return False
         if any(item is last for item in items):
-            del self._last[partition]
+            del self.waiting[partition]
         return True
 
     def failed(self, partition: int) -> None:
         """All that waits in a partition has failed."""
-        self._last.pop(partition, None)
+        self.waiting.pop(partition, None)
 
     def expedite(self, go_on: Callable[[], None]) -> None:
         """Take the steps that can be taken now, if something is to be expedited. `go_on` takes a

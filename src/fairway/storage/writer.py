@@ -194,9 +194,9 @@ class FairWriter:
         """
         if self._completions.telling:
             return
-        if self._urgent.waits:
+        if self._urgent.waiting:
             self._urgent.expedite(self._service.go_on)
-        if self._pool.has_ended and self._enough:
+        if self._pool.ended and self._enough:
             self._pool.collect()  # the store has company at hand, and need not wait for the turn
 
     @property
@@ -372,11 +372,11 @@ class FairWriter:
     # What the group service asks of its owner.
 
     def hurries(self) -> bool:
-        return self._urgent.waits
+        return bool(self._urgent.waiting)
 
     def gathers(self) -> bool:
         # Those who are being told are the company: most of them ask for the next thing then.
-        return bool(self._completions.waiting) and not (self._urgent.waits or self._enough)
+        return bool(self._completions.waiting) and not (self._urgent.waiting or self._enough)
 
     @property
     def _enough(self) -> bool:

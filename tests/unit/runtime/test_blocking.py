@@ -437,7 +437,7 @@ def test_a_turn_ends_however_soon_the_calls_end_that_are_started_in_it() -> None
 
             def start() -> None:
                 pool.submit(told, int)
-                while not pool._ended:
+                while not pool.ended:
                     pass  # its thread is about to say so
 
             start()

@@ -694,7 +694,7 @@ def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_something_urgen
             waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
             log.submit_for(waiter, 1, Operation((Entry(1, b"y"),)), urgent=urgent)
             await under_way(log)
-            while not log.pool.has_ended:
+            while not log.pool.ended:
                 pass  # its thread is about to say so
             assert not waiter.done()
             log.expedite()
@@ -717,7 +717,7 @@ def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_enough_waits(
         async with Log(MemoryWal()) as log:
             first = log.append(1, b"x")
             await under_way(log)
-            while not log.pool.has_ended:
+            while not log.pool.ended:
                 pass  # its thread is about to say so
             second = log.append(2, b"y" * waiting)
             log.expedite()
@@ -977,7 +977,7 @@ class Presser(asyncio.Future[int]):
 
 def until_ended(log: Log) -> None:
     """Let this turn of a real loop last until the store has answered."""
-    while not log.pool.has_ended:
+    while not log.pool.ended:
         pass
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fairway.server.http.exchange import Message, Receive, Scope, Send
     from fairway.server.http.peers import Peer
     from fairway.server.http.router import Route, Routes
+    from fairway.server.http.same_head import SameHead
     from fairway.storage.ownership import Ownership
 
     Application = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -144,9 +145,31 @@ class HttpApp:
             begin()
             return
         try:
-            host.wait_turn(answer.scope["path"], begin, peer)
+            host.wait_turn(host.turn_of(answer.scope["path"]), begin, peer)
         except errors.Throttled as refusal:
             self._refuse(host, answer, begin, refusal)
+
+    def line_up(self, peer: Peer, head: SameHead, begin: Callable[[], object]) -> bool:
+        """Let a request wait whose connection is known and sends the same again. False if it would
+        begin at once, or is refused: then it is admitted like any other.
+        """
+        host = self.host
+        if host is None or peer.standing is not KNOWN or host.gate.idle:
+            return False
+        if head.turn is None:
+            head.turn = host.turn_of(head.path)
+        try:
+            host.wait_turn(head.turn, begin, peer)
+        except errors.Throttled:
+            return False  # it is told the same again
+        return True
+
+    def let_in(self, peer: Peer, answer: Answer, begin: Callable[[], object]) -> None:
+        """Begin a request that has waited in line. Who asks is decided now: they may have lost
+        their key meanwhile."""
+        host = self.host
+        if host is None or not host.access.keyed or self._identified(host, peer, answer, begin):
+            begin()
 
     def lost(self, peer: Peer) -> None:
         if self.host is not None:

@@ -120,8 +120,13 @@ class Gate:
         working = depth or self._begun or self._begun_before
         return Room(max(WAITING_MAX - depth, 0), kept, working > 0)
 
+    @property
+    def idle(self) -> bool:
+        """Whether a request may begin now."""
+        return self._begun < self._per_turn and not self._lanes.depth
+
     def passes(self) -> bool:
-        """Whether a request may begin now; it is counted then. Else it must `wait`."""
+        """The same, and it is counted. Else it must `wait`."""
         if self._begun >= self._per_turn or self._lanes.depth:
             return False
         if not self._begun:
@@ -134,7 +139,6 @@ class Gate:
         key: str,
         begin: Callable[[], object],
         peer: Peer | None = None,
-        *,
         probes: bool = False,
     ) -> None:
         """Call `begin` in a turn to come; in this one, if it is urgent and few such were.

@@ -27,7 +27,7 @@ NOWHERE: Final = ""
 class Peer:
     """Whoever is at the other end of one connection."""
 
-    __slots__ = ("_peers", "address", "due_ns", "key", "make_room", "standing")
+    __slots__ = ("_peers", "address", "due_ns", "holder", "key", "make_room", "standing")
 
     def __init__(self, peers: Peers, address: str, make_room: Callable[[], None]) -> None:
         self._peers = peers
@@ -37,13 +37,10 @@ class Peer:
         self.standing = NEW
         self.key: str | None = None
         """The key it has shown, by name."""
+        self.holder: Hashable = address
+        """For whom its reads count: its key, or else its address."""
         self.due_ns = 0
         """When it may come back, if it was refused and told so; else 0."""
-
-    @property
-    def holder(self) -> Hashable:
-        """For whom its reads count."""
-        return self.address if self.key is None else (self.key,)
 
     @property
     def key_connections_max(self) -> int:
@@ -107,6 +104,7 @@ class Peers:
                 return False
             self._count_key(peer, -1)
             peer.key = key
+            peer.holder = peer.address if key is None else (key,)
             self._count_key(peer, 1)
         peer.standing = KNOWN
         self._strangers.pop(peer, None)

@@ -37,7 +37,7 @@ from fairway.server.http.limits import (
 )
 from fairway.server.http.peers import NOWHERE, Peer, Peers
 from fairway.server.http.read_turns import Standing
-from fairway.server.http.same_head import TRIES, Heads
+from fairway.server.http.same_head import TRIES, Heads, body_after
 
 if TYPE_CHECKING:
     import asyncio
@@ -64,6 +64,16 @@ class Site(Protocol):
 
     def admit(self, peer: Peer, answer: Answer, begin: Callable[[], object]) -> None:
         """Call `begin` when it is the turn of this request; or answer it, if it is refused."""
+        ...
+
+    def line_up(self, peer: Peer, head: SameHead, begin: Callable[[], object]) -> bool:
+        """Let a request wait that would not begin at once: `begin` is called in its turn, and
+        perhaps before this returns. False if it is to be admitted, like one nothing is known of.
+        """
+        ...
+
+    def let_in(self, peer: Peer, answer: Answer, begin: Callable[[], object]) -> None:
+        """Call `begin` now: the request has waited in line. Or answer it, if it is refused."""
         ...
 
     def express(self, answer: Answer) -> bool:
@@ -106,12 +116,76 @@ BETWEEN, HEAD, BODY, OVER = Reading
 class HttpProtocol(HttpToolsProtocol):
     """One client's connection."""
 
+    # The base's fields too. With more than thirty attributes an object has a dictionary of its own,
+    # a place or two in memory for each of them; under thousands of connections that is most of what
+    # a request waits for.
+    __slots__ = (
+        "_body_bytes",
+        "_body_from_ns",
+        "_content_length",
+        "_deadline",
+        "_door",
+        "_foreign_bytes",
+        "_framing_bytes",
+        "_half_closed",
+        "_head_bytes",
+        "_hosts",
+        "_in_line",
+        "_lingering",
+        "_messages",
+        "_now_ns",
+        "_read_bytes",
+        "_reading",
+        "_refusal",
+        "_running",
+        "_same_head",
+        "_scope",
+        "_stream",
+        "_transfer_encoding",
+        "_tries",
+        "_unheard",
+        "_unread",
+        "_unsent",
+        "_waiting",
+        "_waiting_counted",
+        "access_log",
+        "access_logger",
+        "app",
+        "app_state",
+        "asgi_version",
+        "client",
+        "config",
+        "connections",
+        "cycle",
+        "expect_100_continue",
+        "flow",
+        "headers",
+        "limit_concurrency",
+        "logger",
+        "loop",
+        "parser",
+        "peer",
+        "pipeline",
+        "root_path",
+        "scheme",
+        "scope",
+        "server",
+        "server_state",
+        "tasks",
+        "timeout_keep_alive",
+        "timeout_keep_alive_task",
+        "transport",
+        "url",
+        "ws_protocol_class",
+    )
+
     limits: ClassVar[HttpLimits] = HttpLimits()
     site: ClassVar[Site | None] = None
     held: ClassVar[HeldBytes] = HeldBytes(limits.held_bytes_max)
     peers: ClassVar[Peers] = Peers(limits)
     heads: ClassVar[Heads] = Heads()
-    cycle: Answer
+    if TYPE_CHECKING:
+        cycle: Answer
 
     @classmethod
     def limited_to(cls, limits: HttpLimits, site: Site | None = None) -> type[HttpProtocol]:
@@ -125,6 +199,7 @@ class HttpProtocol(HttpToolsProtocol):
             "held": HeldBytes(limits.held_bytes_max),
             "peers": Peers(limits),
             "heads": Heads(),
+            "__slots__": (),
         }
         return type(cls.__name__, (cls,), shared)
 
@@ -143,6 +218,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._door = self.site.door if self.site is not None else None
         self._waiting = b""  # what was received and is not read yet: it waits for its turn
         self._waiting_counted = 0
+        self._unheard = False  # more came meanwhile, or an end, and reading is paused
 
         self._running: Answer | None = None  # `cycle` is the one last parsed
         self._stream: Connection | None = None
@@ -152,6 +228,7 @@ class HttpProtocol(HttpToolsProtocol):
 
         self._scope: dict[str, Any] | None = None  # of a connection's requests, what they share
         self._same_head: SameHead | None = None  # of the last request, if it may come again
+        self._in_line: bytes | Answer | None = None  # with this head, and waits for its turn
         self._tries = TRIES if self.site is not None else 0
         self._reading = BETWEEN
         self._messages = 0  # complete ones, to see whether a read held the end of one
@@ -188,6 +265,8 @@ class HttpProtocol(HttpToolsProtocol):
         before = self._reading
         if before is OVER:
             return
+        if self._in_line is not None:
+            self._take_in_line()
         door = self._door
         if before is BODY:
             self._read(data)
@@ -200,6 +279,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Keep what came until it is our turn. Whoever sends more meanwhile is not read."""
         if self._waiting:
             self._waiting += data
+            self._unheard = True
             self.transport.pause_reading()
         else:
             self._waiting = data
@@ -220,15 +300,18 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _take_waiting(self) -> bytes:
         data, self._waiting = self._waiting, b""
-        self.held.give(self._waiting_counted)
-        self._waiting_counted = 0
+        if self._waiting_counted:
+            self.held.give(self._waiting_counted)
+            self._waiting_counted = 0
         return data
 
     def read_held(self) -> None:
         """It is our turn: what came is read, and whatever comes next may be."""
         data = self._take_waiting()
-        if not self.flow.read_paused:
-            self.transport.resume_reading()
+        if self._unheard:
+            self._unheard = False
+            if not self.flow.read_paused:
+                self.transport.resume_reading()
         if self._reading is OVER:
             return
         if self._reading is not BETWEEN or self._same_head is None or not self._repeats(data):
@@ -244,6 +327,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _make_room(self) -> None:
         """We are a stranger, and somebody else needs the place."""
+        self._take_in_line()
         if self._reading is OVER or self._owes_answer():
             self.transport.abort()
         else:
@@ -283,31 +367,69 @@ class HttpProtocol(HttpToolsProtocol):
             self._same_head = self.heads.learn(data, self._body_bytes, answer.scope)
 
     def _repeats(self, data: bytes) -> bool:
-        """Take in a request whose head is known, without the parser; or return False."""
-        assert self._same_head is not None
-        assert self._scope is not None
-        at = self._same_head.body_at(data)
+        """Take in a request whose head is known, without the parser; or return False.
+
+        One that has to wait for its turn waits as it came. Under load thousands do, and what is
+        made of a request is ten times as large: it would be made when it comes, and be fetched from
+        far away in memory when it begins.
+        """
+        same = self._same_head
+        assert same is not None
+        at = same.body_at(data)
         size = len(data) - at
         if not at or self._owes_answer() or at > self.limits.head_bytes_max:
             return False
         if size > FREE or size > self.limits.body_bytes_max:  # a larger one is counted
             return False
         self._tries = TRIES
-        self._body_bytes = size
+        assert self.site is not None
+        self._in_line = data
+        if not self.site.line_up(self.peer, same, self._begin_in_line):
+            self._in_line = None
+            answer = self._repeated(data, at)
+            self._start_asgi_task(answer, self.app)
+        return True
+
+    def _repeated(self, data: bytes, at: int) -> Answer:
+        """What is made of a request whose head is known, and whose body begins at `at`."""
+        assert self._same_head is not None
+        assert self._scope is not None
+        size = self._body_bytes = len(data) - at
         own = {**self._same_head.meaning(size), "state": self.app_state.copy()}
         scope: Any = {**self._scope, **own}
         self.scope, self.headers, self.expect_100_continue = scope, scope["headers"], False
-        self._reading = BODY
-        self._take_on(scope, keep_alive=True, size=size)
-        self.cycle.take_in(data[at:])
-        self.on_message_complete()
-        return True
+        answer = self.cycle = self._running = Answer(self, scope, keep_alive=True)
+        answer.take_in(data[at:])
+        answer.more_body = False
+        answer.message_event.set()
+        self._messages += 1
+        if self.flow.write_paused:
+            self._expect_progress()
+        else:
+            self._deadline.lift()
+        return answer
+
+    def _take_in_line(self) -> None:
+        """More happens on the connection than that its request waits: make that what it is."""
+        if isinstance(self._in_line, bytes):
+            self._in_line = self._repeated(self._in_line, body_after(self._in_line))
+
+    def _begin_in_line(self) -> None:
+        """It is the turn of the request that waits."""
+        answer, self._in_line = self._in_line, None
+        if isinstance(answer, bytes):
+            answer = self._repeated(answer, body_after(answer))
+        if answer is not None:  # or its client left while it waited
+            assert self.site is not None
+            self.site.let_in(self.peer, answer, partial(self._begin, answer, self.app))
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. A request that is complete is still answered, if soon."""
+        self._take_in_line()
         if self._waiting:
             if self.peer.standing >= Standing.NEW or self.scheme != "http":
                 return False  # thousands that hang up at once are not read first
+            self._unheard = True
             self.transport.pause_reading()  # read again in our turn, it says so again
             return True
         if self._stream is not None or self._answer_lasts():
@@ -326,6 +448,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reading = OVER
+        self._in_line = None
         self._deadline.end()
         self._leave_door()
         self._release()
@@ -380,6 +503,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """Finish the answer under way, if there is one, and close. Streams end at once."""
+        self._take_in_line()
         self.pipeline.clear()
         self._refusal = None
         if self._stream is not None:
@@ -760,6 +884,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline.grant(self.limits.stall_ns)
 
     def _lose_patience(self) -> None:
+        if isinstance(self._in_line, bytes):  # it is we who do not answer
+            self._take_in_line()
+            return
         unsent = self.transport.get_write_buffer_size()
         if self._waiting and not self._lingering:  # it is we who do not read
             self._deadline.grant(self.limits.head_ns)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from fairway.runtime.turn import TURN
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable
 
     from fairway.runtime.turn import TurnBudget
 
@@ -81,23 +81,25 @@ class Holders(Generic[T]):
         """Its place goes when its turn comes: to look for it now would take as long as the line."""
         self._items.pop(item, None)
 
-    def take(self, most: int) -> Iterator[T]:
+    def take(self, most: int) -> list[T]:
         """The next ones, `most` of them at most."""
-        while most > 0 and self._items:
-            holder = self._ring[0]
-            queue = self._queues[holder]
+        taken: list[T] = []
+        items, queues, ring = self._items, self._queues, self._ring
+        while len(taken) < most and items:
+            holder = ring[0]
+            queue = queues[holder]
             item = queue.popleft()
             if not queue:
-                del self._queues[holder]
-                self._ring.popleft()
-            else:
-                self._ring.rotate(-1)
-            if self._items.pop(item, None) is not None:
-                most -= 1
-                yield item
-        if not self._items and self._ring:  # what is left has gone already
-            self._queues.clear()
-            self._ring.clear()
+                del queues[holder]
+                ring.popleft()
+            elif len(ring) > 1:
+                ring.rotate(-1)
+            if items.pop(item, None) is not None:
+                taken.append(item)
+        if not items and ring:  # what is left has gone already
+            queues.clear()
+            ring.clear()
+        return taken
 
 
 class ReadTurns(Generic[T]):
@@ -133,11 +135,11 @@ class ReadTurns(Generic[T]):
         returns. `working` says that accepted requests wait for their turn, or begin in it.
         """
         waiting, turn = self._waiting, self._turn
-        taken = [*waiting[Standing.PROBE].take(turn.probe_reads_per_turn)]
+        taken = waiting[Standing.PROBE].take(turn.probe_reads_per_turn)
         taken += waiting[Standing.OPEN].take(turn.socket_reads_per_turn)
-        returning = [*waiting[Standing.RETURNING].take(min(turn.reads_per_turn, room))]
+        returning = waiting[Standing.RETURNING].take(min(turn.reads_per_turn, room))
         left = turn.reads_per_turn - len(returning)
-        known = [*waiting[Standing.KNOWN].take(min(left, room - kept - len(returning)))]
+        known = waiting[Standing.KNOWN].take(min(left, room - kept - len(returning)))
         left -= len(known)
         taken += returning
         taken += known

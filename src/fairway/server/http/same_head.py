@@ -29,12 +29,23 @@ _END: Final = b"\r\n\r\n"
 class SameHead:
     """One head that was parsed and found right, with what it means for its request."""
 
-    __slots__ = ("__weakref__", "_headers", "_length_at", "_meaning", "_prefix", "_suffix")
+    __slots__ = (
+        "__weakref__",
+        "_headers",
+        "_length_at",
+        "_meaning",
+        "_prefix",
+        "_suffix",
+        "path",
+        "turn",
+    )
 
     def __init__(self, prefix: bytes, suffix: bytes, scope: Mapping[str, Any]) -> None:
         self._prefix = prefix
         self._suffix = suffix
         self._meaning = {name: scope[name] for name in MEANING}
+        self.path: str = scope["path"]
+        self.turn: Any = None  # whose turn such requests take: noted by whoever decides it
         self._headers: list[tuple[bytes, bytes]] = [*scope["headers"]]
         self._length_at = [name for name, _ in self._headers].index(LENGTH)
 
@@ -88,3 +99,8 @@ class Heads:
         if known is None:
             known = self._known[parts] = SameHead(*parts, scope)
         return known
+
+
+def body_after(data: bytes) -> int:
+    """Where the body of a request begins whose head is whole."""
+    return data.find(_END) + len(_END)

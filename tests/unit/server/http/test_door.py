@@ -101,6 +101,25 @@ def test_a_known_client_that_closes_its_side_while_it_waits_is_answered(
     run(scenario, seed=1, quiet=True)
 
 
+def test_a_client_that_sends_more_while_it_waits_is_not_read_until_its_turn(
+    held: socket.socket,
+) -> None:
+    async def scenario() -> None:
+        crowd = Crowd(held, TURN.reads_per_turn + 1)
+        crowd.send()
+        last = crowd.clients[-1]
+        assert last.transport.reading
+        last.send(POST[:20])
+        assert not last.transport.reading
+        await asyncio.sleep(1)
+        assert last.transport.reading
+        last.send(POST[20:])
+        await asyncio.sleep(1)
+        assert last.transport.sent.count(b"200 OK") == 2
+
+    run(scenario, seed=1, quiet=True)
+
+
 def test_thousands_that_hang_up_while_they_wait_are_let_go_unread(held: socket.socket) -> None:
     """To read them first took half a second of the loop for six thousand."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,7 @@ from fairway.testing import run
 from tests.support.http_protocol import Client, echo, end_of, on_virtual_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from fairway.server.http.connection import Answer
 
@@ -33,10 +34,39 @@ class Begins:
     def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
         begin()
 
+    def line_up(self, peer: Any, head: SameHead, begin: Callable[[], object]) -> bool:
+        return False
+
+    def let_in(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
+        begin()
+
     def lost(self, peer: Any) -> None: ...
 
     def express(self, answer: Answer) -> bool:
         return False
+
+
+class Lines(Begins):
+    """A site where each request waits for its turn, and begins after `turns` of the loop."""
+
+    def __init__(self, turns: int = 1) -> None:
+        self._turns = turns
+        self.lined_up = 0
+
+    def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
+        self._later(begin, self._turns)
+
+    def line_up(self, peer: Any, head: SameHead, begin: Callable[[], object]) -> bool:
+        self.lined_up += 1
+        self._later(begin, self._turns)
+        return True
+
+    def _later(self, begin: Callable[[], object], turns: int) -> None:
+        loop = asyncio.get_running_loop()
+        if turns:
+            loop.call_soon(self._later, begin, turns - 1)
+        else:
+            begin()
 
 
 class Counting:
@@ -59,7 +89,9 @@ def post(body: bytes = b"hello", *, path: str = "/t", more: str = "", length: st
     return f"POST {path} HTTP/1.1\r\nhost: a\r\n{spelled}\r\n{more}\r\n".encode() + body
 
 
-def talk(parts: list[bytes], *, learns: bool = True) -> tuple[bytes, list[Any], float, int]:
+def talk(
+    parts: list[bytes], *, learns: bool = True, site: Any = None, pauses: Iterable[int] = (2,)
+) -> tuple[bytes, list[Any], float, int]:
     """What is answered, what the app saw, when it was over, and how often the parser was asked."""
     seen: list[Any] = []
 
@@ -71,16 +103,16 @@ def talk(parts: list[bytes], *, learns: bool = True) -> tuple[bytes, list[Any], 
 
     async def scenario() -> tuple[bytes, list[Any], float, int]:
         with socket.socket() as held:
-            client = Client(app, held, SMALL, Begins())
+            client = Client(app, held, SMALL, site or Begins())
             parser: Any = Counting(client.protocol.parser)
             client.protocol.parser = parser
             if not learns:
                 client.protocol._tries = 0
-            for part in parts:
+            for part, turns in zip(parts, cycle(pauses), strict=False):
                 if client.transport.ended_at is None:
                     client.send(part)
-                    await asyncio.sleep(0)
-                    await asyncio.sleep(0)
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
             ended = await end_of(client)
             assert not client.state.tasks
             return bytes(client.transport.sent), seen, ended, parser.asked
@@ -253,6 +285,98 @@ def test_nobody_can_tell_whether_a_head_was_known(
     *known, _ = talk([post(), *parts, post(), post(b"end")])
     *parsed, _ = talk([post(), *parts, post(), post(b"end")], learns=False)
     assert known == parsed
+
+
+@given(
+    st.lists(REQUESTS, max_size=6),
+    st.lists(st.integers(0, 800), max_size=3),
+    st.integers(0, 4),
+    st.lists(st.sampled_from([0, 1, 12]), min_size=1, max_size=4),
+)
+def test_nobody_can_tell_whether_it_waited_in_line_unread(
+    requests: list[bytes], cuts: list[int], turns: int, pauses: list[int]
+) -> None:
+    """Whatever comes meanwhile."""
+    for cut in cuts:
+        requests = [piece for part in requests for piece in (part[:cut], part[cut:]) if piece]
+    parts = [post(), *requests, post(), post(b"end")]
+    pauses = [12, *pauses * 3]
+    *known, _ = talk(parts, site=Lines(turns), pauses=pauses)
+    *parsed, _ = talk(parts, site=Lines(turns), pauses=pauses, learns=False)
+    assert known == parsed
+
+
+def in_line(happens: Callable[[Client], object]) -> tuple[Client, int, float]:
+    """What becomes of a connection whose second request waits for its turn when something
+    `happens`: the connection, how many of its requests were served, and when it ended."""
+    served: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        served.append(len(served))
+        await echo(scope, receive, send)
+
+    async def scenario() -> tuple[Client, int, float]:
+        with socket.socket() as held:
+            site = Lines(turns=5)
+            client = Client(app, held, SMALL, site)
+            client.send(post(b"first"))
+            for _ in range(8):
+                await asyncio.sleep(0)
+            client.send(post(b"second"))
+            assert site.lined_up == 1
+            assert b"second" not in client.transport.sent
+            happens(client)
+            ended = await end_of(client)
+            return client, len(served), ended
+
+    return run(scenario, seed=1, quiet=True)
+
+
+def test_what_comes_while_a_request_waits_is_answered_behind_it() -> None:
+    client, served, _ = in_line(lambda client: client.send(post(b"third")))
+    assert served == 3
+    assert client.transport.sent.endswith(b"third")
+    assert client.transport.sent.index(b"second") < client.transport.sent.index(b"third")
+
+
+def test_a_client_that_leaves_while_its_request_waits_is_not_served() -> None:
+    _, served, _ = in_line(lambda client: client.transport.lose())
+    assert served == 1
+
+
+def test_a_client_that_sends_no_more_while_its_request_waits_is_answered() -> None:
+    client, served, ended = in_line(lambda client: client.transport.end_input())
+    assert served == 2
+    assert client.transport.sent.endswith(b"second")
+    assert ended == 0
+
+
+def test_a_server_that_stops_answers_what_waits_in_line() -> None:
+    client, served, ended = in_line(lambda client: client.protocol.shutdown())
+    assert served == 2
+    assert b"connection: close" in client.transport.sent
+    assert client.transport.sent.endswith(b"second")
+    assert ended == 0
+
+
+def test_a_request_that_waits_is_not_closed_for_being_idle() -> None:
+    async def scenario() -> None:
+        with socket.socket() as held:
+            site = Lines(turns=5)
+            site._later = lambda begin, turns: begins.append(begin)  # type: ignore[method-assign]
+            begins: list[Callable[[], object]] = []
+            client = Client(echo, held, HttpLimits(idle_ns=10**9), site)
+            client.send(post(b"first"))
+            begins.pop()()
+            await asyncio.sleep(0.5)
+            client.send(post(b"second"))
+            await asyncio.sleep(100)
+            assert client.transport.ended_at is None
+            begins.pop()()
+            assert await end_of(client) == 101.5
+            assert client.transport.sent.endswith(b"second")
+
+    on_virtual_time(scenario)
 
 
 @given(st.binary(max_size=40), st.integers(0, 12))
