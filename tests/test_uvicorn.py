@@ -205,8 +205,13 @@ def test_the_attributes_that_are_used_are_there(base: Extended) -> None:
         for name in sorted(base.attributes - has)
     ]
     assert not gone, "uvicorn has moved:\n" + "\n".join(gone)
-    defined = {*vars(ours), *own_names(ours, ast.Store), *inspect.get_annotations(ours)}
-    declared = {name for name in vars(ours) if not name.startswith("__")}
+    slots = set(vars(ours).get("__slots__", ()))  # some hold the base's
+    stored = set(own_names(ours, ast.Store))
+    stale = slots - has - stored
+    assert not stale, f"slots of {base.ours} that neither class fills: {sorted(stale)}"
+    own = vars(ours).keys() - slots
+    defined = {*own, *stored, *inspect.get_annotations(ours)}
+    declared = {name for name in own if not name.startswith("__")}
     found = ((used | declared) & has | (used - defined)) - base.overridden.keys()
     assert found == base.attributes, f"the table above is not what {base.ours} uses"
 
