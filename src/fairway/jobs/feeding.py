@@ -142,7 +142,7 @@ class Feeding:
             if one.fate is Fate.SPAWN:
                 self._parents[claim.id] = lane_of(claim)
                 follow |= {lane_of(child) for child in one.children}
-            elif one.fate in TERMINAL and claim.parent is not None:
+            elif claim.parent is not None and one.fate in TERMINAL:
                 if (parent := self._parents.get(claim.parent)) is not None:
                     follow.add(parent)
                 self._parents.pop(claim.id, None)

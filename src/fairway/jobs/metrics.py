@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from fairway.jobs.job import Fate
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from fairway.runtime.telemetry import Counter, Telemetry
 
 logger = logging.getLogger("fairway.jobs")
+_QUEUE, _FATE, _SKILL = attrgetter("queue"), attrgetter("fate"), attrgetter("skill")
 
 
 class JobMetrics:
@@ -89,16 +92,16 @@ class JobMetrics:
             self._tell("jobs.exchange", took_ns, {**counts, "stale": stale, "held_back": held_back})
         if out.claims:
             self._picked.record(len(out.claims))
-            for claim in out.claims:
-                counter = self._claimed.get(claim.queue) or self._claimed_of(claim.queue)
-                counter.value += 1
+            # By runs of the same, which most are: one by one it would cost as much as a job's step.
+            for queue, claims in groupby(out.claims, _QUEUE):
+                counter = self._claimed.get(queue) or self._claimed_of(queue)
+                counter.value += len(list(claims))
         if settlements:
             self._acked.record(len(settlements))
-            for one in settlements:
-                fate = one.fate.value
-                counter = self._settled.get(fate) or self._settled_of(fate)
-                counter.value += 1
-                self._aside.value += bool(one.skill)
+            for fate, alike in groupby(settlements, _FATE):
+                counter = self._settled.get(fate.value) or self._settled_of(fate.value)
+                counter.value += len(list(alike))
+            self._aside.value += sum(map(bool, map(_SKILL, settlements)))
         self._stale.add(len(out.stale))
         self._contended.add(out.contended)
         self._held_back.add(len(out.held_back_ns))

@@ -154,6 +154,21 @@ def settled(settlement: Settlement, cancelling: bool = False) -> Move:
     return _NEXT
 
 
+def is_just_done(settlement: Settlement) -> bool:
+    """Whether a run says only that its job is done and what it returned, and no key or parent
+    stands beside the job. Most runs end so: a store may settle them all in one statement."""
+    claim = settlement.claim
+    return (
+        settlement.fate is Fate.DONE
+        and settlement.state is None
+        and settlement.progress is None
+        and settlement.error is None
+        and not settlement.log
+        and claim.partition_key is None
+        and claim.parent is None
+    )
+
+
 def worker_died(job: Facts) -> Move:
     """Its worker was lost with it; `job` has that crash counted already."""
     if job.reason is not None:

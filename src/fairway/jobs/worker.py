@@ -40,7 +40,7 @@ from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
 from fairway.runtime.pulse import Pulse
 from fairway.runtime.telemetry import Telemetry
-from fairway.runtime.usercode import GRACE_S, UserTasks, leave
+from fairway.runtime.usercode import GRACE_S, UserTasks, leave, reraise_interrupt
 from fairway.runtime.words import brief
 from fairway.wire.server import WorkerReadiness
 
@@ -543,19 +543,27 @@ class Worker:
                 continue
             run = Run(claim, kind, step, self._clock.now_ns(), self._log_bytes)
             self._runs[claim.id] = run
-            run.task = self._tasks.start(self._perform(feeder, run))
+            run.task = self._tasks.start(self._perform(feeder, run), self._loop)
 
     async def _perform(self, feeder: Feeder, run: Run) -> None:
+        fault: BaseException | None = None
         try:
-            settlement = await self._steps.perform(run, self._clock)
-        except GeneratorExit as error:
-            # The step waited for a future that holds one. It closes all that waits, so that what
-            # `perform` made of it is gone.
-            settlement = self._steps.failed(run, error)
-        if run.stopping and settlement.fate is Fate.CANCELLED:
-            settlement = verdict.release(run.claim)
-        if not self._over:
-            self._end(feeder, run, settlement)
+            try:
+                settlement = await self._steps.perform(run, self._clock)
+            except GeneratorExit as error:
+                # The step waited for a future that holds one. It closes all that waits, so that
+                # what `perform` made of it is gone.
+                settlement = self._steps.failed(run, error)
+            if run.stopping and settlement.fate is Fate.CANCELLED:
+                settlement = verdict.release(run.claim)
+            if not self._over:
+                self._end(feeder, run, settlement)
+        except BaseException as error:
+            fault = error
+            reraise_interrupt(error)
+        finally:
+            assert run.task is not None
+            self._tasks.ended(run.task, fault)
 
     def _end(self, feeder: Feeder, run: Run, settlement: Settlement) -> None:
         id = run.claim.id
@@ -573,7 +581,7 @@ class Worker:
 
     def _settle(self, settlement: Settlement) -> None:
         self._settled.append(settlement)
-        self._work.set()
+        self._stir()
 
     def _note_progress(self, id: int, value: bytes) -> None:
         self._progress[id] = value

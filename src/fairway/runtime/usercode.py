@@ -172,18 +172,26 @@ class UserTasks:
     """Tasks that run code of the user's. Nobody but us cancels them, and none holds up a stop.
 
     What is started is ours, with user code inside: it catches what that raises. If it fails all the
-    same it is a fault of ours, and `watch` raises it.
+    same it is a fault of ours, and `watch` raises it. It says itself that it ends, by `ended`: a
+    callback of each task costs a turn of the loop and as much as many a job.
     """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._faults: asyncio.Queue[BaseException] = asyncio.Queue()
 
-    def start(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(coroutine)
+    def start(
+        self, coroutine: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop
+    ) -> asyncio.Task[None]:
+        task = loop.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
         return task
+
+    def ended(self, task: asyncio.Task[None], fault: BaseException | None = None) -> None:
+        """The last that a task does; `fault` is what it failed of."""
+        self._tasks.discard(task)
+        if fault is not None:
+            self._faults.put_nowait(fault)
 
     async def watch(self) -> None:
         """Raise what one of them failed of, and should not have."""
@@ -195,11 +203,6 @@ class UserTasks:
         for task in tasks:
             task.cancel()
         await let_go(tasks)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._faults.put_nowait(error)
 
 
 async def let_go(tasks: set[asyncio.Task[None]]) -> None:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairway.errors import FairwayError, Invalid, InvalidConfig
 from fairway.jobs.attempts import CLAIM_LOST, AttemptFate, JobAttempt, attempts_of
-from fairway.jobs.job import Fate, QueueState, Status, distinct, lane_of
+from fairway.jobs.job import QueueState, Status, distinct, lane_of
 from fairway.jobs.limits import stored_limits
-from fairway.jobs.moves import Facts, QueueFacts, WaitFacts, cancelled, why_waits
+from fairway.jobs.moves import Facts, QueueFacts, WaitFacts, cancelled, is_just_done, why_waits
 from fairway.jobs.presence import (
     KindState,
     WorkerState,
@@ -361,16 +361,7 @@ class PostgresStore:
             and self._locks is None
             and not self._claiming.limited
             and len({one.claim.id for one in settlements}) == len(settlements)
-            and all(
-                one.fate is Fate.DONE
-                and one.state is None
-                and one.progress is None
-                and one.error is None
-                and not one.log
-                and one.claim.partition_key is None
-                and one.claim.parent is None
-                for one in settlements
-            )
+            and all(map(is_just_done, settlements))
         )
 
     async def _trade(

@@ -14,7 +14,7 @@ from msgspec import json
 from fairway.core.priority import Band
 from fairway.jobs.attempts import attempt_fate, is_kept, kept_error, kept_log
 from fairway.jobs.job import ASIDE_MAX, Lane, Status, lane_of
-from fairway.jobs.moves import LIKE, like, settled
+from fairway.jobs.moves import LIKE, is_just_done, like, settled
 from fairway.jobs.store import Ended
 from fairway.jobs.stores.sqlite.intake import intake_of
 from fairway.jobs.stores.sqlite.schema import BAND_MASK, CODES, DONE, IS_READY, SCHEDULED
@@ -27,7 +27,7 @@ from fairway.jobs.stores.sqlite.transaction import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from fairway.jobs.job import Claim, Settlement
     from fairway.jobs.moves import Move
@@ -57,6 +57,13 @@ UPDATE job SET {LEFT}, status = ?5, since_ns = ?6, due_ns = NULL, cancelling = 0
     names = iif(?5 = {DONE}, NULL, names), runs = runs + ?7, {RAN_BY}
 WHERE id IN carray(?8)
 """
+MANY_DONE = f"""
+UPDATE job SET result = ?, error = NULL, status = {DONE}, since_ns = ?, due_ns = NULL,
+    cancelling = 0, names = NULL, runs = runs + 1, ran_by = ?, started_ns = ?
+WHERE id IN carray(?)
+"""
+CLAIMED_AT = "SELECT token, claimed_ns FROM lease WHERE job IN carray(?)"
+UNSIGNAL = "DELETE FROM signal WHERE job IN carray(?)"
 LEAVE_ALONE = f"UPDATE job SET {LEFT}, runs = runs + ?, {RAN_BY} WHERE id = ?"
 KEEP_ATTEMPT = """
 INSERT OR REPLACE INTO attempt
@@ -139,6 +146,7 @@ class SqliteSettling:
             return
         standing = self._standing(worker, settlements)
         ours = []
+        done: dict[int, dict[int, bytes | None]] = {}  # what those returned, by token
         for settlement in settlements:
             claim = settlement.claim
             found = standing.get(claim.id)
@@ -147,8 +155,13 @@ class SqliteSettling:
                 continue
             del standing[claim.id]  # settled twice, the second one is stale
             ours.append(claim.id)
-            self._settle(settlement, found)
+            if not found.shape and is_just_done(settlement):
+                done.setdefault(claim.token, {})[claim.id] = settlement.result
+            else:
+                self._settle(settlement, found)
         self._flush()
+        if done:
+            self._settle_done(worker, done)
         if self._attempts:
             self._keep_attempts()
         if ours:
@@ -156,6 +169,23 @@ class SqliteSettling:
         for settlement in self._aside.values():
             self._set_aside(settlement)
         self.ended.sort()
+
+    def _settle_done(self, worker: int, done: Mapping[int, Mapping[int, bytes | None]]) -> None:
+        """Settle jobs of which there is nothing else to say. Most are such."""
+        connection, now_ns = self._transaction.connection, self._transaction.now_ns
+        # All that was claimed under one token was claimed at one moment.
+        firsts = numbers([next(iter(returned)) for returned in done.values()])
+        claimed_ns = dict(connection.execute(CLAIMED_AT, (firsts,)).fetchall())
+        for token, returned in done.items():
+            results = set(returned.values())
+            common = results.pop() if len(results) == 1 else None
+            jobs = numbers(returned)
+            connection.execute(MANY_DONE, (common, now_ns, worker, claimed_ns[token], jobs))
+            if results:
+                own = [(result, id) for id, result in returned.items() if result is not None]
+                connection.executemany("UPDATE job SET result = ? WHERE id = ?", own)
+            connection.execute(UNSIGNAL, (jobs,))
+            self.ended += [Ended(id, Status.DONE, result, None) for id, result in returned.items()]
 
     def _standing(self, worker: int, settlements: Sequence[Settlement]) -> dict[int, StandingClaim]:
         ids = numbers([settlement.claim.id for settlement in settlements])
@@ -240,7 +270,7 @@ class SqliteSettling:
                 self._transaction.connection.executemany(LEAVE, own)
         self._groups.clear()
         if self._done:
-            execute("DELETE FROM signal WHERE job IN carray(?)", (numbers(self._done),))
+            execute(UNSIGNAL, (numbers(self._done),))
             self._done.clear()
         if self._keyed:
             keys = execute(
