@@ -273,8 +273,8 @@ class Draw:
         held = [one for one in book.held_by(worker) if rng.random() < 0.6]
         if book.claims and rng.random() < 0.2:
             old = rng.choice(book.claims[-20:])
-            # Tokens are counted by each worker: a claim of another's under the same number, which no
-            # worker would report, could not be told from its own of that job.
+            # Each worker counts its own tokens: no worker would report a claim of another's under
+            # the same number, and no store could tell it from the worker's own claim of that job.
             theirs = old.worker != worker
             if old not in held and not (theirs and old._replace(worker=worker) in book.claims):
                 held.insert(rng.randint(0, len(held)), old)
