@@ -123,7 +123,7 @@ class Held(Generic[K]):
 
 
 @dataclass(frozen=True, slots=True)
-class Lost(Generic[K]):
+class LeaseLost(Generic[K]):
     """The token holds the key no longer; `successor` does, if anyone."""
 
     key: K
@@ -212,7 +212,7 @@ class LeaseTable(Generic[K]):
         heappush(self._due, (lease.expires_at_ns, lease.token, key))
         return lease
 
-    def renew(self, key: K, token: int, now_ns: int) -> Lease[K] | Lost[K]:
+    def renew(self, key: K, token: int, now_ns: int) -> Lease[K] | LeaseLost[K]:
         """Extend the lease to `now_ns` + ttl. One that ran out is lost, though nobody took it."""
         now_ns = self._advance(now_ns)
         current = self._leases.get(key)
@@ -224,7 +224,7 @@ class LeaseTable(Generic[K]):
         self._leases[key] = lease
         return lease
 
-    def release(self, key: K, token: int) -> Lease[K] | Lost[K]:
+    def release(self, key: K, token: int) -> Lease[K] | LeaseLost[K]:
         """End the lease as of `latest_ns`: the key is free, and `expire` will not report it."""
         current = self._leases.get(key)
         if current is None or current.token != token:
@@ -303,6 +303,6 @@ class LeaseTable(Generic[K]):
             self._due = [(held.expires_at_ns, held.token, held.key) for held in self]
             heapify(self._due)
 
-    def _lost(self, key: K, token: int) -> Lost[K]:
+    def _lost(self, key: K, token: int) -> LeaseLost[K]:
         current = self._leases.get(key)
-        return Lost(key, Token(token), None if current is None else current.token)
+        return LeaseLost(key, Token(token), None if current is None else current.token)

@@ -371,15 +371,15 @@ class Log(Lifecycle):
         self._open_reader()
         return await self._pool.run(call, self._wal)
 
-    async def room(self) -> int:
-        """See `Wal.room`."""
+    async def free_inside_bytes(self) -> int:
+        """See `Wal.free_inside_bytes`."""
         self._open_writer()
-        return await self._pool.run(self._wal.room)
+        return await self._pool.run(self._wal.free_inside_bytes)
 
-    async def confine(self, leave: int) -> None:
-        """See `Wal.confine`."""
+    async def forbid_growth(self, keep_bytes: int) -> None:
+        """See `Wal.forbid_growth`."""
         self._open_writer()
-        await self._pool.run(self._wal.confine, leave)
+        await self._pool.run(self._wal.forbid_growth, keep_bytes)
 
     @property
     def group_bytes_max(self) -> int:
@@ -431,8 +431,8 @@ class Log(Lifecycle):
         self.lost = error
         if self.ownership is not None:
             self.ownership.lost = error
-        for told in list(self.when_lost):
-            told(error)
+        for notify in list(self.when_lost):
+            notify(error)
 
     async def _sweep_deleted(self) -> None:
         clock = clock_of()
