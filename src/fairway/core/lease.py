@@ -1,7 +1,7 @@
 """Decides who holds which key, until when, and whose report may still be committed.
 
 A lease is live while now < expires_at = last renewal + ttl. Now is the largest `now_ns` the table
-was ever told: a clock that steps back revives nothing; expiry stands still until it catches up.
+was ever given: a clock that steps back revives nothing; expiry stands still until it catches up.
 Left to the caller: sending heartbeats, and the store. That writes `next_token` with or before each
 grant (numbers may be skipped, never repeated), and keeps a lease's row until it was released or
 reported by `expire`, deleting it only if the row still has that token.
@@ -87,7 +87,7 @@ class Tenure:
         self.ended = False
 
     def renewed(self, sent_at_ns: int) -> None:
-        """The table said yes to a renewal that was sent at `sent_at_ns`."""
+        """The table granted a renewal that was sent at `sent_at_ns`."""
         if not self.ended:
             self.until_ns = max(self.until_ns, sent_at_ns + self._lasts_ns)
 
@@ -177,7 +177,7 @@ class LeaseTable(Generic[K]):
 
     @property
     def latest_ns(self) -> int:
-        """The table's present: the largest time it was told."""
+        """The table's present: the largest time it was given."""
         return self._latest_ns
 
     def __len__(self) -> int:
@@ -234,7 +234,7 @@ class LeaseTable(Generic[K]):
         return current
 
     def expire(self, now_ns: int) -> list[Lease[K]]:
-        """Every lease that ran out since the last call, in order of expiry; each is told once.
+        """Every lease that ran out since the last call, in order of expiry; each is returned once.
 
         Call it regularly, for it is the only way they leave memory. A key in the list may have a
         new holder already: compare tokens before acting on the key.
@@ -285,7 +285,7 @@ class LeaseTable(Generic[K]):
         return self._latest_ns
 
     def _settle(self) -> Lease[K] | None:
-        """Make the first entry tell the truth; the lease it names is the next to run out."""
+        """Bring the first entry up to date; the lease it names is the next to run out."""
         while self._due:
             at_ns, token, key = self._due[0]
             lease = self._leases.get(key)

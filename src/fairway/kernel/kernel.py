@@ -98,7 +98,7 @@ class Kernel(Lifecycle):
         self.destinations[kind] = destination
 
     def acknowledge_in_turns(self) -> None:
-        """Tell `turn.acks_per_turn` callers in one turn of the loop that their write is done, not
+        """Notify `turn.acks_per_turn` callers in one turn of the loop that their write is done, not
         all of a group: for a server, where each of them has an answer to send."""
         self._log.acks_per_turn = self.turn.acks_per_turn
 

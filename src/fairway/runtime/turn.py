@@ -41,7 +41,7 @@ class TurnBudget:
     over requests."""
     refusals_per_turn: int = 3
     """Known clients read to be refused while the line is full: a quarter of what begins, about a
-    tenth of the time. Raising it tells more of them sooner, at the cost of those in the line."""
+    tenth of the time. Raising it answers more of them sooner, at the cost of those in the line."""
     new_reads_per_turn: int = 8
     """Connections read for the first time; a first head costs as much as a small append. Raising
     it greets a rush sooner, and slows down those who are known."""
@@ -71,14 +71,14 @@ class TurnBudget:
     # The store's threads go on, and callers hear that their write is done.
 
     acks_per_turn: int = 12
-    """Callers told that their write is done, in a server: about half a millisecond of answers.
-    Raising it buys throughput; deliveries and reads wait longer. (A log without a server tells all
-    of a group at once.)"""
+    """Callers notified that their write is done, in a server: about half a millisecond of answers.
+    Raising it buys throughput; deliveries and reads wait longer. (A log without a server notifies
+    all of a group at once.)"""
     acks_per_partition: int = 4
-    """Callers of one partition told before it is another one's turn. Raising it costs less per
+    """Callers of one partition notified before another one has its turn. Raising it costs less per
     caller; one with a single write waits longer behind a flood."""
     acks_backlog_share: int = 8
-    """At least one part in so many of a backlog is told in a turn, so that it cannot grow for
+    """At least one part in so many of a backlog is notified in a turn, so that it cannot grow for
     ever. Raising it keeps turns even, and works a backlog off later."""
     offers_per_pause: int = 8
     """Operations offered while a group is under way, after which the loop is busy enough to hold up

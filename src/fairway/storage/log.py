@@ -2,7 +2,7 @@
 
 It fills the port `Partitions` on one machine. It owns the store from its opening to its close and
 the upkeep that no caller waits for; it decides nothing itself. What the port does not name (how
-long a group lingers, how many callers are told in a turn, whether files may grow) is for the
+long a group lingers, how many callers are notified in a turn, whether files may grow) is for the
 kernel.
 """
 
@@ -97,7 +97,7 @@ class Log(Lifecycle):
         self.lost: Fenced | None = None
         """Set once the store belongs to somebody else."""
         self.when_lost: list[Callable[[Fenced], None]] = []
-        """Told when that is noticed, at the next upkeep if nothing is written meanwhile."""
+        """Called when that is noticed, at the next upkeep if nothing is written meanwhile."""
 
     async def open(self) -> None:
         assert self._writer is None, "a log is entered once"
@@ -205,11 +205,11 @@ class Log(Lifecycle):
         finishing: bool = False,
         urgent: bool = False,
     ) -> None:
-        """As `submit`, but `waiter` is told directly: it costs no future and no turn of the loop.
+        """As `submit`, but `waiter` is notified directly, without a future or a turn of the loop.
 
-        It must not raise, and must not wait: others wait to be told. What is `urgent` does not wait
-        for company, however long the others linger; and up to `acks_per_turn` such do not wait for
-        their turn to be told.
+        It must not raise, and must not wait: others wait to be notified. What is `urgent` does not
+        wait for company, however long the others linger; and up to `acks_per_turn` such do not wait
+        for their turn to be notified.
         """
         writer = self._writer
         if writer is None:
@@ -350,10 +350,10 @@ class Log(Lifecycle):
 
     @property
     def acks_per_turn(self) -> int | None:
-        """How many callers are told in one turn of the loop that their write is done.
+        """How many callers are notified in one turn of the loop that their write is done.
 
-        None, as it begins, tells all of a group at once. A number keeps the loop responsive where
-        each of them has much to do; it costs throughput.
+        None, as it begins, notifies all of a group at once. A number keeps the loop responsive
+        where each of them has much to do; it costs throughput.
         """
         return self._open_writer().acks_per_turn
 
@@ -416,7 +416,7 @@ class Log(Lifecycle):
                     await self._writer.clear_doubts()
                 await self._pool.run(self._wal.maintain)
                 await self._sweep_deleted()
-            except Exception as error:  # the next write will meet the trouble and tell its caller
+            except Exception as error:  # the next write meets it too, and its caller hears
                 if isinstance(error, Fenced):
                     self._lose(error)
                     return  # nothing is left to keep up: the store is somebody else's

@@ -41,8 +41,8 @@ class Partitions(Protocol):
 
     `append`, `submit` and `submit_for` accept at once and in order, or raise with nothing accepted
     (`Backpressure`, `Closing`, `InvalidOperation`, `Fenced`). What was accepted is then written, or
-    told to have failed: `WriteFailed` if nothing of it was written, `OutcomeUnknown` if nobody can
-    say.
+    fails: with `WriteFailed` if nothing of it was written, with `OutcomeUnknown` if nobody can
+    know.
     """
 
     def append(
@@ -133,7 +133,7 @@ class Partitions(Protocol):
         """The last key, once everything accepted so far is written. Asks no disk.
 
         Raises `WriteFailed` while nobody knows, after a write of unknown outcome: until the store
-        was asked, what it said before is no answer.
+        was asked, its earlier answer does not count.
         """
         ...
 

@@ -134,7 +134,7 @@ class SimulatedDisk:
     """Files that survive a power loss exactly as far as they were synced.
 
     `ops` counts the operations that change the disk, so that a campaign can cut the power at each
-    of them. `counts` says how often each fault happened. `on_delay` is told how long a slow
+    of them. `counts` says how often each fault happened. `on_delay` is called with how long a slow
     operation takes; under the virtual loop give it `loop.spend_ns`. Several threads may use it.
     """
 
@@ -299,7 +299,7 @@ class SimulatedDisk:
                 raise
 
     def attach(self, attachment: Attachment) -> None:
-        """Tell `attachment` about the next power loss and the restart after it."""
+        """Notify `attachment` of the next power loss and the restart after it."""
         self._attached.append(attachment)
 
     def restart(self, survival: Survival = "random") -> None:

@@ -501,7 +501,7 @@ class RocksdbWal:
         with self._writing:
             self._check_open()
             if self._dead and self._failed is None and not self._held:
-                with suppress(WriteFailed, OutcomeUnknown):  # the next write tells
+                with suppress(WriteFailed, OutcomeUnknown):  # the next write reports it
                     self._commit(fill, sync=False)
             return bool(self._dead) and self._failed is None
 

@@ -326,7 +326,7 @@ class Shard:
     def _count_pages(self, connection: apsw.Connection) -> None:
         """How long the -wal has become. Perhaps less, if it started over by itself.
 
-        Not told by a hook: that would ask for the interpreter lock in the middle of each commit.
+        Not by a hook: that would ask for the interpreter lock in the middle of each commit.
         """
         pages, _ = connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE, True)  # since the last time
         self._wal_pages += pages
@@ -413,7 +413,7 @@ class Shard:
                     self._deleted.discard(partition)
                 self._count_pages(self._writer)
             except apsw.Error as error:
-                self._failure(error)  # nobody waits for this; the next write tells, if it is final
+                self._failure(error)  # nobody waits for this; if it is final, the next write fails
                 return False
             more = bool(self._deleted)
         self._bound_wal()  # a long sweep puts off `maintain`
@@ -478,7 +478,7 @@ class Shard:
         held up until the -wal can start over, or a reader has been in the way for too long.
 
         Never raises for a storage failure: the pages stay where they are, and if no commit can be
-        trusted any more, the next one is told.
+        trusted any more, the next one fails.
         """
         if self._failed is not None or not (self._wal_pages or self._cramped):
             return
@@ -592,7 +592,7 @@ class Shard:
         elif walfile.generation(self.place) is not None:
             connection = apsw.Connection(self.place, flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
         else:
-            # Said to be immutable: else SQLite would make an empty -wal to read nothing from.
+            # Opened as immutable: else SQLite would make an empty -wal to read nothing from.
             flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
             connection = apsw.Connection(f"{_uri(self._path)}?immutable=1", flags=flags, vfs=vfs)
         try:
