@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "masking": set(),
     "wire": {"errors"},
-    "settings": {"errors", "masking", "wire"},
+    "settings": {"core", "errors", "masking", "wire"},
     "runtime": BASE | {"core"},
     "storage": BASE | {"core", "runtime"},
     "replication": BASE | {"core", "runtime", "storage"},

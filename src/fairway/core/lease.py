@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Generic, NamedTuple, NewType, TypeVar
 
+from fairway.core.amounts import check_whole
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -51,8 +53,7 @@ class LeaseConfig:
     and the time to stop; raising it costs time in which a slow renewal could still succeed."""
 
     def __post_init__(self) -> None:
-        if self.heartbeat_ns <= 0 or self.margin_ns < 0:
-            raise ValueError("heartbeat_ns must be positive and margin_ns not negative")
+        check_whole(self, ttl_ns=1, heartbeat_ns=1, margin_ns=0)
         if self.ttl_ns <= 2 * self.heartbeat_ns + self.margin_ns:
             raise ValueError(
                 "ttl_ns must exceed two heartbeats and the margin, or one lost beat loses the claim"

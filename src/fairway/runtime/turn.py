@@ -12,13 +12,18 @@ import asyncio
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
+from fairway.core.amounts import WHOLE_MAX, wrong_whole
 from fairway.errors import InvalidConfig
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import sleep_ns
+from fairway.runtime.words import brief
 
 if TYPE_CHECKING:
     from fairway.runtime.clock import Clock
 
 KIB: Final = 1024
+GC_MAX: Final = 2**31 - 1
+"""The largest threshold that CPython's collector takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,10 +141,13 @@ class TurnBudget:
     less, and frees cycles later."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if min(value if isinstance(value, tuple) else (value,)) < 1:
-                raise InvalidConfig(f"{field.name} of a turn is at least 1")
+        numbers = [field.name for field in fields(self) if field.name != "gc_thresholds"]
+        check_amounts(self, count_max=WHOLE_MAX, **dict.fromkeys(numbers, 1))
+        if not isinstance(self.gc_thresholds, tuple) or len(self.gc_thresholds) != 3:
+            raise InvalidConfig(f"gc_thresholds are three numbers, not {brief(self.gc_thresholds)}")
+        for number in self.gc_thresholds:
+            if wrong := wrong_whole("each of gc_thresholds", number, least=1, most=GC_MAX):
+                raise InvalidConfig(wrong)
         if self.refusals_per_turn > self.requests_per_turn:
             raise InvalidConfig("refusals_per_turn is not more than requests_per_turn")
         if self.acks_per_partition > self.acks_per_turn:
