@@ -205,11 +205,11 @@ class Log(Lifecycle):
         finishing: bool = False,
         urgent: bool = False,
     ) -> None:
-        """As `submit`, but `waiter` is notified directly, without a future or a turn of the loop.
+        """As `submit`, but `waiter` is told directly: it costs no future and no turn of the loop.
 
-        It must not raise, and must not wait: others wait to be notified. What is `urgent` does not
-        wait for company, however long the others linger; and up to `acks_per_turn` such do not wait
-        for their turn to be notified.
+        It must not raise, and must not wait: others wait to be told. What is `urgent` does not wait
+        for company, however long the others linger; and up to `acks_per_turn` such do not wait for
+        their turn to be told.
         """
         writer = self._writer
         if writer is None:
@@ -416,7 +416,7 @@ class Log(Lifecycle):
                     await self._writer.clear_doubts()
                 await self._pool.run(self._wal.maintain)
                 await self._sweep_deleted()
-            except Exception as error:  # the next write meets it too, and its caller hears
+            except Exception as error:  # the next write will meet the trouble and tell its caller
                 if isinstance(error, Fenced):
                     self._lose(error)
                     return  # nothing is left to keep up: the store is somebody else's
@@ -431,8 +431,8 @@ class Log(Lifecycle):
         self.lost = error
         if self.ownership is not None:
             self.ownership.lost = error
-        for notify in list(self.when_lost):
-            notify(error)
+        for listener in list(self.when_lost):
+            listener(error)
 
     async def _sweep_deleted(self) -> None:
         clock = clock_of()

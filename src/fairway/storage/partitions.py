@@ -41,8 +41,8 @@ class Partitions(Protocol):
 
     `append`, `submit` and `submit_for` accept at once and in order, or raise with nothing accepted
     (`Backpressure`, `Closing`, `InvalidOperation`, `Fenced`). What was accepted is then written, or
-    fails: with `WriteFailed` if nothing of it was written, with `OutcomeUnknown` if nobody can
-    know.
+    told to have failed: `WriteFailed` if nothing of it was written, `OutcomeUnknown` if nobody can
+    say.
     """
 
     def append(

@@ -265,17 +265,17 @@ class FairWriter:
             raise state.refusal.again()
         entries, meta, truncate, compact, hard_state, delete, remove = operation
         last_key, floor = state.last_key, state.floor
-        plain = truncate is None and compact is None
-        plain = plain and not (meta or hard_state or delete or remove)
-        if plain and len(entries) == 1:
+        single = truncate is None and compact is None
+        single = single and not (meta or hard_state or delete or remove)
+        if single and len(entries) == 1:
             # By far the most common, and checked without a call. All others, right or wrong, below.
             key, payload, term = entries[0]
-            plain = type(key) is int and last_key < key <= INT_MAX
-            plain = plain and term == 0 and type(payload) is bytes
+            single = type(key) is int and last_key < key <= INT_MAX
+            single = single and term == 0 and type(payload) is bytes
         else:
-            plain = False
+            single = False
         what: Operation | bytes = operation
-        if plain:
+        if single:
             size = len(payload) + ENTRY_OVERHEAD
             last_key = key
             what = payload
