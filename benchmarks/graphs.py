@@ -50,11 +50,11 @@ def run(report: Report, quick: bool) -> None:
 
 
 def ours(directory: str, measure: str, number: int, *more: str) -> dict[str, float]:
-    """What `graphs_run` said of one measure."""
-    return _said("benchmarks.load.graphs_run", directory, measure, str(number), *more)
+    """What `graphs_run` found in one measure."""
+    return _measured("benchmarks.load.graphs_run", directory, measure, str(number), *more)
 
 
-def _said(module: str, *arguments: str) -> dict[str, float]:
+def _measured(module: str, *arguments: str) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
@@ -66,8 +66,8 @@ def _said(module: str, *arguments: str) -> dict[str, float]:
     )
     if done.returncode != 0:
         raise RuntimeError(f"{module} {arguments[1:]} failed: {done.stderr[-2000:]}")
-    said: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return said
+    measured: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return measured
 
 
 def _rate(directory: str, measure: str) -> Callable[[], float]:
@@ -143,15 +143,15 @@ def _three_nodes(report: Report, directory: str) -> None:
 
 
 def _latency(report: Report, directory: str) -> None:
-    said = []
+    measured = []
     rounds = report.rounds(full=5)
     for number in range(rounds):
         report.progress(f"round {number + 1}/{rounds}: event to result")
-        said.append(ours(directory, "ask", EVENTS["ask"]))
+        measured.append(ours(directory, "ask", EVENTS["ask"]))
     note = "ask, from the call to the firing in hand; one after another"
-    report.figure("event_p50_us", [one["p50_us"] for one in said], "us", note, target="<= 50")
+    report.figure("event_p50_us", [one["p50_us"] for one in measured], "us", note, target="<= 50")
     report.figure(
-        "event_p99_us", [one["p99_us"] for one in said], "us", "the same", target="<= 500"
+        "event_p99_us", [one["p99_us"] for one in measured], "us", "the same", target="<= 500"
     )
 
 
@@ -163,7 +163,7 @@ def _sequential(report: Report, directory: str) -> None:
         report.rounds(full=7),
         sequential=_rate(directory, "sequential"),
         checkpointed=_rate(directory, "checkpointed"),
-        pipeline=lambda: _said("benchmarks.load.graphs_floor", str(EVENTS["pipeline"]))[
+        pipeline=lambda: _measured("benchmarks.load.graphs_floor", str(EVENTS["pipeline"]))[
             "events_per_s"
         ],
     )
@@ -204,8 +204,8 @@ def _kafka(report: Report, directory: str) -> None:
         rounds = report.rounds(full=5)
         for number in range(rounds):
             report.progress(f"round {number + 1}/{rounds}: kafka")
-            said = ours(directory, "kafka", EVENTS["kafka"], servers, KAFKA_TOPIC)
-            rates.append(said["events_per_s"])
+            measured = ours(directory, "kafka", EVENTS["kafka"], servers, KAFKA_TOPIC)
+            rates.append(measured["events_per_s"])
     report.figure(
         "kafka_events_s",
         rates,
@@ -239,22 +239,22 @@ def _broker(client: Any) -> Iterator[str]:
 
 
 def _idle(report: Report, directory: str) -> None:
-    said = []
+    measured = []
     rounds = report.rounds(full=3)
     for number in range(rounds):
         report.progress(f"round {number + 1}/{rounds}: idle graphs")
-        said.append(ours(directory, "idle", IDLE_GRAPHS))
+        measured.append(ours(directory, "idle", IDLE_GRAPHS))
     report.figure(
         "idle_mb",
-        [one["mb"] for one in said],
+        [one["mb"] for one in measured],
         "MB",
         f"{IDLE_GRAPHS:,} graphs that fired once and wait, over one",
         target="<= 50",
     )
-    bare = sorted(one["app_cpu_percent"] for one in said)[len(said) // 2]
+    bare = sorted(one["app_cpu_percent"] for one in measured)[len(measured) // 2]
     report.figure(
         "idle_cpu_percent",
-        [one["cpu_percent"] - one["app_cpu_percent"] for one in said],
+        [one["cpu_percent"] - one["app_cpu_percent"] for one in measured],
         "%",
         f"of one core, over two seconds, beyond the {bare:.2g} of an app with one graph",
         target="<= 0.3",

@@ -237,7 +237,7 @@ ADDRESS = re.compile(
     """,
     re.VERBOSE,
 )
-"""What tells where a machine is, or what it talks to."""
+"""What shows where a machine is, or what it talks to."""
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -264,8 +264,8 @@ def peer_environment(name: str, *, root: Path = ROOT, run: Run = subprocess.run)
     command += ["--require-hashes", "-r", str(lock)]
     done = run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode != 0:
-        said = (done.stdout or "").splitlines()
-        errors = "\n".join(line for line in said if line.startswith("ERROR:"))
+        lines = (done.stdout or "").splitlines()
+        errors = "\n".join(line for line in lines if line.startswith("ERROR:"))
         return PeerEnvironment(
             None, f"pip could not install {name}: {last_line(errors or done.stdout or '')}"
         )

@@ -119,7 +119,7 @@ class Drains:
 
 
 def _ours(place: str, jobs: int, claims: str = "relaxed") -> dict[str, Any]:
-    """What our own driver said."""
+    """What our own driver measured."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.load.jobs_drain", place, str(jobs), claims],
         cwd=ROOT,
@@ -131,18 +131,18 @@ def _ours(place: str, jobs: int, claims: str = "relaxed") -> dict[str, Any]:
     )
     if done.returncode != 0:
         raise RuntimeError(f"our own drain failed with {done.returncode}: {done.stderr[-2000:]}")
-    said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return said
+    measured: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return measured
 
 
 def _drain_postgres(report: Report, server: str) -> None:
     peers = Drains()
-    said: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
 
     def ours() -> float:
         with database(server, "ours") as url:
-            said.append(_ours(url, JOBS["postgres"]))
-        return float(said[-1]["jobs_per_s"])
+            measured.append(_ours(url, JOBS["postgres"]))
+        return float(measured[-1]["jobs_per_s"])
 
     def floor() -> float:
         with database(server, "ceiling") as url:
@@ -167,15 +167,15 @@ def _drain_postgres(report: Report, server: str) -> None:
         peers.figure(report, peer, samples[name])
     report.figure(
         "cpu_us_per_job",
-        [one["cpu_us_per_job"] for one in said],
+        [one["cpu_us_per_job"] for one in measured],
         "us",
         "of our process, PostgreSQL",
     )
     report.figure(
-        "wal_bytes_per_job", [one["wal_bytes_per_job"] for one in said], "B", "while it drains"
+        "wal_bytes_per_job", [one["wal_bytes_per_job"] for one in measured], "B", "while it drains"
     )
     report.figure(
-        "commits_per_job", [one["commits_per_job"] for one in said], "", "while it drains"
+        "commits_per_job", [one["commits_per_job"] for one in measured], "", "while it drains"
     )
     mine = samples["ours"]
     peers.ratio(report, "vs_pgqueuer", mine, "pgqueuer", samples["pgqueuer"], ">= 1.25")
@@ -206,12 +206,12 @@ def _drain_by_claims(report: Report, server: str) -> None:
 
 def _drain_sqlite(report: Report, directory: str) -> None:
     peers = Drains()
-    said: list[dict[str, Any]] = []
+    measured: list[dict[str, Any]] = []
 
     def ours() -> float:
         with tempfile.TemporaryDirectory(dir=directory) as fresh:
-            said.append(_ours(fresh, JOBS["sqlite"]))
-        return float(said[-1]["jobs_per_s"])
+            measured.append(_ours(fresh, JOBS["sqlite"]))
+        return float(measured[-1]["jobs_per_s"])
 
     samples = report.alternate(
         report.rounds(full=5),
@@ -219,11 +219,12 @@ def _drain_sqlite(report: Report, directory: str) -> None:
         huey=peers.peer("huey", directory),
         dbos=peers.peer("dbos", directory),
     )
-    report.figure("drained_sqlite", samples["ours"], "jobs/s", f"{TUNED}; {said[0]['durability']}")
+    note = f"{TUNED}; {measured[0]['durability']}"
+    report.figure("drained_sqlite", samples["ours"], "jobs/s", note)
     for peer in drains.SQLITE:
         peers.figure(report, peer, samples[peer])
     report.figure(
-        "cpu_us_per_job_sqlite", [one["cpu_us_per_job"] for one in said], "us", "of our process"
+        "cpu_us_per_job_sqlite", [one["cpu_us_per_job"] for one in measured], "us", "of our process"
     )
     peers.ratio(report, "sqlite_vs_huey", samples["ours"], "huey", samples["huey"], ">= 4")
     peers.ratio(report, "sqlite_vs_dbos", samples["ours"], "dbos", samples["dbos"], ">= 20")

@@ -247,9 +247,9 @@ def _flood(report: Report) -> None:
 
         return lambda directory: _run(measure(directory))
 
-    def plain(directory: Path) -> float:
+    def single_fifo(directory: Path) -> float:
         async def measure() -> float:
-            async with PlainFifo(SlowSync(directory)) as fifo:
+            async with SingleFifo(SlowSync(directory)) as fifo:
                 return (await _open_loop(fifo.append, flooded=True)).p99
 
         return _run(measure())
@@ -258,7 +258,7 @@ def _flood(report: Report) -> None:
         report.rounds(full=7),
         quiet=lambda: _in_directory(fair(False)),
         flooded=lambda: _in_directory(fair(True)),
-        fifo=lambda: _in_directory(plain),
+        fifo=lambda: _in_directory(single_fifo),
     )
     report.figure("cold_p99_quiet", samples["quiet"], "ms", "63 partitions, 50 appends/s each")
     report.figure("cold_p99_flooded", samples["flooded"], "ms", "the 64th kept full")
@@ -313,7 +313,7 @@ async def _hot(append: Append, stop: asyncio.Event) -> None:
             await asyncio.sleep(refusal.retry_after_ns / 1e9)
 
 
-class PlainFifo:
+class SingleFifo:
     """What one would write first: one bounded queue, groups of 1,024 in order of arrival."""
 
     def __init__(self, wal: Wal) -> None:
@@ -331,7 +331,7 @@ class PlainFifo:
         self._awake.set()
         return waiter
 
-    async def __aenter__(self) -> PlainFifo:
+    async def __aenter__(self) -> SingleFifo:
         self._wal.open()
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()

@@ -279,10 +279,10 @@ def _probe(port: int, seconds: float) -> subprocess.Popen[str]:
 
 
 def _urgent_delays(probe: subprocess.Popen[str]) -> list[int]:
-    told = json.loads(probe.communicate()[0])
-    if len(told["delays"]) < told["sent"]:
-        raise RuntimeError(f"{told['sent'] - len(told['delays'])} urgent deliveries did not come")
-    delays: list[int] = told["delays"]
+    found = json.loads(probe.communicate()[0])
+    if len(found["delays"]) < found["sent"]:
+        raise RuntimeError(f"{found['sent'] - len(found['delays'])} urgent deliveries did not come")
+    delays: list[int] = found["delays"]
     return delays
 
 
@@ -398,7 +398,9 @@ def _patient(report: Report, server: Child, clients: Crowds, quick: bool) -> Non
         (met,) = clients.run(server.port, patient, warm=5, seconds=seconds)
         admitted.append(met.returned.get(200, 0))
         returned.append(max(sum(met.returned.values()), 1))
-    report.figure("returned", returned, "requests", "8,000 clients, after the time they were told")
+    report.figure(
+        "returned", returned, "requests", "8,000 clients, after the wait they were asked for"
+    )
     report.ratio("retry_after_admitted_ratio", admitted, returned, ">= 0.8")
 
 

@@ -186,10 +186,10 @@ class JournalWal:
     def maintain(self) -> None:
         self._memory.maintain()
 
-    def room(self) -> int:
+    def free_inside_bytes(self) -> int:
         return 0  # a journal only grows
 
-    def confine(self, leave: int) -> None:
+    def forbid_growth(self, keep_bytes: int) -> None:
         pass
 
     def close(self) -> None:

@@ -23,7 +23,10 @@ from tests.tidy import (
     names_say_something,
     no_test_sleeps,
     parsed,
+    parts_of,
     product_is_finished,
+    public_class_names_are_unique,
+    retired_words_stay_retired,
     rooms_know_no_part,
     stores_have_equal_file_names,
     tasks_start_in_a_group,
@@ -167,6 +170,22 @@ PLANTED: dict[Rule, list[tuple[str, str]]] = {
         ("src/fairway/jobs/utils.py", ""),
         ("tests/helpers/__init__.py", ""),
     ],
+    public_class_names_are_unique: [
+        ("src/fairway/jobs/a.py", "class Job: ...\nclass Job: ..."),
+    ],
+    retired_words_stay_retired: [
+        ("src/fairway/jobs/bury.py", ""),
+        ("src/fairway/jobs/hands/__init__.py", ""),
+        ("src/fairway/jobs/a.py", "class FrameHands: ..."),
+        ("src/fairway/jobs/a.py", "class _Told: ..."),
+        ("src/fairway/jobs/a.py", "def _bury_late(job): ..."),
+        ("src/fairway/jobs/a.py", "async def press_on(): ..."),
+        ("src/fairway/jobs/a.py", "def f(*, told=None): ..."),
+        ("src/fairway/jobs/a.py", "f = lambda told: told"),
+        ("src/fairway/jobs/a.py", "class A:\n    def f(self): self._told_of = 1"),
+        ("src/fairway/jobs/a.py", "class A:\n    TOLD_MAX: int = 1"),
+        ("src/fairway/jobs/a.py", "a, (b, TOLD) = 1, (2, 3)"),
+    ],
     product_is_finished: [
         ("src/fairway/jobs/a.py", "# TODO later"),
         ("src/fairway/jobs/a.py", "# FIXME"),
@@ -280,6 +299,19 @@ INNOCENT: dict[Rule, list[tuple[str, str]]] = {
     names_say_something: [
         ("src/fairway/jobs/a.py", "class JobScheduler: ..."),
     ],
+    public_class_names_are_unique: [
+        ("src/fairway/jobs/a.py", "class Job: ...\nclass Jobs:\n    class Job: ..."),
+        ("src/fairway/jobs/a.py", "class _Job: ...\nclass _Job: ..."),
+    ],
+    retired_words_stay_retired: [
+        ("src/fairway/jobs/a.py", "# whoever is told may bury it"),
+        ("src/fairway/jobs/a.py", "def hand_over(toldest): ..."),  # other words
+        ("src/fairway/jobs/a.py", "def press(on): ..."),  # apart
+        ("src/fairway/jobs/a.py", "from library import bury\nbury(told=1)"),  # named by others
+        ("src/fairway/jobs/a.py", "def f():\n    told = 1\n    return told"),  # nobody else's
+        ("src/fairway/client/sync/a.py", "def bury(job): ..."),  # generated
+        ("tests/test_a.py", "def bury(job): ..."),
+    ],
     product_is_finished: [
         ("src/fairway/jobs/a.py", "class Unsupported(NotImplementedError): ..."),
         ("tests/test_a.py", "# TODO later"),
@@ -371,6 +403,43 @@ def test_a_unit_test_in_the_wrong_folder_is_found(
     assert [complaint.startswith(path) for complaint in unit_tests_mirror_the_source(tmp_path)] == (
         [True] if found else []
     )
+
+
+def test_a_second_public_class_of_a_name_is_found_wherever_it_is(tmp_path: Path) -> None:
+    plant(tmp_path, "src/fairway/client/aio/jobs.py", "class Job: ...")
+    plant(tmp_path, "src/fairway/client/sync/jobs.py", "class Job: ...")
+    assert list(public_class_names_are_unique(tmp_path)) == []
+    plant(tmp_path, "src/fairway/jobs/job.py", "import re\n\n\nclass Job: ...")
+    assert list(public_class_names_are_unique(tmp_path)) == [
+        "src/fairway/jobs/job.py:4: class Job: src/fairway/client/aio/jobs.py has one of that name"
+    ]
+
+
+def test_retired_words_are_those_of_the_glossary(tmp_path: Path) -> None:
+    page = "# Glossary\n\nBury\n:   Here.\n\n| `job` | no |\n\n## Retired words\n\n"
+    table = "| word | instead |\n|---|---|\n| `old_word` | `new` |\n| `Hands` | `arms` |\n"
+    plant(tmp_path, "docs/reference/glossary.md", f"{page}{table}\n## Others\n\n| `bury` | no |")
+    plant(tmp_path, "src/fairway/jobs/a.py", "def bury(job, my_old_words): ...")
+    assert list(retired_words_stay_retired(tmp_path)) == []
+    plant(tmp_path, "src/fairway/jobs/a.py", "def my_old_word(job): ...\nclass TwoHands: ...")
+    assert list(retired_words_stay_retired(tmp_path)) == [
+        "src/fairway/jobs/a.py:1: my_old_word: the glossary retired `old_word`",
+        "src/fairway/jobs/a.py:2: TwoHands: the glossary retired `Hands`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("press_on", ["press", "on"]),
+        ("_TOLD_MAX", ["told", "max"]),
+        ("HTTPServer2", ["http", "server", "2"]),
+        ("_leaseTTL_ns", ["lease", "ttl", "ns"]),
+        ("__init__", ["init"]),
+    ],
+)
+def test_a_name_is_split_into_its_words(name: str, parts: list[str]) -> None:
+    assert parts_of(name) == parts
 
 
 def test_every_rule_has_a_planted_violation() -> None:

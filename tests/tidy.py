@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "masking": set(),
     "wire": {"errors"},
-    "settings": {"errors", "masking", "wire"},
+    "settings": {"core", "errors", "masking", "wire"},
     "runtime": BASE | {"core"},
     "storage": BASE | {"core", "runtime"},
     "replication": BASE | {"core", "runtime", "storage"},
@@ -88,6 +88,14 @@ LOOP_CLOCK = re.compile(r"loop(\(\))?\.time$")
 ENVIRONMENT = {f"os.{name}" for name in ("environ", "environb", "getenv", "getenvb", "putenv")}
 
 BARE_NAMES = {"scheduler", "manager", "handler", "util", "utils", "helper", "helpers"}
+GENERATED = ("client", "sync")  # from client/aio, with the same names
+SHARED_CLASS_NAMES: dict[str, str] = {}
+"""Public class names that stand in several modules all the same, each with its reason."""
+GLOSSARY = Path("docs/reference/glossary.md")
+RETIRED_WORD = re.compile(r"^\| `(\w+)` \| \S", re.MULTILINE)
+RETIRED_NAMES_THAT_STAY: dict[str, str] = {}
+"""Names that others rely on (of a wire format, say) though a word of theirs is retired, and why."""
+PARTS_OF_A_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 NAMED_TEST = re.compile(r"`(test_\w+)`")
 NAMED_MODULE = re.compile(r"\bfairway(?:\.\w+)+")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX)\b")
@@ -387,6 +395,80 @@ def names_say_something(root: Path) -> Iterator[str]:
         for node in ast.walk(source.tree):
             if isinstance(node, ast.ClassDef) and node.name.lower() in BARE_NAMES:
                 yield source.at(node.lineno, f"class {node.name}: name what it is about")
+
+
+@rule
+def public_class_names_are_unique(root: Path) -> Iterator[str]:
+    """A public class is the only one of its name: who reads it anywhere knows which it is."""
+    first: dict[str, Path] = {}
+    for source in product(root):
+        if source.place[:2] == GENERATED:
+            continue
+        for node in source.tree.body:
+            if not isinstance(node, ast.ClassDef) or node.name.startswith("_"):
+                continue
+            other = first.get(node.name)
+            if other is None:
+                first[node.name] = source.path.relative_to(root)
+            elif node.name not in SHARED_CLASS_NAMES:
+                yield source.at(node.lineno, f"class {node.name}: {other} has one of that name")
+
+
+@rule
+def retired_words_stay_retired(root: Path) -> Iterator[str]:
+    """No name of the product holds a word that the glossary retired."""
+    retired = retired_words(root)
+    for source in product(root):
+        if source.place[:2] == GENERATED:
+            continue
+        for line, name in given_names(source):
+            if name in RETIRED_NAMES_THAT_STAY:
+                continue
+            parts = parts_of(name)
+            for word, of_it in retired.items():
+                if any(parts[at : at + len(of_it)] == of_it for at in range(len(parts))):
+                    yield source.at(line, f"{name}: the glossary retired `{word}`")
+
+
+def retired_words(root: Path) -> dict[str, list[str]]:
+    """The first column of the glossary's table of retired words, each with its parts.
+
+    A tree without a glossary has that of this repository.
+    """
+    page = root / GLOSSARY
+    if not page.exists():
+        page = Path(__file__).resolve().parent.parent / GLOSSARY
+    _, _, section = page.read_text(encoding="utf-8").partition("\n## Retired words\n")
+    words = RETIRED_WORD.findall(section.partition("\n## ")[0])
+    assert words, f"{GLOSSARY} has no table of retired words"
+    return {word: parts_of(word) for word in words}
+
+
+def parts_of(name: str) -> list[str]:
+    """The words of an identifier, in lower case: of `_leaseTTL_ns` they are lease, ttl, ns."""
+    return [part.lower() for part in PARTS_OF_A_NAME.findall(name)]
+
+
+def given_names(source: Source) -> Iterator[tuple[int, str]]:
+    """Every name that a file gives to something others see: what is local to a function is not."""
+    module = source.path.parent.name if source.path.stem == "__init__" else source.path.stem
+    yield 1, module
+    scopes: list[ast.Module | ast.ClassDef] = [source.tree]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.ClassDef):
+            scopes.append(node)
+            yield node.lineno, node.name
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
+    for statement in (each for scope in scopes for each in scope.body):
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    yield node.lineno, node.id
 
 
 @rule

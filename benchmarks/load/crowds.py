@@ -47,7 +47,7 @@ class Crowds:
 
     def wait(self) -> list[Met]:
         assert self._process.stdout is not None
-        told = json.loads(self._process.stdout.readline())
+        outcomes = json.loads(self._process.stdout.readline())
         return [
             Met(
                 {int(code): count for code, count in one["statuses"].items()},
@@ -56,7 +56,7 @@ class Crowds:
                 one["closed"],
                 one["seconds"],
             )
-            for one in told
+            for one in outcomes
         ]
 
     def run(self, port: int, *groups: dict[str, Any], warm: float, seconds: float) -> list[Met]:

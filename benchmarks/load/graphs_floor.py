@@ -2,8 +2,8 @@
 
     python -m benchmarks.load.graphs_floor EVENTS
 
-As bare as it can be: queues without bounds, so that nobody waits for room, and nobody is told that
-an item is done. It keeps nothing and counts nothing but its results.
+As bare as it can be: queues without bounds, so that nobody waits for room, and nobody is
+notified that an item is done. It keeps nothing and counts nothing but its results.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Watcher(asyncio.Protocol):
 
 
 async def watchers(port: int, path: str, count: int, delays: list[int]) -> list[Watcher]:
-    """Watchers that have all been told they are caught up."""
+    """Watchers that have all received that they are caught up."""
     loop = asyncio.get_running_loop()
     made = [
         (await loop.create_connection(lambda: Watcher(path, delays), "127.0.0.1", port))[1]

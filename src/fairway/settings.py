@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, Struct
 
+from fairway.core.amounts import wrong_whole
 from fairway.errors import InvalidConfig
 from fairway.masking import masked
 
@@ -51,6 +52,8 @@ _SIZES: Final = {
     **{"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12},
     **{"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40},
 }
+QUOTA_MAX: Final = 2**53
+"""The largest whole number that JSON numbers hold exactly."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -77,8 +80,10 @@ class Quota:
     """Watches of several topics that exist because of this key, read or not."""
 
     def __post_init__(self) -> None:
-        if min(getattr(self, name) for name in self.__slots__) < 0 or self.burst_ns == 0:
-            raise InvalidConfig("a quota is 0 (no limit) or more, and its burst is positive")
+        for name in self.__slots__:
+            least = 1 if name == "burst_ns" else 0
+            if wrong := wrong_whole(name, getattr(self, name), least=least, most=QUOTA_MAX):
+                raise InvalidConfig(f"a quota's {wrong}")
 
 
 UNLIMITED: Final = Quota(topics=0, connections=0, in_flight=0, watch_sessions=0)
@@ -376,7 +381,7 @@ class KeySource:
 
 # --- one entry of a keys file
 
-_Amount: TypeAlias = Annotated[int, Meta(ge=0, le=2**53)]
+_Amount: TypeAlias = Annotated[int, Meta(ge=0, le=QUOTA_MAX)]
 
 
 class _QuotaTable(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -26,7 +26,7 @@ FIGURES = {
     *("idle_mb", "idle_cpu_percent"),
 }
 RATIOS = {"vs_streamz", "vs_reactivex", "sequential_vs_pipeline", "checkpointed_vs_plain"}
-SAID = {"p50_us": 20.0, "p99_us": 90.0, "mb": 30.0, "cpu_percent": 0.1, "app_cpu_percent": 0.1}
+MEASURED = {"p50_us": 20.0, "p99_us": 90.0, "mb": 30.0, "cpu_percent": 0.1, "app_cpu_percent": 0.1}
 RATES = {
     "inline": 120.0,
     "sequential": 60.0,
@@ -38,14 +38,14 @@ RATES = {
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch) -> Report:
-    def said(module: str, *arguments: str) -> dict[str, float]:
+    def measured(module: str, *arguments: str) -> dict[str, float]:
         measure = arguments[1] if len(arguments) > 1 else module.rpartition(".")[2]
-        return {**SAID, "events_per_s": RATES.get(measure, 0.0)}
+        return {**MEASURED, "events_per_s": RATES.get(measure, 0.0)}
 
     def flow(peer: str, events: int) -> tuple[peers.Flow, None]:
         return peers.Flow(peer, events, 1.0, 100.0, 9.0, 20.0, "1.0"), None
 
-    monkeypatch.setattr(graphs, "_said", said)
+    monkeypatch.setattr(graphs, "_measured", measured)
     monkeypatch.setattr(graphs, "_broker", lambda client: nullcontext("nowhere:9092"))
     monkeypatch.setattr(peers, "flow", flow)
     return Report("graphs", quick=True, progress_to=io.StringIO())

@@ -710,19 +710,19 @@ def test_maintenance_changes_nothing_that_can_be_seen(backend: Backend, wal: Wal
     assert contents(wal, 1) == before
 
 
-def test_a_confined_store_writes_into_the_room_it_has_and_no_further(
+def test_a_store_that_must_not_grow_writes_into_free_space_and_no_further(
     backend: Backend, wal: Wal
 ) -> None:
-    large, leave = bytes(50_000), 200_000
+    large, keep_bytes = bytes(50_000), 200_000
     for key in range(1, 41):
         put(wal, 1, Operation.appending(key, large, 0))
-    before = wal.room()
+    before = wal.free_inside_bytes()
     put(wal, 1, Operation(compact_before=31))
-    wal.confine(leave)
-    if not wal.room():
-        put(wal, 1, Operation.appending(41, large, 0))  # one that cannot tell is not confined
+    wal.forbid_growth(keep_bytes)
+    if not wal.free_inside_bytes():
+        put(wal, 1, Operation.appending(41, large, 0))  # one that cannot tell may grow
         return
-    assert wal.room() >= before + 30 * len(large), "what was freed is room"
+    assert wal.free_inside_bytes() >= before + 30 * len(large), "what was freed is room"
     key, failures = 41, {}
     while not failures and key < 200:
         failures = wal.write({1: [Operation.appending(key, large, 0)]}, sync=True)
@@ -731,7 +731,7 @@ def test_a_confined_store_writes_into_the_room_it_has_and_no_further(
     assert 50 < key < 71, "what was freed was written over, but for what is left to deletes"
     put(wal, 1, Operation(compact_before=key - 1))
     put(wal, 1, Operation.appending(key, large, 0))
-    wal.confine(0)
+    wal.forbid_growth(0)
     for more in range(1, 41):
         put(wal, 1, Operation.appending(key + more, large, 0))
     wal = backend.reopen(wal)

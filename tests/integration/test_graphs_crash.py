@@ -105,17 +105,17 @@ def graph_process(place: str, *options: str) -> Iterator[GraphProcess]:
 
 def check(outcome: Outcome, messages: int) -> None:
     """Everything happened, once, in order."""
-    told = Counter((each.source, each.id) for each in outcome.told)
+    counts = Counter((each.source, each.id) for each in outcome.notes)
     expected = {("numbers", id) for id in range(1, outcome.numbers + 1)}
     expected |= {("ticks", id) for id in range(1, messages + 1)}
-    assert set(told) == expected, sorted(expected ^ set(told))[:10]
-    assert not [each for each, count in told.items() if count > 1], "an effect happened twice"
+    assert set(counts) == expected, sorted(expected ^ set(counts))[:10]
+    assert not [each for each, count in counts.items() if count > 1], "an effect happened twice"
     for source in ("numbers", "ticks"):
-        ids = [each.id for each in outcome.told if each.source == source]
+        ids = [each.id for each in outcome.notes if each.source == source]
         assert ids == sorted(ids), f"{source} was not seen in order"
-    assert [each.firing for each in outcome.told] == list(range(1, len(outcome.told) + 1))
+    assert [each.firing for each in outcome.notes] == list(range(1, len(outcome.notes) + 1))
     running = 0
-    for each in outcome.told:
+    for each in outcome.notes:
         running += each.id
         assert each.total == running, f"the sum is wrong at firing {each.firing}"
     assert outcome.total == running
@@ -163,7 +163,7 @@ def test_no_event_is_lost_and_no_effect_happens_twice(
             outcome = process.finish(sent)
     check(outcome, sent)
     assert outcome.epoch == rounds + 1, "each life took the graph over"
-    campaign.tally["firings"] += len(outcome.told)
+    campaign.tally["firings"] += len(outcome.notes)
 
 
 def _database() -> str:

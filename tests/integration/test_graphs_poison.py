@@ -30,7 +30,7 @@ def run_until_it_lives(place: Path, *options: str) -> tuple[int, dict[str, Any]]
 def test_an_event_that_ends_the_process_is_kept_aside_after_a_few_starts(tmp_path: Path) -> None:
     crashes, outcome = run_until_it_lives(tmp_path, "inline", "dead_letter")
     assert crashes <= POISON + STARTS_MAX + CRASHES_MAX, "each start gets on, or counts"
-    assert outcome["told"] == [n for n in range(1, EVENTS + 1) if n != POISON]
+    assert outcome["kept"] == [n for n in range(1, EVENTS + 1) if n != POISON]
     [reason] = outcome["dead"]
     assert f"the process ended {CRASHES_MAX} times" in reason
     assert outcome["halted"] is None
@@ -41,16 +41,16 @@ def test_an_event_that_ends_the_process_when_a_predicate_sees_it_is_kept_aside(
 ) -> None:
     crashes, outcome = run_until_it_lives(tmp_path, "where", "dead_letter")
     assert crashes <= POISON + STARTS_MAX + CRASHES_MAX
-    assert outcome["told"] == [n for n in range(1, EVENTS + 1) if n not in (UNWANTED, POISON)]
+    assert outcome["kept"] == [n for n in range(1, EVENTS + 1) if n not in (UNWANTED, POISON)]
     [reason] = outcome["dead"]
     assert f"the process ended {CRASHES_MAX} times" in reason
 
 
 def test_an_event_that_ends_the_process_halts_a_graph_that_is_to_halt(tmp_path: Path) -> None:
     _, outcome = run_until_it_lives(tmp_path, "waits", "halt")
-    assert outcome["told"] == list(range(1, POISON))
+    assert outcome["kept"] == list(range(1, POISON))
     assert f"the process ended {CRASHES_MAX} times" in outcome["halted"]
     assert not outcome["dead"]
     again, outcome = run_until_it_lives(tmp_path, "waits", "halt")
     assert again == 0, "it is not tried again until somebody resumes it"
-    assert outcome["told"] == list(range(1, POISON))
+    assert outcome["kept"] == list(range(1, POISON))

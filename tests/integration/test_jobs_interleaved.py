@@ -180,11 +180,11 @@ class Theatre:
         twin = copy.deepcopy(self.twin)
         said = [(number, await ask(twin, self.twin_cast)) for number, ask in parts]
         names, state = await looks(twin, self.twin_cast)
-        told: list[Any] = [None] * len(acts)
+        read: list[Any] = [None] * len(acts)
         for number, answer in said:
-            each = acts[number].tell(answer, names)
-            told[number] = each if told[number] is None else told[number] + each
-        return told, state
+            each = acts[number].read(answer, names)
+            read[number] = each if read[number] is None else read[number] + each
+        return read, state
 
     async def check(self, serial: Serial, schedule: Schedule) -> None:
         """Play acts at once. Raises `NotInAnyOrder`."""
@@ -204,8 +204,8 @@ class Theatre:
         if stray:
             raise NotInAnyOrder(f"{[row[0] for row in stray]} after {turns}")
         names, state = await looks(self.stores[0], self.cast)
-        told = [act.tell(answer, names) for act, answer in zip(acts, answers, strict=True)]
-        await serial.check((told, state), turns)
+        read = [act.read(answer, names) for act, answer in zip(acts, answers, strict=True)]
+        await serial.check((read, state), turns)
 
 
 class Serial:
@@ -232,7 +232,7 @@ class Serial:
     async def check(self, found: Any, turns: Sequence[int]) -> None:
         """Raises `NotInAnyOrder` if this comes of no order that fits whose turns it was.
 
-        Who had ended before another one began comes before him.
+        Who had ended before another one began comes before that one.
         """
         first = {number: turns.index(number) for number in set(turns)}
         last = {number: len(turns) - turns[::-1].index(number) for number in set(turns)}

@@ -62,7 +62,7 @@ async def stores(count: int = 2, **options: Any) -> AsyncIterator[list[PostgresS
 
 @asynccontextmanager
 async def transaction() -> AsyncIterator[Any]:
-    """A connection of the user's, in a transaction that is rolled back unless he committed."""
+    """A connection of the user's, in a transaction that is rolled back unless they committed."""
     connection = await asyncpg.connect(postgres_url())
     try:
         await connection.execute("begin")

@@ -45,7 +45,7 @@ from fairway.jobs.stores.sqlite import (
 )
 from fairway.testing import run as run_virtually
 from tests.support.fingerprint import fingerprint
-from tests.support.jobs_sqlite_child import Said
+from tests.support.jobs_sqlite_child import ChildReport
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -115,7 +115,7 @@ def test_processes_share_a_file_and_every_job_runs_once(path: Path) -> None:
     for child in children:
         out, _ = child.communicate(timeout=100)
         assert child.returncode == 0
-        said.append(msgspec.json.decode(out, type=Said))
+        said.append(msgspec.json.decode(out, type=ChildReport))
     added = sorted(id for one in said for id in one.added)
     ran = sorted(id for one in said for id in one.ran)
     assert len(added) == len(set(added)) == jobs * len(names)

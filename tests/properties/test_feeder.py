@@ -39,7 +39,7 @@ def test_nobody_waits_longer_than_the_bound(
     waited = dict.fromkeys(ready, 0)
     for size in sizes:
         if data.draw(st.integers(0, 3)) == 0:
-            turns.doubt()  # a look that brings the same lanes costs nobody his place
+            turns.doubt()  # a look that brings the same lanes costs nobody their place
             assert turns.split(size) == []
             turns.replace(ready)
         order = one_by_one(turns, size)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairway.core.lease import Held, Lease, LeaseConfig, LeaseTable, Lost, Tenure, Token
+from fairway.core.lease import Held, Lease, LeaseConfig, LeaseLost, LeaseTable, Tenure, Token
 
 CONFIG = LeaseConfig(ttl_ns=20, heartbeat_ns=6, margin_ns=3)
 KEYS = "abcd"
@@ -64,11 +64,11 @@ class DumbTable:
         self.all.append(lease)
         return lease
 
-    def lost(self, key: str, token: int) -> Lost[str]:
+    def lost(self, key: str, token: int) -> LeaseLost[str]:
         at = self.live(key)
-        return Lost(key, Token(token), None if at is None else self.all[at].token)
+        return LeaseLost(key, Token(token), None if at is None else self.all[at].token)
 
-    def renew(self, key: str, token: int, now: int) -> Lease[str] | Lost[str]:
+    def renew(self, key: str, token: int, now: int) -> Lease[str] | LeaseLost[str]:
         self.now = max(self.now, now)
         at = self.live(key)
         if at is None or self.all[at].token != token:
@@ -82,7 +82,7 @@ class DumbTable:
         at = self.live(key)
         return at is not None and self.all[at].token == token
 
-    def release(self, key: str, token: int) -> Lease[str] | Lost[str]:
+    def release(self, key: str, token: int) -> Lease[str] | LeaseLost[str]:
         at = self.live(key)
         if at is None or self.all[at].token != token:
             return self.lost(key, token)
@@ -223,7 +223,7 @@ def test_a_holder_stops_a_margin_before_anyone_else_can_be_granted(
     for wait, delay in steps:
         sent, heard = heard + wait, heard + wait + delay
         renewed = table.renew("k", lease.token, heard)
-        if isinstance(renewed, Lost):
+        if isinstance(renewed, LeaseLost):
             assert until - skew <= heard - CONFIG.margin_ns, "lost while still trusted"
             return
         lease = renewed

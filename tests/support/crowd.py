@@ -35,9 +35,9 @@ class Manner(enum.Enum):
     """What a client does with its connection."""
 
     IMPATIENT = "impatient"
-    """Sends again at once, whatever it was told."""
+    """Sends again at once, whatever it was answered."""
     PATIENT = "patient"
-    """After a refusal it waits for as long as it was told."""
+    """After a refusal it waits for as long as the answer says."""
     SILENT = "silent"
     """Connects, and sends nothing."""
     SLOW_WRITER = "slow_writer"
@@ -52,7 +52,7 @@ class Outcome:
 
     statuses: Counter[int] = field(default_factory=Counter)
     returned: Counter[int] = field(default_factory=Counter)
-    """Statuses of those requests that came back after the time they were told to wait."""
+    """Statuses of those requests that came back after the time they were asked to wait."""
     slowest_ns: int = 0
     closed: int = 0
     """Connections that the server ended."""
@@ -217,8 +217,8 @@ class Crowd:
             client.returns = False
             outcome.returned[status] += 1
         if client.group.manner is Manner.PATIENT and status in (429, 503):
-            told = _RETRY_MS.search(data, end)
-            client.due_ns = now_ns + (int(told[1]) if told else 1000) * 1_000_000
+            after = _RETRY_MS.search(data, end)
+            client.due_ns = now_ns + (int(after[1]) if after else 1000) * 1_000_000
             heappush(self._due, (client.due_ns, client.sock.fileno()))
         else:
             self._send(client)
@@ -259,7 +259,7 @@ def main() -> None:
             crowd.begin()
             crowd.run(asked["warm"])
             crowd.run(asked["seconds"])
-        told = [
+        outcomes = [
             {
                 "statuses": group.outcome.statuses,
                 "returned": group.outcome.returned,
@@ -269,7 +269,7 @@ def main() -> None:
             }
             for group in groups
         ]
-        print(json.dumps(told), flush=True)
+        print(json.dumps(outcomes), flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SAID: Final = "said the culprit"
+MESSAGE: Final = "said the culprit"
 LONG: Final = 10_000_000
 DEEP: Final = 200_000
 
@@ -63,7 +63,7 @@ class _Nameless(type):
 
 
 class Nameless(Exception, metaclass=_Nameless):
-    """Its class cannot be told."""
+    """Its class cannot be found out."""
 
 
 def _raises(make: Callable[[], BaseException]) -> Callable[[], NoReturn]:
@@ -75,16 +75,16 @@ def _raises(make: Callable[[], BaseException]) -> Callable[[], NoReturn]:
 
 def _made(cls: type[BaseException]) -> BaseException:
     if cls is UnicodeDecodeError:
-        return UnicodeDecodeError("utf-8", b"\xff", 0, 1, SAID)
+        return UnicodeDecodeError("utf-8", b"\xff", 0, 1, MESSAGE)
     if cls is UnicodeEncodeError:
-        return UnicodeEncodeError("ascii", "\xff", 0, 1, SAID)
+        return UnicodeEncodeError("ascii", "\xff", 0, 1, MESSAGE)
     if cls is UnicodeTranslateError:
-        return UnicodeTranslateError("\xff", 0, 1, SAID)
+        return UnicodeTranslateError("\xff", 0, 1, MESSAGE)
     if issubclass(cls, ExceptionGroup):
-        return cls(SAID, [ValueError(SAID), OSError(SAID)])
+        return cls(MESSAGE, [ValueError(MESSAGE), OSError(MESSAGE)])
     if issubclass(cls, BaseExceptionGroup):
-        return cls(SAID, [KeyboardInterrupt(SAID), SystemExit(SAID), ValueError(SAID)])
-    return cls(SAID)
+        return cls(MESSAGE, [KeyboardInterrupt(MESSAGE), SystemExit(MESSAGE), ValueError(MESSAGE)])
+    return cls(MESSAGE)
 
 
 def _recurses() -> NoReturn:
@@ -97,7 +97,7 @@ def _cancels_its_task() -> None:
 
 
 def _in_circles() -> NoReturn:
-    first, second = ValueError(SAID), KeyError(SAID)
+    first, second = ValueError(MESSAGE), KeyError(MESSAGE)
     first.__cause__, second.__cause__ = second, first
     raise first
 
@@ -116,14 +116,14 @@ def _builtin() -> dict[str, Callable[[], None]]:
 
 CULPRITS: Final[dict[str, Callable[[], None]]] = {
     **_builtin(),
-    "CancelledError": _raises(lambda: asyncio.CancelledError(SAID)),
-    "CancelledFuture": _raises(lambda: concurrent.futures.CancelledError(SAID)),
+    "CancelledError": _raises(lambda: asyncio.CancelledError(MESSAGE)),
+    "CancelledFuture": _raises(lambda: concurrent.futures.CancelledError(MESSAGE)),
     "SystemExit0": _raises(lambda: SystemExit(0)),
-    "Panic": _raises(lambda: Panic(SAID)),
-    "Unpicklable": _raises(lambda: Unpicklable(SAID)),
+    "Panic": _raises(lambda: Panic(MESSAGE)),
+    "Unpicklable": _raises(lambda: Unpicklable(MESSAGE)),
     "Unspeakable": _raises(Unspeakable),
-    "Classless": _raises(lambda: Classless(SAID)),
-    "Nameless": _raises(lambda: Nameless(SAID)),
+    "Classless": _raises(lambda: Classless(MESSAGE)),
+    "Nameless": _raises(lambda: Nameless(MESSAGE)),
     "LongMessage": _raises(lambda: ValueError("x" * LONG)),
     "Unencodable": _raises(lambda: ValueError("\x00 \udc80")),
     "recurses": _recurses,
@@ -147,6 +147,6 @@ def ends(way: str) -> None:
 
 
 def ends_or_not(way: str) -> None:
-    """As a node, which is told so."""
+    """As a node, which notices it."""
     if way != "fine":
         ends(way)

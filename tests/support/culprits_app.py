@@ -1,4 +1,4 @@
-"""Jobs and nodes that raise whatever they are told to, wherever user code may run."""
+"""Jobs and nodes that raise what their argument names, wherever user code may run."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ def is_up(ctx: Context[Any], name: str) -> bool:
     return not name.endswith("?") or ctx.attempt == 1
 
 
-def told(ctx: Context[Any], name: str) -> str:
+def run_named(ctx: Context[Any], name: str) -> str:
     if is_up(ctx, name):
         CULPRITS[name.removesuffix("?")]()
     return f"attempt {ctx.attempt}"
 
 
-async def told_async(ctx: Context[Any], name: str) -> str:
-    said = told(ctx, name)
+async def run_named_async(ctx: Context[Any], name: str) -> str:
+    ended = run_named(ctx, name)
     await asyncio.sleep(0)  # one that cancelled its own task ends here
-    return said
+    return ended
 
 
 @app.job(**OPTIONS)
 async def coroutine(ctx: Context[Any], name: str) -> str:
-    return await told_async(ctx, name)
+    return await run_named_async(ctx, name)
 
 
 @app.job(**OPTIONS, timeout=60.0)
 async def with_timeout(ctx: Context[Any], name: str) -> str:
-    return await told_async(ctx, name)
+    return await run_named_async(ctx, name)
 
 
 @app.job(**OPTIONS)
 def thread(ctx: Context[Any], name: str) -> str:
-    return told(ctx, name)
+    return run_named(ctx, name)
 
 
 @app.job(**OPTIONS, isolation="process")
 def process(ctx: Context[Any], name: str) -> str:
-    return told(ctx, name)
+    return run_named(ctx, name)
 
 
 @app.job(**OPTIONS, isolation="process")
 async def coroutine_in_a_process(ctx: Context[Any], name: str) -> str:
-    return await told_async(ctx, name)
+    return await run_named_async(ctx, name)
 
 
 @app.machine(**OPTIONS)
@@ -73,17 +73,17 @@ class Steps(msgspec.Struct):
     async def start(self, ctx: Context[Any]) -> Outcome:
         if self.threaded:
             return ctx.next("in_a_thread")
-        return ctx.done(await told_async(ctx, self.name))
+        return ctx.done(await run_named_async(ctx, self.name))
 
     def in_a_thread(self, ctx: Context[Any]) -> Outcome:
-        return ctx.done(told(ctx, self.name))
+        return ctx.done(run_named(ctx, self.name))
 
 
 class StepsInAProcess(msgspec.Struct):
     name: str
 
     async def start(self, ctx: Context[Any]) -> Outcome:
-        return ctx.done(await told_async(ctx, self.name))
+        return ctx.done(await run_named_async(ctx, self.name))
 
 
 steps_in_a_process = app.machine(StepsInAProcess, **OPTIONS, isolation="process")
@@ -91,17 +91,17 @@ steps_in_a_process = app.machine(StepsInAProcess, **OPTIONS, isolation="process"
 
 @flow.task(**OPTIONS)
 async def task(ctx: Context[Any], name: str) -> dict[str, Any]:
-    return {"said": await told_async(ctx, name)}
+    return {"said": await run_named_async(ctx, name)}
 
 
 @threaded_flow.task(**OPTIONS)
 def threaded_task(ctx: Context[Any], name: str) -> dict[str, Any]:
-    return {"said": told(ctx, name)}
+    return {"said": run_named(ctx, name)}
 
 
 @process_flow.task(**OPTIONS, isolation="process")
 def task_in_a_process(ctx: Context[Any], name: str) -> dict[str, Any]:
-    return {"said": told(ctx, name)}
+    return {"said": run_named(ctx, name)}
 
 
 @app.job(max_attempts=1, isolation="process")

@@ -1,4 +1,4 @@
-"""An app for tests in other processes: a workflow whose tasks tell a file what they do.
+"""An app for tests in other processes: a workflow whose tasks note in a file what they do.
 
 `FLOW_PLACE` is where its jobs live, `FLOW_FILE` the file, `FLOW_HOLD` a task that does not end.
 """
@@ -26,7 +26,7 @@ def note(task: str) -> None:
         file.write(f"{task} {os.getpid()}\n")
 
 
-async def tell(task: str) -> None:
+async def begin(task: str) -> None:
     """Begin a task; the one that is held does not end."""
     note(task)
     if task == HOLD:
@@ -35,17 +35,17 @@ async def tell(task: str) -> None:
 
 @flow.task
 async def one(start: int) -> dict[str, Any]:
-    await tell("one")
+    await begin("one")
     return {"sum": start + 1}
 
 
 @flow.task(after=one)
 async def two(sum: int) -> dict[str, Any]:
-    await tell("two")
+    await begin("two")
     return {"sum": sum * 10}
 
 
 @flow.task(after=two)
 async def three(sum: int) -> dict[str, Any]:
-    await tell("three")
+    await begin("three")
     return {"sum": sum + 3}

@@ -2,7 +2,7 @@
 
     python -m tests.support.graphs_child PLACE [--kafka SERVERS] [--window MS] [--lease MS]
 
-It appends numbers to its own topic without end, and tells on standard output, a line each:
+It appends numbers to its own topic without end, and reports on standard output, a line each:
 `ready`, `fired N` now and then, and whatever `show` on standard input asks for. `finish COUNT`
 makes it stop appending, wait until everything (COUNT messages of Kafka among it) has fired, print
 what came of it as JSON, and end.
@@ -25,7 +25,7 @@ from fairway.jobs.job import Filter
 from fairway.storage.wals.postgres import PostgresWal
 from tests.support.kafka_mock import CLIENT
 
-TELL_EVERY = 25
+REPORT_EVERY = 25
 MANY = 1_000_000
 
 
@@ -33,8 +33,8 @@ class Number(msgspec.Struct, frozen=True):
     id: int
 
 
-class Told(msgspec.Struct, frozen=True):
-    """What a firing said of itself: appended to a topic, and to be appended once."""
+class FiringNote(msgspec.Struct, frozen=True):
+    """A firing as it notes itself: appended to a topic, and to be appended once."""
 
     source: str
     id: int
@@ -45,7 +45,7 @@ class Told(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct):
     """What came of it all."""
 
-    told: list[Told]
+    notes: list[FiringNote]
     total: int
     jobs: dict[str, int]
     """How often each was enqueued, by `source-id`."""
@@ -62,7 +62,7 @@ def make(options: argparse.Namespace) -> tuple[Fairway, Any, Any]:
 
     app = Fairway(place, jobs=options.jobs or None, worker=None, standby=True)
     numbers = app.topic("numbers", Number, idempotency_window_ms=options.window)
-    told = app.topic("told", Told, idempotency_window_ms=options.window)
+    notes = app.topic("notes", FiringNote, idempotency_window_ms=options.window)
 
     @app.job(name="note")
     def note(source: str, id: int) -> None:
@@ -85,7 +85,7 @@ def make(options: argparse.Namespace) -> tuple[Fairway, Any, Any]:
         assert value is not None
         now = (total[-1] if total else 0) + value.id
         firing.put("total", now)
-        firing.append(told, Told(source, value.id, now, firing.number))
+        firing.append(notes, FiringNote(source, value.id, now, firing.number))
         firing.enqueue(note.order(source, value.id))
         return now
 
@@ -128,11 +128,11 @@ async def main() -> None:
     async with app:
         print("ready", flush=True)
 
-        def tell(firing: Any) -> None:
-            if firing.number % TELL_EVERY == 0:
+        def report(firing: Any) -> None:
+            if firing.number % REPORT_EVERY == 0:
                 print(f"fired {firing.number}", flush=True)
 
-        graph.running.reactor.listeners.append(tell)
+        graph.running.reactor.listeners.append(report)
         async with asyncio.TaskGroup() as group:
             stopping = asyncio.Event()
             group.create_task(append(numbers, stopping))
@@ -144,13 +144,13 @@ async def main() -> None:
 
 
 async def finish(app: Fairway, graph: Any, messages: int) -> None:
-    told = app.topic("told")
+    notes = app.topic("notes")
     head = app.topic("numbers").state.head
-    while told.state.head < head + messages:
-        await told.read(told.state.head, wait_s=10.0)
+    while notes.state.head < head + messages:
+        await notes.read(notes.state.head, wait_s=10.0)
     await graph.settled()
-    found: list[Told] = []
-    while (page := await told.read(len(found), limit=1000)).records:
+    found: list[FiringNote] = []
+    while (page := await notes.read(len(found), limit=1000)).records:
         found += [record.data for record in page.records]
     jobs: Counter[str] = Counter()
     for job in await app.jobs.browse(Filter(limit=MANY)):

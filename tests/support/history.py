@@ -179,7 +179,7 @@ class Broken(AssertionError):
 
 @dataclass
 class Submitted:
-    """A group on its way: what the log was given, and what it said to each partition."""
+    """A group on its way: what the log was given, and what it answered for each partition."""
 
     group: Group
     sync: bool

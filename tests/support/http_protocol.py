@@ -99,7 +99,7 @@ class FakeTransport(asyncio.Transport):
             self.protocol.connection_lost(None)
 
     def end_input(self) -> None:
-        """The client sends no more; whoever reads is told so."""
+        """The client sends no more; whoever reads notices it."""
         self.at_eof = True
         if self.reading and not self.closed_by_us:
             keep_open = self.protocol.eof_received()
@@ -122,7 +122,7 @@ class FakeTransport(asyncio.Transport):
 
 
 class Busy:
-    """A site that is always working, with as much room as is said."""
+    """A site that is always working, with as much room as `room` says."""
 
     ownership = None
 

@@ -1,10 +1,10 @@
 """Every order in which PostgreSQL may be given the statements of several callers.
 
 Each caller is a store with connections of its own. A statement is a step, and a commit is one: a
-caller waits before each until it is his turn, and what one does alone in between is no step. So a
-schedule is a list of choices, and the same choices give the same history. A statement that waits
-for a lock of another caller is seen as such in the database (`pg_blocking_pids`): then the others
-go on, and it ends when they let it.
+caller waits before each until the schedule chooses it, and what one does alone in between is no
+step. So a schedule is a list of choices, and the same choices give the same history. A statement
+that waits for a lock of another caller is seen as such in the database (`pg_blocking_pids`): then
+the others go on, and it ends when they let it.
 
     Caller       one store, stopped before each of its statements
     Orders       all schedules, one after the other: depth first over the choices of the last run
@@ -40,7 +40,7 @@ class Schedule(Protocol):
 class Orders:
     """Schedules, each another one, until there is no other.
 
-    With `switches`, those in which no more often than that a caller is left though he could go on.
+    With `switches`, those in which no more often than that a caller is left though it could go on.
     """
 
     def __init__(self, switches: int | None = None) -> None:
@@ -111,7 +111,7 @@ class Standing:
 
 
 class Caller:
-    """One of several at the same database, stopped before each statement while he is stepped."""
+    """One of several at the same database, stopped before each statement while it is stepped."""
 
     def __init__(self, name: str, spins: str = "") -> None:
         """`spins` is part of a statement that is repeated until others have gone on."""
@@ -119,10 +119,10 @@ class Caller:
         self.stepped = False
         self.pid = 0
         self.ready = asyncio.Event()
-        """He is stopped before a statement, or has done all he had to."""
+        """It is stopped before a statement, or has done all it had to."""
         self.spun = False
         self._spins = spins
-        self._turn = asyncio.Event()
+        self._step = asyncio.Event()
 
     @property
     def connection_class(self) -> type[asyncpg.Connection[Any]]:
@@ -150,13 +150,13 @@ class Caller:
             return await ask()
         control = asyncpg.Connection.execute
         alone = not connection.is_in_transaction()
-        await self._wait_for_turn(connection)
+        await self._wait_for_step(connection)
         if alone:
             await control(connection, "begin")
         try:
             answer = await ask()
             if alone:
-                await self._wait_for_turn(connection)
+                await self._wait_for_step(connection)
         except BaseException:
             if alone:
                 await control(connection, "rollback")
@@ -166,15 +166,15 @@ class Caller:
         self.spun = bool(self._spins and self._spins in text and answer)
         return answer
 
-    async def _wait_for_turn(self, connection: Any) -> None:
+    async def _wait_for_step(self, connection: Any) -> None:
         self.pid = connection.get_server_pid()
-        self._turn.clear()
+        self._step.clear()
         self.ready.set()
-        await self._turn.wait()
+        await self._step.wait()
 
     def go(self) -> None:
         self.ready.clear()
-        self._turn.set()
+        self._step.set()
 
     async def perform(self, call: Awaitable[Any]) -> Any:
         self.spun = False

@@ -445,7 +445,7 @@ class State(NamedTuple):
 
 
 class Side:
-    """One store, told what to do in labels and answering in labels."""
+    """One store that is asked in labels and answers in labels."""
 
     def __init__(self, store: JobStore, *, slack_ns: int = 0) -> None:
         self.store = store
@@ -566,8 +566,8 @@ class Side:
     async def find(self, label: str, key: str) -> Any:
         one = await self.store.find(self.ids[label])
         keyed = await self.store.find_by_key(key)
-        told = await self.attempts(label), await self.why_waits(label)
-        return one and self._job(one), keyed and self._job(keyed), told
+        found = await self.attempts(label), await self.why_waits(label)
+        return one and self._job(one), keyed and self._job(keyed), found
 
     async def why_waits(self, label: str) -> dict[str, Any] | None:
         reason = await self.store.why_waits(self.ids[label])
@@ -580,16 +580,16 @@ class Side:
         return fields
 
     async def attempts(self, label: str) -> list[dict[str, Any]]:
-        """What is told of the attempts of a job, and their logs."""
-        told = []
+        """What is kept of the attempts of a job, and their logs."""
+        found = []
         for one in await self.store.attempts(self.ids[label]):
             fields = structs.asdict(one)
             fields["worker"] = self.workers.index(one.worker)
             for name in ("started_wall_ns", "ended_wall_ns"):
                 fields[name] = self._at(fields[name])
             log = await self.store.attempt_log(self.ids[label], one.number)
-            told.append({**fields, "log": log})
-        return told
+            found.append({**fields, "log": log})
+        return found
 
     async def cursor(self, name: str) -> Cursor | None:
         return await self.store.cursor(name)
@@ -599,8 +599,8 @@ class Side:
         jobs = await self.store.browse(EVERYTHING)
         queues = await self.store.queues()
         unused = (False, Limits(), 0, 0, 0, 0, 0)  # whether such a queue is listed is open
-        told = {one.name: structs.astuple(one)[1:] for one in queues}
-        seen = {name: counts for name, counts in told.items() if counts != unused}
+        listed = {one.name: structs.astuple(one)[1:] for one in queues}
+        seen = {name: counts for name, counts in listed.items() if counts != unused}
         for job in jobs:
             self._learn(job.id, job.trace)
         rows = {self.labels[job.id]: self._job(job) for job in jobs}
@@ -641,7 +641,7 @@ class Side:
                 for queue, ns in out.held_back_ns.items()
             },
             "ended": sorted(
-                (self.labels[id], status.word, result, _told(status, error))
+                (self.labels[id], status.word, result, _promised_error(status, error))
                 for id, status, result, error in out.ended
             ),
             "cancelling": self._reasons(out.cancelling),
@@ -665,12 +665,17 @@ class Side:
     def _signal(self, signal: Signal) -> tuple[str, Any]:
         if signal.name != ENDING:
             return signal.name, signal.payload
-        told = json.decode(signal.payload, type=Ending)
-        error = _told(Status[told.status.upper()], told.error)
-        return signal.name, (self.labels[told.id], told.status, bytes(told.result), str(error))
+        ending = json.decode(signal.payload, type=Ending)
+        error = _promised_error(Status[ending.status.upper()], ending.error)
+        return signal.name, (
+            self.labels[ending.id],
+            ending.status,
+            bytes(ending.result),
+            str(error),
+        )
 
     def _child(self, child: Child) -> tuple[Any, ...]:
-        error = _told(child.status, child.error)
+        error = _promised_error(child.status, child.error)
         # One that lives may be claimed in the same exchange, before or after its parent.
         status = child.status if child.status.ended else None
         return self.labels[child.id], child.kind, status, child.result, error
@@ -682,13 +687,13 @@ class Side:
         for name in ("worker", "ran_by"):
             number = fields[name]
             fields[name] = None if number is None else self.workers.index(number)
-        fields["error"] = _told(job.status, job.error)
+        fields["error"] = _promised_error(job.status, job.error)
         for name in ("enqueued_wall_ns", "due_wall_ns", "finished_wall_ns", "started_wall_ns"):
             fields[name] = self._at(fields[name])
         return fields
 
 
-def _told(status: Status, error: str | None) -> str | bool | None:
+def _promised_error(status: Status, error: str | None) -> str | bool | None:
     """An error as far as it is promised: the words for a death are the store's own."""
     return error is not None if status is Status.DEAD else error
 
@@ -785,9 +790,9 @@ class Watch:
             Status.READY, Status.SCHEDULED, Status.WAITING, Status.BLOCKED, Status.RUNNING,
         )  # fmt: skip
         for name in {job["queue"] for job in state.jobs.values()} | state.queues.keys():
-            told = state.queues.get(name, (False, Limits(), 0, 0, 0, 0, 0))[2:]
-            if told != tuple(counted[name, status] for status in columns):
-                raise Disagreement(f"queue {name!r} counts {told}, its jobs say otherwise")
+            counts = state.queues.get(name, (False, Limits(), 0, 0, 0, 0, 0))[2:]
+            if counts != tuple(counted[name, status] for status in columns):
+                raise Disagreement(f"queue {name!r} counts {counts}, its jobs say otherwise")
         if self._steps[-1].verb == "exchange":
             claimed = {claim["queue"] for claim in answer["claims"].values()}
             running = {queue: counted[queue, Status.RUNNING] for queue in QUEUES}
@@ -842,8 +847,8 @@ class History:
                 if reasons[1] is not None:
                     self.tally[f"waits by {reasons[1]['why'].value}"] += 1
         except BaseException as failure:
-            told = [str(step) for step in self.steps[-12:]]
-            failure.add_note("\n  ".join([f"after {len(self.steps)} steps:", *told]))
+            steps = [str(step) for step in self.steps[-12:]]
+            failure.add_note("\n  ".join([f"after {len(self.steps)} steps:", *steps]))
             raise
         finally:
             self.real.close()
@@ -877,7 +882,7 @@ class History:
         # Whether a lane was woken whose job this same exchange then took.
         answer["woken"] -= {want.lane for want in step.args["wants"]}
         if self.book.expires_ns[step.args["worker"]] <= self.clock.ns:
-            answer["held_back"] = {}  # what the dead are told
+            answer["held_back"] = {}  # what the dead are answered
         elif self.book.limits.get("*", Limits()) != Limits():
             # When to ask again if the queue and all of them together are at their limits.
             answer["held_back"] = dict.fromkeys(answer["held_back"])

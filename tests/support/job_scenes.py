@@ -80,10 +80,10 @@ class Act(NamedTuple):
     """One call of a store, and what of its answer is promised to whoever calls beside others."""
 
     ask: Ask
-    tell: Callable[[Any, Mapping[int, str]], Any]
+    read: Callable[[Any, Mapping[int, str]], Any]
     parts: tuple[tuple[Ask, ...], ...] = ()
     """The same as several calls, where others may come between, each with what may be asked
-    instead; what they tell is added up."""
+    instead; what is read of them is added up."""
     passing: tuple[Ask, ...] = ()
     """What may be asked instead of the last call if another act claims, too."""
     idle: tuple[Ask, ...] = ()
@@ -154,7 +154,7 @@ def exchange(
             ["q"] if probe else [],
         )
 
-    def tell(out: Exchanged, names: Mapping[int, str]) -> Any:
+    def read(out: Exchanged, names: Mapping[int, str]) -> Any:
         claims = sorted(
             (
                 names[one.id], one.attempt, one.crashes, one.step, one.timed_out,
@@ -181,7 +181,7 @@ def exchange(
             some for n in range(len(passes)) for some in itertools.combinations(passes, n + 1)
         )
         passing = [claim(*most, past=some) for some in passed for most in fewer]
-    return Act(ask, tell, tuple(parts), tuple(passing))
+    return Act(ask, read, tuple(parts), tuple(passing))
 
 
 @contextmanager
@@ -236,30 +236,30 @@ def beside_prune(act: Callable[..., Act], *labels: str) -> Act:
     """Several at once are one commit, but a prune goes day by day and may come between them."""
     whole = act(*labels)
     parts = tuple((act(label).ask,) for label in labels)
-    return Act(whole.ask, lambda out, names: Counter(whole.tell(out, names)), parts)
+    return Act(whole.ask, lambda out, names: Counter(whole.read(out, names)), parts)
 
 
 def unregister(worker: str) -> Act:
-    return _told_nothing(lambda store, cast: store.unregister(cast.workers[worker]))
+    return _no_answer(lambda store, cast: store.unregister(cast.workers[worker]))
 
 
 def count_lost(worker: str, label: str) -> Act:
-    return _told_nothing(
+    return _no_answer(
         lambda store, cast: store.count_lost(cast.workers[worker], [cast.claims[label]])
     )
 
 
 def progress(worker: str, label: str) -> Act:
-    return _told_nothing(
+    return _no_answer(
         lambda store, cast: store.progress(cast.workers[worker], {cast.ids[label]: b"1"})
     )
 
 
 def pause(queue: str, paused: bool) -> Act:
-    return _told_nothing(lambda store, cast: store.set_paused(queue, paused))
+    return _no_answer(lambda store, cast: store.set_paused(queue, paused))
 
 
-def _told_nothing(ask: Ask) -> Act:
+def _no_answer(ask: Ask) -> Act:
     return Act(ask, lambda out, names: None)
 
 
@@ -273,7 +273,7 @@ def note(*times: int) -> Act:
 
 def set_limit(queue: str, concurrency: int | None) -> Act:
     limits = Limits(concurrency=concurrency)
-    return _told_nothing(lambda store, cast: store.set_limits(queue, limits))
+    return _no_answer(lambda store, cast: store.set_limits(queue, limits))
 
 
 async def _reaps_nothing(store: JobStore, cast: Cast) -> Reaped:
@@ -599,7 +599,7 @@ SCENES: dict[str, Scene] = {
             ),
             "cancel the parent": cancel("parent"),
             # How many are left for it by those who discard meanwhile is open.
-            "prune": _told_nothing(PRUNE.ask),
+            "prune": _no_answer(PRUNE.ask),
         },
         wait_ns=2 * HOUR_NS,
     ),
@@ -611,8 +611,8 @@ SCENES: dict[str, Scene] = {
             "end w2 and claim": exchange("w", ("w2", Fate.DONE), wants=_LOOK),
             "claim": exchange("v", wants=_LOOK),
             "too late": exchange("late", ("l1", Fate.DONE)),
-            "late tells of a loss": count_lost("late", "l1"),
-            "w tells of a loss": count_lost("w", "w1"),
+            "late reports a loss": count_lost("late", "l1"),
+            "w reports a loss": count_lost("w", "w1"),
             "progress": progress("w", "w1"),
             "cancel w1": cancel("w1"),
             "pause": pause("q", True),
@@ -627,11 +627,11 @@ SCENES: dict[str, Scene] = {
             "note": note(OLD_NS, DUE_NS),
             "note too": note(DUE_NS, SOON_NS),
             "note further": note(SOON_NS),
-            "new spec": _told_nothing(lambda store, cast: store.timetable.put("daily", "two")),
-            "pause": _told_nothing(lambda store, cast: store.timetable.set_paused("daily", True)),
-            "link": _told_nothing(lambda store, cast: store.timetable.link("daily", OLD_NS, 7)),
-            # One that another looks at just now is left to him.
-            "look for the lost": _told_nothing(lambda store, cast: store.timetable.lost(0, 10)),
+            "new spec": _no_answer(lambda store, cast: store.timetable.put("daily", "two")),
+            "pause": _no_answer(lambda store, cast: store.timetable.set_paused("daily", True)),
+            "link": _no_answer(lambda store, cast: store.timetable.link("daily", OLD_NS, 7)),
+            # One that another looks at just now is left to that one.
+            "look for the lost": _no_answer(lambda store, cast: store.timetable.lost(0, 10)),
             "forget": Act(
                 lambda store, cast: store.timetable.forget(HOUR_NS), lambda out, names: out
             ),

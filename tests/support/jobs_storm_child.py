@@ -7,7 +7,7 @@ byte when it is ready and begins when a line comes on stdin. In each round it as
 unique keys and the same new tenants as all the others, now by itself, now within transactions of
 its own; it cancels and discards the same victim, sends signals to one machine and prunes; and it
 claims and settles jobs of queues with limits, and that machine. Then it works until nothing is
-left, and tells what it was answered as one line of JSON.
+left, and prints what it was answered as one line of JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WORK = tuple(Lane(queue, "", Band.B1) for queue in ("limited", "free", "machine"
 QUEUES = [lane.queue for lane in WORK]
 
 
-class Told(msgspec.Struct):
+class StormReport(msgspec.Struct):
     """What one process was answered."""
 
     keys: list[tuple[str, int, bool]] = []
@@ -58,7 +58,7 @@ class Stormer:
         self.store = store
         self.url = url
         self.rng = random.Random(number)
-        self.told = Told()
+        self.report = StormReport()
         self.token = 0
         self.held: dict[int, tuple[Any, int]] = {}
 
@@ -73,11 +73,11 @@ class Stormer:
             added = await self.store.enqueue(
                 [NewJob(kind="tenant", queue="tenants", tenant=f"tenant {number}")] * 2
             )
-            self.told.tenants += [one.id for one in added]
+            self.report.tenants += [one.id for one in added]
             await self.exchange()
-            self.told.cancelled += (await self.store.cancel([victims + number])).ended
+            self.report.cancelled += (await self.store.cancel([victims + number])).ended
             await self.exchange()
-            self.told.discarded += await self.store.discard([victims + number])
+            self.report.discarded += await self.store.discard([victims + number])
             await self.send(machine, f"{number} of all", dedup=f"round {number}")
             await self.send(machine, f"{number} of {self.worker}")
             if self.rng.random() < 0.2:
@@ -90,7 +90,7 @@ class Stormer:
         out = await self.store.signal(machine, "go", msgspec.json.encode(text), dedup=dedup)
         assert out.job == machine, out
         if out.fresh:
-            self.told.sent.append(text)
+            self.report.sent.append(text)
 
     async def ask_for_keys(self, keys: list[str]) -> None:
         if self.rng.random() < 0.1:
@@ -107,13 +107,13 @@ class Stormer:
                 await self.guest.execute("commit")
             except TransactionConflict:
                 await self.guest.execute("rollback")
-                self.told.repeated += 1
+                self.report.repeated += 1
             else:
                 await self.note(keys, added)
                 return
 
     async def note(self, keys: list[str], added: Any) -> None:
-        self.told.keys += [(key, one.id, one.fresh) for key, one in zip(keys, added, strict=True)]
+        self.report.keys += [(key, one.id, one.fresh) for key, one in zip(keys, added, strict=True)]
 
     async def exchange(self) -> bool:
         """Settle what we hold and claim more; whether there is more."""
@@ -129,9 +129,9 @@ class Stormer:
         )
         assert not out.stale, out.stale
         for claim, since_ns in settled:
-            self.told.held.append((claim.id, claim.queue, since_ns, at_ns))
-            self.told.given += [msgspec.json.decode(one.payload) for one in claim.signals]
-        self.told.done += [one.id for one in out.ended]
+            self.report.held.append((claim.id, claim.queue, since_ns, at_ns))
+            self.report.given += [msgspec.json.decode(one.payload) for one in claim.signals]
+        self.report.done += [one.id for one in out.ended]
         now_ns = time.monotonic_ns()
         self.held = {claim.id: (claim, now_ns) for claim in out.claims}
         return any(out.lanes.values())
@@ -157,7 +157,7 @@ async def main(url: str, schema: str, *numbers: int) -> None:
         await stormer.run(*rest)
     finally:
         await store.aclose()
-    print(msgspec.json.encode(stormer.told).decode(), flush=True)
+    print(msgspec.json.encode(stormer.report).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """librdkafka's mock cluster: brokers that speak the protocol of Kafka, in memory, for tests.
 
-`mock_cluster()` runs it in this process and `mock_process()` in one of its own, which is told over
-a loopback socket what to do: its brokers are then really somebody else's. It comes with the wheel
+`mock_cluster()` runs it in this process and `mock_process()` in one of its own, which obeys
+over a loopback socket: its brokers are then really somebody else's. It comes with the wheel
 of confluent-kafka, but that exports only how to start it; the rest is called through ctypes.
 
 It answers a fetch when the wait of the fetch ends, however many messages came: clients under test
@@ -207,9 +207,9 @@ def command(control: int, line: str) -> str:
     with socket.create_connection(("127.0.0.1", control), timeout=10) as connection:
         connection.sendall(line.encode() + b"\n")
         with connection.makefile() as answers:
-            said = answers.readline().strip()
-    assert said.startswith("ok"), said
-    return said.removeprefix("ok").strip()
+            answer = answers.readline().strip()
+    assert answer.startswith("ok"), answer
+    return answer.removeprefix("ok").strip()
 
 
 def obey(cluster: MockCluster, line: str) -> str:
@@ -228,7 +228,7 @@ def obey(cluster: MockCluster, line: str) -> str:
 
 
 async def serve(brokers: int) -> None:
-    """Print the addresses of the brokers and the port of control; obey until told to quit.
+    """Print the addresses of the brokers and the port of control; obey until asked to quit.
 
     Also until standard input ends.
     """

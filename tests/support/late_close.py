@@ -1,6 +1,6 @@
 """A proxy before PostgreSQL that passes everything on at once, and the end of a session later.
 
-So it is behind a pooler, or on a network that loses packets: the server said that it ended the
+So it is behind a pooler, or on a network that loses packets: the server answered that it ended the
 session, the client has read that, and the connection is still open.
 
     async with LateClose(server.directory) as proxy:
@@ -35,7 +35,7 @@ class LateClose:
         self._changed = asyncio.Condition()
         self._may_close = asyncio.Event()
         self.ended = 0
-        """Sessions that the server ended; their clients were sent all it said before."""
+        """Sessions that the server ended; their clients were sent all its answers before."""
 
     @property
     def url(self) -> str:

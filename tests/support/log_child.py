@@ -6,7 +6,7 @@
     soak PLACE WARM_UP COUNT    appends, then says how much memory that took
     flood PLACE                 offers one lane far too much, then says how much memory that took
 
-`write` tells over stdout what was acknowledged, each time after the future of it resolved. A
+`write` reports over stdout what was acknowledged, each time after the future of it resolved. A
 `PLANT` is a deliberate bug that the check after a kill must find.
 """
 
@@ -52,10 +52,10 @@ def digest_of(payload: bytes) -> bytes:
     return hashlib.blake2b(payload, digest_size=8).digest()
 
 
-def tell(
+def report(
     kind: int, partition: int = 0, key: int = 0, durability: int = 0, digest: bytes = b""
 ) -> None:
-    # One system call and less than a pipe's atomic size: it is told whole or not at all.
+    # One system call and less than a pipe's atomic size: it is read whole or not at all.
     os.write(1, RECORD.pack(kind, partition, key, durability, digest))
 
 
@@ -78,7 +78,7 @@ class Appender:
             future, acks = pending.popleft()
             await future
             for ack in acks:
-                tell(ENTRY, *ack)
+                report(ENTRY, *ack)
 
     def submit(self) -> tuple[asyncio.Future[int], list[Ack]]:
         durability = self.rng.choice(list(Durability))
@@ -120,12 +120,12 @@ class Appender:
 
 
 async def write(place: str, seed: str, plant: str = "") -> None:
-    tell(OPENING)
+    report(OPENING)
     wal = torn_log_at(place) if plant == "torn" else log_at(place)
     # Groups far smaller than what is in flight: the store always has the next one at hand.
     config = WriterConfig(max_group_partitions=16, max_batch=4)
     async with Log(wal, writer=config) as log:
-        tell(OPEN)
+        report(OPEN)
         async with asyncio.TaskGroup() as group:
             for partition in range(PARTITIONS):
                 rng = random.Random(f"{seed}/{partition}")
@@ -134,7 +134,7 @@ async def write(place: str, seed: str, plant: str = "") -> None:
 
 async def hold(place: str) -> None:
     async with Log(log_at(place)):
-        tell(OPEN)
+        report(OPEN)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
@@ -146,7 +146,7 @@ async def soak(place: str, warm_up: str, count: str) -> None:
         memory.sample()
         await _append(log, int(count))
         memory.sample()
-        tell(REPORT, memory.samples[0], memory.samples[1])
+        report(REPORT, memory.samples[0], memory.samples[1])
 
 
 async def _append(log: Log, count: int) -> None:
@@ -179,7 +179,7 @@ async def limited(place: str) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         assert await log.append(1, b"room again") == full + 1
         assert [entry.key async for entry in _all(log)] == list(range(1, full + 2))
-        tell(REPORT, refused, full + 1)
+        report(REPORT, refused, full + 1)
 
 
 async def _all(log: Log) -> AsyncIterator[Entry]:
@@ -205,8 +205,8 @@ async def flood(place: str) -> None:
                 refused += 1
             largest = max(largest, log.statistics()[0].size)
         memory.sample()
-        tell(REPORT, refused, largest)
-        tell(REPORT, *memory.samples)
+        report(REPORT, refused, largest)
+        report(REPORT, *memory.samples)
         release()
 
 

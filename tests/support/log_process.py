@@ -56,7 +56,7 @@ class LogProcess:
         return self._child.pid
 
     def wait_until(self, kind: int) -> None:
-        """Read until the process has said `kind`."""
+        """Read until the process has reported `kind`."""
         while kind not in self.heard:
             assert self._read(), f"the process ended without a word: {self._child.wait()}"
 
@@ -65,7 +65,7 @@ class LogProcess:
             assert self._read(), f"the process ended by itself: {self._child.wait()}"
 
     def kill(self) -> None:
-        """SIGKILL, and read what was said before it."""
+        """SIGKILL, and read what was reported before it."""
         self._child.send_signal(signal.SIGKILL)
         while self._read():
             pass
@@ -132,10 +132,10 @@ class Ledger:
         for ack in acks:
             by_partition[ack.partition].append(ack)
         async with Log(log_at(self.place)) as log:
-            for partition, told in by_partition.items():
+            for partition, own in by_partition.items():
                 entries = [entry async for entry in _everything(log, partition)]
                 await self._check_keys(log, partition, entries)
-                self._check_acks(partition, entries, told)
+                self._check_acks(partition, entries, own)
                 await self._check_pairs(log, partition, entries)
 
     async def _check_keys(self, log: Log, partition: int, entries: list[Entry]) -> None:
@@ -146,14 +146,14 @@ class Ledger:
         if last_key != log.last_key(partition):
             raise Broken(f"partition {partition}: the writer and the store disagree on the end")
 
-    def _check_acks(self, partition: int, entries: list[Entry], told: list[Ack]) -> None:
+    def _check_acks(self, partition: int, entries: list[Entry], acks: list[Ack]) -> None:
         found = {entry.key: digest_of(entry.payload) for entry in entries}
         before = self._known.get(partition, {})
         first = min(found, default=0)
         for key, digest in before.items():
             if key >= first and found.get(key) != digest:
                 raise Broken(f"partition {partition}: entry {key} of an earlier life is gone")
-        for ack in told:
+        for ack in acks:
             self.tally["acks_checked"] += 1
             if found.get(ack.key) == ack.digest:
                 continue
@@ -161,7 +161,7 @@ class Ledger:
                 name = ack.durability.name
                 raise Broken(f"partition {partition}: {name} entry {ack.key} is lost or changed")
             self.tally["memory_acks_lost"] += 1
-        fresh = found.keys() - before.keys() - {ack.key for ack in told}
+        fresh = found.keys() - before.keys() - {ack.key for ack in acks}
         self.tally["unacked_survivors"] += len(fresh)
         self._known[partition] = found
 

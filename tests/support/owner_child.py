@@ -31,17 +31,17 @@ async def main(url: str, schema: str, lease_ms: str, port: str, *flags: str) -> 
     failure = 0
     with stop_on_signals(stop):
         async with asyncio.TaskGroup() as group:
-            telling = group.create_task(tell(server))
+            announcing = group.create_task(announce(server))
             try:
                 await server.run(stop)
             except FairwayError as error:
                 print(f"ended: {error}", file=sys.stderr, flush=True)
                 failure = 1
-            telling.cancel()
+            announcing.cancel()
     return failure
 
 
-async def tell(server: Server) -> None:
+async def announce(server: Server) -> None:
     await server.ready.wait()
     print(f"serves at {server.url}", flush=True)
 

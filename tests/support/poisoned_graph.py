@@ -41,7 +41,7 @@ def fire(n: int) -> int:
 async def main(directory: str, how: str, then: Any) -> None:
     app = Fairway(directory)
     numbers = app.topic("numbers", int)
-    told = app.topic("told", int)
+    kept = app.topic("kept", int)
     on_error = retry(1, base_s=0.01, then=then)
     graph = app.graph(
         "g",
@@ -56,13 +56,13 @@ async def main(directory: str, how: str, then: Any) -> None:
         @graph.node(name="it")
         async def waits(numbers: int, firing: FiringContext) -> int:
             await asyncio.sleep(0)
-            firing.append(told, fire(numbers))
+            firing.append(kept, fire(numbers))
             return numbers
     else:
 
         @graph.node(name="it")
         def inline(numbers: int, firing: FiringContext) -> int:
-            firing.append(told, fire(numbers))
+            firing.append(kept, fire(numbers))
             return numbers
 
     async with app:
@@ -77,7 +77,7 @@ async def main(directory: str, how: str, then: Any) -> None:
             await changed.wait()
         await graph.settled()
         outcome = {
-            "told": [record.data for record in (await told.read()).records],
+            "kept": [record.data for record in (await kept.read()).records],
             "dead": [letter.reason for letter in graph.dead_letters],
             "halted": reactor.halted,
         }

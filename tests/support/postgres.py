@@ -87,7 +87,7 @@ class PostgresServer:
             raise Unavailable(f"{failed}\n{written}") from None
 
     def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
-        """Stop and wait until it is gone. `immediate` is a crash: nothing is flushed or told."""
+        """Stop and wait until it is gone. `immediate` is a crash: nothing is flushed."""
         self._ctl("-m", mode, "-w", "-t", str(STARTUP_S), "stop")
 
     def url(self, database: str = "postgres") -> str:
@@ -155,8 +155,8 @@ class PostgresServer:
             )
             if done.returncode:
                 output.seek(0)
-                said = output.read().decode(errors="replace").strip()
-                raise Unavailable(f"{program} failed with {done.returncode}: {said}")
+                message = output.read().decode(errors="replace").strip()
+                raise Unavailable(f"{program} failed with {done.returncode}: {message}")
 
 
 def installed() -> Path:

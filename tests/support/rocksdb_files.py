@@ -12,8 +12,8 @@ from fairway.storage.wals.rocksdb import RocksdbWal
 from fairway.storage.wals.rocksdb_rows import (
     FORMAT_KEY,
     PARTITION,
-    Part,
-    part_body,
+    PartitionRow,
+    partition_body,
     seal,
     system_key,
 )
@@ -124,7 +124,9 @@ def raw(directory: Path) -> Iterator[Any]:
 
 def space_of(rows: Any, partition: int) -> int:
     """Where the rows of a partition live, by what is stored of it."""
-    return Part(*part_body.unpack(rows[system_key.pack(PARTITION, partition)][4:])).space
+    return PartitionRow(
+        *partition_body.unpack(rows[system_key.pack(PARTITION, partition)][4:])
+    ).space
 
 
 def spoil_format(directory: Path) -> None:

@@ -95,8 +95,8 @@ def build(wal: Wal, groups: int) -> None:
 
 def digest(wal: Wal, tails: object) -> str:
     """All that a log says, in short."""
-    said = [repr(tails), *(repr(contents(wal, partition)) for partition in range(PARTITIONS))]
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+    lines = [repr(tails), *(repr(contents(wal, partition)) for partition in range(PARTITIONS))]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def look() -> None:

@@ -209,7 +209,7 @@ async def settle_retention() -> None:
     await asyncio.sleep(RETENTION_S)
 
 
-async def told(client: Client, path: str, offset: str = "-1") -> list[Any]:
+async def read_parts(client: Client, path: str, offset: str = "-1") -> list[Any]:
     """What a reader from `offset` on gets, bodies and losses, up to the end."""
     found: list[Any] = []
     while True:

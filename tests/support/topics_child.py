@@ -44,8 +44,8 @@ def store_at(place: str) -> Wal:
     return PostgresWal(url, schema=schema, takeover=True) if at else wal_at(place)
 
 
-def tell(**said: Any) -> None:
-    os.write(1, msgspec.json.encode(said) + b"\n")
+def report(**fields: Any) -> None:
+    os.write(1, msgspec.json.encode(fields) + b"\n")
 
 
 async def appender(topics: Topics, name: str, worker: int, chance: random.Random) -> None:
@@ -55,13 +55,13 @@ async def appender(topics: Topics, name: str, worker: int, chance: random.Random
         records = [([word, at, "p" * chance.choice((0, 100))], tag) for at, tag in enumerate(tags)]
         key = word if chance.random() < 0.3 else None
         if key is not None:
-            tell(topic=name, trying=word, count=len(tags), tags="".join(tags))
+            report(topic=name, trying=word, count=len(tags), tags="".join(tags))
         try:
             _, answer, _ = await topics.append(name, new(*records, key=key))
         except FairwayError as error:
-            tell(failed=str(error))
+            report(failed=str(error))
             return
-        tell(topic=name, word=word, first=answer.first_seq, tags="".join(tags), key=key)
+        report(topic=name, word=word, first=answer.first_seq, tags="".join(tags), key=key)
         if name.startswith(("memory", "ephemeral")):
             # They wait for no disk; with a look into the store the others have a say, too.
             await topics.extras(topics.get(name), "pace")
@@ -73,9 +73,9 @@ async def deleter(topics: Topics, chance: random.Random) -> None:
         name = chance.choice(NAMES)
         tag = chance.choice("xy")
         head = topics.get(name).head
-        tell(topic=name, deleting=tag)
+        report(topic=name, deleting=tag)
         await topics.delete_records(name, match=TagMatch(tag))
-        tell(topic=name, deleted=tag, upto=head)
+        report(topic=name, deleted=tag, upto=head)
 
 
 async def main(place: str, seed: str, plant: str = "") -> None:
@@ -101,7 +101,7 @@ async def main(place: str, seed: str, plant: str = "") -> None:
             durability: Any = name.split("-", maxsplit=1)[0]
             await topics.put(name, TopicPatch(durability=durability))
         await topics.put_router("copies", RouterConfig(source="fsync-0", dest="copy"))
-        tell(open=True)
+        report(open=True)
         async with asyncio.TaskGroup() as group:
             for name in NAMES:
                 for worker in range(3):

@@ -62,7 +62,7 @@ def figures(
 def parsed(peer: str, output: str, figure: type[F]) -> tuple[F, None] | tuple[None, str]:
     """The figures in what a driver printed."""
     try:
-        said = json.loads((output.strip().splitlines() or [""])[-1])
-        return figure(**{each.name: said[each.name] for each in fields(figure)}), None
+        found = json.loads((output.strip().splitlines() or [""])[-1])
+        return figure(**{each.name: found[each.name] for each in fields(figure)}), None
     except (ValueError, TypeError, KeyError):
         return None, f"{peer} printed no figures but {last_line(output)!r}"

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 from fairway.client.problems import NoReply, Reply, no_reply_error, refusal_of
+from fairway.core.amounts import wrong_share, wrong_whole
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import (
     Closing,
     FairwayError,
     Fenced,
+    InvalidConfig,
     OutcomeUnknown,
     Throttled,
     TryLater,
@@ -49,9 +51,13 @@ class RetryConfig:
     """Whether a server that has never answered is waited for, rather than reported at once."""
 
     def __post_init__(self) -> None:
-        if self.deadline_ns < 0:
-            raise ValueError("deadline_ns is not negative")
-        self._backoff(self.cap_ns)  # which checks the others
+        for name, least in (("deadline_ns", 0), ("base_ns", 1), ("cap_ns", 1)):
+            if wrong := wrong_whole(name, getattr(self, name), least=least):
+                raise InvalidConfig(wrong)
+        if wrong := wrong_share("jitter", self.jitter):
+            raise InvalidConfig(wrong)
+        if self.base_ns > self.cap_ns:
+            raise InvalidConfig("base_ns is not more than cap_ns")
 
     def wait_ns(
         self,

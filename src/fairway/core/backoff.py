@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from fairway.core.amounts import check_shares, check_whole
+
 
 class RandomSource(Protocol):
     """Where jitter comes from; `random.Random` fits. Seeded by whoever owns it."""
@@ -33,20 +35,13 @@ class BackoffConfig:
     """Tries in all, the first included; the failure of the last one is final. None: no limit."""
 
     def __post_init__(self) -> None:
-        for name in ("base_ns", "cap_ns", "reset_after_ns", "attempts_max"):
-            value = getattr(self, name)
-            if not isinstance(value, int) and not (name == "attempts_max" and value is None):
-                raise ValueError(f"{name} is a whole number, not {value!r:.80}")
-        if not isinstance(self.jitter, int | float):
-            raise ValueError(f"jitter is a number, not {self.jitter!r:.80}")
-        if not 0 < self.base_ns <= self.cap_ns:
-            raise ValueError("0 < base_ns <= cap_ns")
-        if not 0 <= self.jitter <= 1:
-            raise ValueError("jitter is a share: 0 <= jitter <= 1")
-        if self.reset_after_ns <= 0:
-            raise ValueError("reset_after_ns must be positive, or no failure is ever remembered")
-        if self.attempts_max is not None and self.attempts_max < 1:
-            raise ValueError("attempts_max must be at least 1, or nothing is ever tried")
+        # Without health of some length no failure would be remembered.
+        check_whole(self, base_ns=1, cap_ns=1, reset_after_ns=1)
+        if self.attempts_max is not None:
+            check_whole(self, attempts_max=1)
+        check_shares(self, "jitter")
+        if self.base_ns > self.cap_ns:
+            raise ValueError("base_ns <= cap_ns")
 
     def ceiling_ns(self, failures: int) -> int:
         """The wait after that many failures in a row (at least 1), before jitter."""

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from fairway.core.amounts import check_whole
+
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
@@ -38,8 +40,7 @@ class LaneLimits:
     """Bytes. Raising it buys larger bursts; costs exactly that much memory per full lane."""
 
     def __post_init__(self) -> None:
-        if self.items < 1 or self.size < 1:
-            raise ValueError("a lane holds at least one item and one byte")
+        check_whole(self, items=1, size=1)
 
 
 NO_RESERVE = (0, 0)

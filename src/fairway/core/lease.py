@@ -1,7 +1,7 @@
 """Decides who holds which key, until when, and whose report may still be committed.
 
 A lease is live while now < expires_at = last renewal + ttl. Now is the largest `now_ns` the table
-was ever told: a clock that steps back revives nothing; expiry stands still until it catches up.
+was ever given: a clock that steps back revives nothing; expiry stands still until it catches up.
 Left to the caller: sending heartbeats, and the store. That writes `next_token` with or before each
 grant (numbers may be skipped, never repeated), and keeps a lease's row until it was released or
 reported by `expire`, deleting it only if the row still has that token.
@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Generic, NamedTuple, NewType, TypeVar
+
+from fairway.core.amounts import check_whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,8 +53,7 @@ class LeaseConfig:
     and the time to stop; raising it costs time in which a slow renewal could still succeed."""
 
     def __post_init__(self) -> None:
-        if self.heartbeat_ns <= 0 or self.margin_ns < 0:
-            raise ValueError("heartbeat_ns must be positive and margin_ns not negative")
+        check_whole(self, ttl_ns=1, heartbeat_ns=1, margin_ns=0)
         if self.ttl_ns <= 2 * self.heartbeat_ns + self.margin_ns:
             raise ValueError(
                 "ttl_ns must exceed two heartbeats and the margin, or one lost beat loses the claim"
@@ -87,7 +88,7 @@ class Tenure:
         self.ended = False
 
     def renewed(self, sent_at_ns: int) -> None:
-        """The table said yes to a renewal that was sent at `sent_at_ns`."""
+        """The table granted a renewal that was sent at `sent_at_ns`."""
         if not self.ended:
             self.until_ns = max(self.until_ns, sent_at_ns + self._lasts_ns)
 
@@ -123,7 +124,7 @@ class Held(Generic[K]):
 
 
 @dataclass(frozen=True, slots=True)
-class Lost(Generic[K]):
+class LeaseLost(Generic[K]):
     """The token holds the key no longer; `successor` does, if anyone."""
 
     key: K
@@ -177,7 +178,7 @@ class LeaseTable(Generic[K]):
 
     @property
     def latest_ns(self) -> int:
-        """The table's present: the largest time it was told."""
+        """The table's present: the largest time it was given."""
         return self._latest_ns
 
     def __len__(self) -> int:
@@ -212,7 +213,7 @@ class LeaseTable(Generic[K]):
         heappush(self._due, (lease.expires_at_ns, lease.token, key))
         return lease
 
-    def renew(self, key: K, token: int, now_ns: int) -> Lease[K] | Lost[K]:
+    def renew(self, key: K, token: int, now_ns: int) -> Lease[K] | LeaseLost[K]:
         """Extend the lease to `now_ns` + ttl. One that ran out is lost, though nobody took it."""
         now_ns = self._advance(now_ns)
         current = self._leases.get(key)
@@ -224,7 +225,7 @@ class LeaseTable(Generic[K]):
         self._leases[key] = lease
         return lease
 
-    def release(self, key: K, token: int) -> Lease[K] | Lost[K]:
+    def release(self, key: K, token: int) -> Lease[K] | LeaseLost[K]:
         """End the lease as of `latest_ns`: the key is free, and `expire` will not report it."""
         current = self._leases.get(key)
         if current is None or current.token != token:
@@ -234,7 +235,7 @@ class LeaseTable(Generic[K]):
         return current
 
     def expire(self, now_ns: int) -> list[Lease[K]]:
-        """Every lease that ran out since the last call, in order of expiry; each is told once.
+        """Every lease that ran out since the last call, in order of expiry; each is returned once.
 
         Call it regularly, for it is the only way they leave memory. A key in the list may have a
         new holder already: compare tokens before acting on the key.
@@ -285,7 +286,7 @@ class LeaseTable(Generic[K]):
         return self._latest_ns
 
     def _settle(self) -> Lease[K] | None:
-        """Make the first entry tell the truth; the lease it names is the next to run out."""
+        """Bring the first entry up to date; the lease it names is the next to run out."""
         while self._due:
             at_ns, token, key = self._due[0]
             lease = self._leases.get(key)
@@ -303,6 +304,6 @@ class LeaseTable(Generic[K]):
             self._due = [(held.expires_at_ns, held.token, held.key) for held in self]
             heapify(self._due)
 
-    def _lost(self, key: K, token: int) -> Lost[K]:
+    def _lost(self, key: K, token: int) -> LeaseLost[K]:
         current = self._leases.get(key)
-        return Lost(key, Token(token), None if current is None else current.token)
+        return LeaseLost(key, Token(token), None if current is None else current.token)

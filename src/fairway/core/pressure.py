@@ -21,6 +21,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fairway.core.amounts import check_shares, check_whole
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -51,20 +53,20 @@ class PressureConfig:
     """With a full ingest lane, writes are refused from here. Raising it refuses later."""
 
     def __post_init__(self) -> None:
+        check_shares(self, "rise", "fall", "coalesce_above", "commit_above")
+        check_shares(self, "defer_above", "release_below", "refuse_from")
+        check_whole(self, coalesce_window_max_ns=0, commit_window_min_ns=1, commit_window_max_ns=1)
+        check_whole(self, defer_samples=1)
         if not 0 < self.fall <= self.rise <= 1:
             raise ValueError("0 < fall <= rise <= 1: never slower to react than to relax")
-        if not 0 <= self.coalesce_above <= self.commit_above <= self.defer_above:
+        if not self.coalesce_above <= self.commit_above <= self.defer_above:
             raise ValueError("coalesce_above <= commit_above <= defer_above: rungs are in order")
         if not 0 < self.release_below < self.defer_above:
             raise ValueError("release_below must be under defer_above, or deferring flutters")
         if not self.defer_above < self.refuse_from < 1:
             raise ValueError("defer_above < refuse_from < 1: smoothing may never reach 1")
-        if self.defer_samples < 1:
-            raise ValueError("defer_samples must be at least 1")
-        if self.coalesce_window_max_ns < 0:
-            raise ValueError("coalesce_window_max_ns must not be negative")
-        if not 0 < self.commit_window_min_ns <= self.commit_window_max_ns:
-            raise ValueError("0 < commit_window_min_ns <= commit_window_max_ns")
+        if self.commit_window_min_ns > self.commit_window_max_ns:
+            raise ValueError("commit_window_min_ns <= commit_window_max_ns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -188,7 +188,7 @@ class Ready(Generic[K, B]):
         """Keys whose time to be reconsidered has come: (key, band, waiting since).
 
         The caller answers each with `move`, naming the next due time, after `now_ns`, if there is
-        one. A key is told once: unanswered, it is not due again.
+        one. A key is yielded once: unanswered, it is not due again.
         """
         while self._due and self._due[0][0] <= now_ns:
             due_ns, _, wait = heappop(self._due)

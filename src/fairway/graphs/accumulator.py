@@ -25,7 +25,7 @@ from fairway.graphs.tickets import Several, Ticket
 from fairway.graphs.waiting import Bell
 from fairway.graphs.windows import Batching, Bound, collector_of
 from fairway.runtime.usercode import reraise_interrupt, without_task
-from fairway.runtime.words import brief, described, named, said
+from fairway.runtime.words import brief, described, message_of, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -222,7 +222,7 @@ class Accumulator:
         except BaseException as error:
             reraise_interrupt(error)
             raise InvalidRequest(
-                f"source {self._name!r}: the value cannot be kept: {said(error)}"
+                f"source {self._name!r}: the value cannot be kept: {message_of(error)}"
             ) from error
         if len(stored.data) > VALUE_BYTES_MAX:
             raise InvalidRequest(

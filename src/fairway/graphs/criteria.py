@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from fairway.errors import InvalidConfig
-from fairway.graphs.amounts import count, length_ns
+from fairway.runtime.amounts import count, length_ns
 
 Predicate: TypeAlias = Callable[[Mapping[str, Any]], bool]
 

@@ -45,7 +45,7 @@ from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.turn import TURN
 from fairway.runtime.watchdog import Watchdog
-from fairway.runtime.words import brief, is_a, said, told
+from fairway.runtime.words import brief, is_a, message_of, safe_repr
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -361,7 +361,7 @@ class Graphs(Part):
                     outcome.set_result(result)
             except Exception as error:
                 if outcome.done():
-                    logger.warning("graph %s: a command failed: %s", key[1], told(error))
+                    logger.warning("graph %s: a command failed: %s", key[1], safe_repr(error))
                 else:
                     outcome.set_exception(error)
 
@@ -431,7 +431,7 @@ class Graphs(Part):
             await supervised.run()
         except (GaveUp, Stop) as error:
             found = _innermost(error.__cause__ or error) if is_a(error, GaveUp) else error
-            managed.failed = managed.graph.failed = said(found) or told(found)
+            managed.failed = managed.graph.failed = message_of(found) or safe_repr(found)
             logger.error("graph %s is failed: %s", managed.graph.name, managed.failed)
             managed.changed()
 
@@ -439,7 +439,7 @@ class Graphs(Part):
         managed.failures = event.failures
         if event.happening is Happening.STARTED:
             return
-        error = "" if event.error is None else told(_innermost(event.error))
+        error = "" if event.error is None else safe_repr(_innermost(event.error))
         record = Recovered(
             self._around.clock.wall_ns(), event.name, event.happening.value, event.failures, error
         )
@@ -524,7 +524,7 @@ class Graphs(Part):
             if is_a(found, FairwayError):
                 why = found  # type: ignore[assignment]
             elif not is_a(found, asyncio.CancelledError):
-                why = Closing(f"the graph broke: {said(found)}")
+                why = Closing(f"the graph broke: {message_of(found)}")
             raise
         finally:
             live.stop(why)

@@ -9,7 +9,7 @@ import msgspec
 
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import InvalidConfig
-from fairway.graphs.amounts import count, length_ns
+from fairway.runtime.amounts import count, length_ns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

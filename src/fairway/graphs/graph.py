@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from fairway.errors import Closing, InvalidConfig, InvalidRequest
-from fairway.graphs.amounts import count, length_ns
 from fairway.graphs.context import FiringContext
 from fairway.graphs.criteria import Gate, any_
 from fairway.graphs.drawing import to_mermaid, to_svg
@@ -36,6 +35,7 @@ from fairway.graphs.node import Node, node_of
 from fairway.graphs.source import Source
 from fairway.graphs.traversal import Traversal
 from fairway.graphs.wiring import Wiring, wire
+from fairway.runtime.amounts import count, length_ns
 from fairway.runtime.usercode import reraise_interrupt, without_task
 from fairway.runtime.words import brief, traced, writable
 from fairway.wire.topics import check_name

@@ -36,7 +36,7 @@ from fairway.graphs.tickets import Ticket
 from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.turn import TURN
 from fairway.runtime.usercode import without_task
-from fairway.runtime.words import brief, is_a, said, told
+from fairway.runtime.words import brief, is_a, message_of, safe_repr
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -271,7 +271,7 @@ class LiveGraph:
         try:
             await supervised.run()
         except GaveUp as error:
-            self.healths[name].move(SourceState.FAILED, said(error.__cause__ or error))
+            self.healths[name].move(SourceState.FAILED, message_of(error.__cause__ or error))
             if self.graph.sources[name].required:
                 raise SourceFailed(f"source {name!r} is required, and {error}") from error
 
@@ -279,7 +279,7 @@ class LiveGraph:
         if event.happening is Happening.FAILED:
             health = self.healths[event.name]
             if health.state is not SourceState.DISCONNECTED:
-                why = "" if event.error is None else said(event.error)
+                why = "" if event.error is None else message_of(event.error)
                 health.move(SourceState.DISCONNECTED, f"it died: {why}")
         if event.happening is not Happening.STARTED:
             self.recovered(event)
@@ -291,7 +291,7 @@ class LiveGraph:
             event.name,
             event.happening.value,
             event.failures,
-            told(event.error) if event.error is not None else "",
+            safe_repr(event.error) if event.error is not None else "",
         )
         self._recoveries(record)
         if self.journal is not None:

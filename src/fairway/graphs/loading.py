@@ -18,7 +18,7 @@ from fairway.errors import Backpressure, Closing, FairwayError, InvalidConfig, N
 from fairway.graphs.graph import Graph
 from fairway.runtime.clock import sleep_ns
 from fairway.runtime.usercode import may_be_interrupt
-from fairway.runtime.words import kind_of, said
+from fairway.runtime.words import kind_of, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -80,7 +80,7 @@ def _wrong(what: str, error: BaseException) -> BaseException:
     if may_be_interrupt(error):
         return error
     place = "" if isinstance(error, SyntaxError) else _place(error)  # which says it by itself
-    return InvalidConfig(f"{what} cannot be imported: {kind_of(error)}: {said(error)}{place}")
+    return InvalidConfig(f"{what} cannot be imported: {kind_of(error)}: {message_of(error)}{place}")
 
 
 def _place(error: BaseException) -> str:

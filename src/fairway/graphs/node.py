@@ -18,8 +18,8 @@ from typing import (
 )
 
 from fairway.errors import InvalidConfig
-from fairway.graphs.amounts import length_ns
 from fairway.graphs.context import FiringContext
+from fairway.runtime.amounts import length_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

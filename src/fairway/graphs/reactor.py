@@ -48,7 +48,7 @@ from fairway.runtime.usercode import (
     reraise_interrupt,
     without_task,
 )
-from fairway.runtime.words import is_a, said, traced, writable
+from fairway.runtime.words import is_a, message_of, traced, writable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -668,7 +668,7 @@ class Reactor:
         taken, cause, reply = due
         now_ns = self._now()
         attempt = self._steering.failures + 1
-        why = said(error)
+        why = message_of(error)
         # Whoever asked for it is told, and decides.
         verdict = self._steering.failed(why, now_ns) if reply is None else None
         self.failed += 1

@@ -25,10 +25,10 @@ from typing import (
 )
 
 from fairway.errors import InvalidConfig
-from fairway.graphs.amounts import count, length_ns
 from fairway.graphs.boundary import WHOLE, Schema, Stored
 from fairway.graphs.inputs import CAPACITY, CAPACITY_BYTES
 from fairway.graphs.node import fits, members, named, node_of
+from fairway.runtime.amounts import count, length_ns
 from fairway.runtime.words import brief
 
 if TYPE_CHECKING:

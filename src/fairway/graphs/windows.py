@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fairway.errors import InvalidConfig, InvalidRequest
-from fairway.graphs.amounts import count, length_ns
+from fairway.runtime.amounts import count, length_ns
 from fairway.runtime.usercode import reraise_interrupt
 from fairway.runtime.words import named
 

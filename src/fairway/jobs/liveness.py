@@ -1,6 +1,6 @@
 """Keeps a worker's lease alive, and notices before its end that it cannot.
 
-Everything here happens on the pulse's own thread. The store's clock decides when the lease ends;
+Everything here happens on the ticker's own thread. The store's clock decides when the lease ends;
 ours only says how long we dare to trust the last answer, counted from when it was asked for.
 """
 
@@ -45,7 +45,7 @@ class Liveness:
     """Renews the lease of a worker, again and again.
 
     `told` hears each answer; `lost` is called once for a lease that could not be renewed in time,
-    or that the store says has ended. Both are called on the pulse's thread.
+    or that the store says has ended. Both are called on the ticker's thread.
     """
 
     def __init__(

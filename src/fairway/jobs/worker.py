@@ -38,8 +38,8 @@ from fairway.jobs.timers import Timers
 from fairway.jobs.upkeep import Upkeep
 from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
-from fairway.runtime.pulse import Pulse
 from fairway.runtime.telemetry import Telemetry
+from fairway.runtime.ticker import ThreadTicker
 from fairway.runtime.usercode import GRACE_S, UserTasks, leave, reraise_interrupt
 from fairway.runtime.words import brief
 from fairway.wire.server import WorkerReadiness
@@ -205,7 +205,7 @@ class Worker:
             told=self._renewed,
             lost=lambda lease, reason: self._on_loop(self._lease_lost, lease, reason),
         )
-        self._pulse = pulse = Pulse(
+        self._ticker = ticker = ThreadTicker(
             "job-heart",
             self._liveness.beat,
             self._config.heartbeat_interval_ns,
@@ -219,7 +219,7 @@ class Worker:
         )
         try:
             with hear():
-                await self._serve(pulse)
+                await self._serve(ticker)
         finally:
             self._over = True  # what a run says from here on counts for nothing
             hears_no_more()
@@ -228,9 +228,9 @@ class Worker:
             # A thread cannot be ended. What it says is refused from here on: it is not waited for.
             await self._steps.aclose(abandon=self._draining)
 
-    async def _serve(self, pulse: Pulse) -> None:
+    async def _serve(self, ticker: ThreadTicker) -> None:
         async with self._group:
-            self._group.create_task(pulse.run(), name="job-heart")
+            self._group.create_task(ticker.run(), name="job-heart")
             self._group.create_task(self._exchange_forever(), name="job-exchange")
             self._group.create_task(self._watch_lease(), name="job-lease")
             self._group.create_task(self._timers.run(), name=self._timers.name)
@@ -379,7 +379,7 @@ class Worker:
                 # Perhaps the database crashed, and has lost claims of ours. Before any is made
                 # again, it is told which were begun: the heartbeat compares.
                 self._failed_at_ns = self._clock.now_ns()
-                self._pulse.beat_now()
+                self._ticker.tick_now()
                 wait_ns = backoff.failed(self._clock.now_ns()) or RECONNECT.cap_ns
                 logger.warning(
                     "the job store failed; trying again in %.2f s: %s", wait_ns / 1e9, error
@@ -617,7 +617,7 @@ class Worker:
         return self._lease.trusted_until_ns if self._lease is not None else self._clock.now_ns()
 
     def _renewed(self, lease: Lease, beat: Beat) -> None:
-        """On the pulse's thread: the loop may be too busy to keep processes alive."""
+        """On the ticker's thread: the loop may be too busy to keep processes alive."""
         self._steps.renew(lease.trusted_until_ns)
         self._on_loop(self._beaten, lease, beat)
 

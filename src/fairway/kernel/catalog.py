@@ -89,7 +89,7 @@ class Catalog:
         return partition
 
     async def get(self, kind: str, name: str) -> Named | None:
-        """What is stored under a name: for whoever was told that the outcome is unknown."""
+        """What is stored under a name: for a caller whose outcome is unknown."""
         value = await self._log.meta(CATALOG, f"{kind}/{name}")
         return _decode(name, value) if value is not None else None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fairway.errors import InvalidConfig, WriteFailed
 from fairway.kernel.catalog import Catalog
-from fairway.kernel.room import Room
+from fairway.kernel.reserve_keeper import ReserveKeeper
 from fairway.kernel.writability import Writability
 from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.lifecycle import Lifecycle
@@ -61,7 +61,8 @@ class Kernel(Lifecycle):
 
     async def open(self) -> None:
         self._pool = BlockingPool(1, name="kernel")
-        self.writability = Writability(self._log, Room(self._log, self._pool, self._reserve))
+        keeper = ReserveKeeper(self._log, self._pool, self._reserve)
+        self.writability = Writability(self._log, keeper)
         await self.catalog.load()
         gauge = self.telemetry.gauge
         gauge("fairway_pressure", "Smoothed pressure, 0 to 1", lambda: self.governor.pressure)
@@ -97,7 +98,7 @@ class Kernel(Lifecycle):
         self.destinations[kind] = destination
 
     def acknowledge_in_turns(self) -> None:
-        """Tell `turn.acks_per_turn` callers in one turn of the loop that their write is done, not
+        """Notify `turn.acks_per_turn` callers in one turn of the loop that their write is done, not
         all of a group: for a server, where each of them has an answer to send."""
         self._log.acks_per_turn = self.turn.acks_per_turn
 

@@ -47,7 +47,7 @@ class Opening:
         self.stood_by = False
         """Whether it was seen that another process has the log; so its place is one that works."""
         self.when_standing_by: list[Callable[[AlreadyOwned], None]] = []
-        """Told each time it begins to wait for another process."""
+        """Called each time it begins to wait for another process."""
         self.reserve: DiskReserve | None = None
 
     @property
@@ -74,7 +74,7 @@ class Opening:
         """The log, entered on `stack`, as soon as it is ours."""
         # Left last, when the log is closed and its files are as small as they get.
         stack.push_async_callback(self._hold_reserve)
-        told = False
+        announced = False
         while True:
             try:
                 self.reserve = self.reserve or _reserve_of(self.place)
@@ -91,11 +91,11 @@ class Opening:
                 if not self.standby:
                     raise
                 self.stands_by = self.stood_by = True
-                if not told:
+                if not announced:
                     logger.info("standing by: %s", error)
-                    for tell in list(self.when_standing_by):
-                        tell(error)
-                told = True
+                    for notify in list(self.when_standing_by):
+                        notify(error)
+                announced = True
             except OSError as error:
                 if (refusal := no_place(error)) is None:
                     raise

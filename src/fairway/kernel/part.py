@@ -19,7 +19,7 @@ State: TypeAlias = Literal["ok", "degraded", "failed"]
 
 
 class PartHealth(NamedTuple):
-    """How a part is, in a line that `/readyz` tells."""
+    """How a part is, in a line of `/readyz`."""
 
     state: State = "ok"
     reason: str | None = None

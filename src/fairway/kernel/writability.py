@@ -2,7 +2,8 @@
 
 A write that fails makes the engine read-only: writes are refused at once, reads go on, deletes are
 let through (they make room, from a reserve if the disk is full). Every half second the store is
-asked with a small synced write whether it works again; what room that takes is for `room` to say.
+asked with a small synced write whether it works again; what room that takes is decided in
+`reserve_keeper`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fairway.runtime.shielded import shielded
 from fairway.storage.wal import Operation
 
 if TYPE_CHECKING:
-    from fairway.kernel.room import Room
+    from fairway.kernel.reserve_keeper import ReserveKeeper
     from fairway.storage.partitions import Partitions
 
 logger = logging.getLogger("fairway.kernel")
@@ -36,15 +37,15 @@ class Writability:
 
     name = "writability"
 
-    def __init__(self, log: Partitions, room: Room) -> None:
+    def __init__(self, log: Partitions, reserve: ReserveKeeper) -> None:
         self.trouble: str | None = None
         """Why the store takes no writes; None while it does."""
         self._log = log
-        self._room = room
+        self._reserve = reserve
         self._failed = asyncio.Event()
         self._partitions: set[int] = set()
-        if room.given_up:  # the log could not be opened beside it
-            self._stop(room.lack)
+        if reserve.given_up:  # the log could not be opened beside it
+            self._stop(reserve.lack)
 
     def check(self) -> None:
         """Raises `ReadOnly` while the store does not work."""
@@ -54,7 +55,7 @@ class Writability:
     def check_room(self) -> None:
         """Raises `ReadOnly` while the reserve is given up: what is left of the disk is for deletes.
         For what is kept on the same disk and not in this store."""
-        if self.trouble is not None and self._room.given_up:
+        if self.trouble is not None and self._reserve.given_up:
             raise ReadOnly(f"read-only until there is room: {self.trouble}")
 
     def note(self, error: BaseException, partition: int) -> None:
@@ -72,11 +73,11 @@ class Writability:
         self._failed.set()
 
     async def run(self) -> None:
-        if not self._failed.is_set() and not await self._room.keep():
-            self._stop(self._room.lack)
+        if not self._failed.is_set() and not await self._reserve.hold():
+            self._stop(self._reserve.lack)
         while True:
             await self._wait_failed()
-            await self._room.give_up()
+            await self._reserve.give_up()
             while not await self._works():
                 await sleep_ns(PROBE_NS)
             self._failed.clear()
@@ -84,16 +85,16 @@ class Writability:
             logger.warning("the store works again: writable")
 
     async def _wait_failed(self) -> None:
-        """Until a write fails. While the store is confined, look whether it need not be."""
-        while self._room.confined and not self._failed.is_set():
-            if not await self._room.widen():
+        """Until a write fails. While the files may not grow, ask whether they may."""
+        while self._reserve.growth_forbidden and not self._failed.is_set():
+            if not await self._reserve.widen():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PROBE_NS / 1e9):
                         await self._failed.wait()
         await self._failed.wait()
 
     async def _works(self) -> bool:
-        if not await self._room.is_there():
+        if not await self._reserve.may_fit():
             return False  # the little there is belongs to deletes
         try:
             for partition in (CATALOG, *self._partitions):
@@ -102,7 +103,7 @@ class Writability:
             self.trouble = str(error)
             return False
         # Taken last: what does not work for another reason would have it made and given up again.
-        if not await self._room.take():
+        if not await self._reserve.take():
             return False
         self._partitions.clear()
         return True

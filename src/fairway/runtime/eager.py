@@ -25,7 +25,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class _Begun:
-    """A coroutine that has taken its first step: the rest of it is awaited, and somebody is told.
+    """A coroutine that has taken its first step: the rest of it is awaited, and `over` resolves.
 
     It is stepped in its own context, as `yield from` would.
     """
@@ -46,7 +46,7 @@ class _Begun:
         self.over = over
 
     def cancel(self) -> None:
-        """Of its first step. What it waits for is cancelled; if that cannot be, it is told."""
+        """Of its first step. What it waits for is cancelled; failing that, the coroutine is."""
         if not (asyncio.isfuture(self._waits_for) and self._waits_for.cancel()):
             self._thrown = asyncio.CancelledError()
 

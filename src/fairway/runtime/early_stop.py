@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def end_on_signals() -> None:
     """End the process at SIGINT and SIGTERM from here on, until `stop_on_signals` sees to them.
 
-    Only while nothing has been opened or begun: nothing is closed and nobody is told.
+    Only while nothing has been opened or begun: nothing is closed and nobody is notified.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)
@@ -25,5 +25,5 @@ def end_on_signals() -> None:
 
 def _end(number: int, frame: FrameType | None) -> None:
     # Not by an exception: it would be raised in the middle of an import, by whose code it may be
-    # caught, and be told of with a traceback.
+    # caught, and leave a traceback.
     os._exit(0)

@@ -2,8 +2,8 @@
 
 A process that runs a call for us must not outlive what entitles us to the call: if we are killed,
 or stopped for longer than our lease, somebody else makes the same call. So it holds one end of a
-pipe. The pipe's end tells it that we are gone; what comes through it, until when we may go on. A
-thread of the process waits for either, and ends its whole group.
+pipe. The end of the pipe shows that we are gone; a message in it says until when the call may go
+on. A thread of the process waits for either, and ends its whole group.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Leashed:
             if self._heard in ready:
                 os.read(self._heard, 4096)
             if self._leash in ready:
-                told = os.read(self._leash, _UNTIL.size)
-                if len(told) < _UNTIL.size:
+                message = os.read(self._leash, _UNTIL.size)
+                if len(message) < _UNTIL.size:
                     break
                 with self._lock:
-                    self._renewed_ns = max(self._renewed_ns, *_UNTIL.unpack(told))
+                    self._renewed_ns = max(self._renewed_ns, *_UNTIL.unpack(message))
                     if self._until_ns:
                         self._until_ns = max(self._until_ns, self._renewed_ns)
         end_group()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fairway.core.pressure import Governor, Ladder, PressureConfig
 from fairway.errors import InvalidConfig
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import Clock, clock_of, sleep_ns
 
 if TYPE_CHECKING:
@@ -29,8 +30,7 @@ class SamplingConfig:
     """A wake-up this late is full pressure. Raising it tolerates longer blocking of the loop."""
 
     def __post_init__(self) -> None:
-        if self.period_ns < 1 or self.lag_full_ns < 1:
-            raise InvalidConfig("period_ns and lag_full_ns must be positive")
+        check_amounts(self, period_ns=1, lag_full_ns=1)
 
 
 class PressureSampler:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _HEAD = struct.Struct("!I")
-_DONE, _TOLD, _FAILED, _NOT_REACHED = "done", "told", "failed", "not reached"
+_DONE, _DETAILED, _FAILED, _NOT_REACHED = "done", "detailed", "failed", "not reached"
 _CALL = struct.Struct("!Iq")  # how long it is, and until when it may take
 
 
@@ -35,11 +35,11 @@ class NotReached(Exception):
 
 
 class FailedCall(Exception):
-    """The call has failed, and there is more to tell of it than an error: that is its result."""
+    """The call has failed with more details than an error holds: they are its result."""
 
-    def __init__(self, told: object) -> None:
-        super().__init__(told)
-        self.told = told
+    def __init__(self, details: object) -> None:
+        super().__init__(details)
+        self.details = details
 
 
 class Processes:
@@ -65,7 +65,7 @@ class Processes:
         """Call `function(*args)` in a process. Raises `CallFailed` or `ProcessDied`.
 
         A call that takes longer than `limit_s` is ended with its process: `TimeoutError`. The wait
-        for a process, and for a new one to start, is not the call's time. `until` tells when the
+        for a process, and for a new one to start, is not the call's time. `until` returns when the
         call must be over unless `renew` is called, by the clock of the machine; 0 if it need not.
         """
         if self._closed:
@@ -77,7 +77,7 @@ class Processes:
             if end == _NOT_REACHED and process.calls > 1:  # not the fault of this one, perhaps
                 process = await _Process.start()
                 end, value = await self._call(process, message, limit_s, until())
-        if end not in (_DONE, _TOLD):
+        if end not in (_DONE, _DETAILED):
             raise CallFailed(value)
         return value
 
@@ -173,7 +173,7 @@ class _Process:
     async def call(self, message: bytes, until_ns: int) -> bytes:
         assert self._child.stdin is not None
         self.calls += 1
-        with contextlib.suppress(ConnectionError):  # how it ended is told by the answer
+        with contextlib.suppress(ConnectionError):  # the answer shows how it ended
             self._child.stdin.write(_CALL.pack(len(message), until_ns) + message)
             await self._child.stdin.drain()
         return await self._answer()
@@ -217,21 +217,21 @@ def serve_calls(leash: int) -> None:
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
 
-    def say(answer: bytes) -> None:
+    def send(answer: bytes) -> None:
         try:
             answers.write(_HEAD.pack(len(answer)) + answer)
             answers.flush()
         except BrokenPipeError:  # seen here before the leash is
             end_group()
 
-    say(b"")  # it takes calls from here on
+    send(b"")  # it takes calls from here on
     while head := calls.read(_CALL.size):
         size, until_ns = _CALL.unpack(head)
         message = calls.read(size)
         leashed.begin(until_ns)
         answer = _answer(message)
         leashed.end()
-        say(answer)
+        send(answer)
 
 
 def _answer(message: bytes) -> bytes:
@@ -245,7 +245,7 @@ def _answer(message: bytes) -> bytes:
             value = run_coroutine(value)
         return pickle.dumps((_DONE, value))
     except FailedCall as failed:
-        return pickle.dumps((_TOLD, failed.told))
+        return pickle.dumps((_DETAILED, failed.details))
     except NotReached as error:
         return pickle.dumps((_NOT_REACHED, traced(error.__cause__ or error)))
     except BaseException as error:

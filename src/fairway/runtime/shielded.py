@@ -9,8 +9,8 @@ T = TypeVar("T")
 
 
 def shielded(future: asyncio.Future[T]) -> asyncio.Future[T]:
-    """As `asyncio.shield`, and a failure that comes after who waited was cancelled is nobody's:
-    it was told where it happened, and not as an exception that was never retrieved."""
+    """As `asyncio.shield`. A failure that comes after the waiting task was cancelled is nobody's:
+    it was reported where it happened, so asyncio does not report it as never retrieved."""
     future.add_done_callback(_retrieve)
     return asyncio.shield(future)
 

@@ -1,4 +1,4 @@
-"""What took how long, one by one: spans, told as plain data to whoever listens.
+"""What took how long, one by one: spans, handed as plain data to a listener.
 
 Nobody listens by default, and then nothing is made. `opentelemetry_spans` is a listener that hands
 them to OpenTelemetry, if that is installed.
@@ -43,7 +43,7 @@ def opentelemetry_spans(tracer: Any = None) -> SpanSink:
     tracer = tracer or trace.get_tracer("fairway")
     propagator = TraceContextTextMapPropagator()
 
-    def tell(span: Span) -> None:
+    def export(span: Span) -> None:
         context = None
         if span.traceparent is not None:
             context = propagator.extract({"traceparent": span.traceparent})
@@ -57,4 +57,4 @@ def opentelemetry_spans(tracer: Any = None) -> SpanSink:
             made.set_status(Status(StatusCode.ERROR, span.error))
         made.end(end_time=span.end_wall_ns)
 
-    return tell
+    return export

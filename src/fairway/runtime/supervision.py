@@ -98,7 +98,7 @@ class Supervised:
         happening = Happening.STARTED
         while True:
             now_ns = clock.now_ns()
-            self._tell(happening, now_ns, backoff.failures(now_ns))
+            self._emit(happening, now_ns, backoff.failures(now_ns))
             if not self._tells_health:
                 backoff.recovered(now_ns)
             error = await self._run_once()
@@ -109,12 +109,12 @@ class Supervised:
             failures = backoff.failures(now_ns)
             hopeless = self._draining or (self._heeds_stop and is_a(error, Stop))
             if hopeless or delay_ns is None:
-                self._tell(Happening.FAILED, now_ns, failures, error)
-                self._tell(Happening.GAVE_UP, now_ns, failures, error)
+                self._emit(Happening.FAILED, now_ns, failures, error)
+                self._emit(Happening.GAVE_UP, now_ns, failures, error)
                 if hopeless:
                     raise error
                 raise GaveUp(f"{self.name} failed {failures} times in a row") from error
-            self._tell(Happening.FAILED, now_ns, failures, error, delay_ns)
+            self._emit(Happening.FAILED, now_ns, failures, error, delay_ns)
             await sleep_ns(delay_ns)
             happening = Happening.RESTARTED
 
@@ -154,7 +154,7 @@ class Supervised:
         if method is not None:
             await method()
 
-    def _tell(
+    def _emit(
         self,
         happening: Happening,
         now_ns: int,

@@ -32,15 +32,15 @@ class Target(NamedTuple):
     name: str
 
 
-def target_of(declared: Callable[..., Any] | type, told: str) -> Target:
+def target_of(declared: Callable[..., Any] | type, label: str) -> Target:
     """Where another process finds what was declared here. Raises `InvalidConfig` if nowhere.
 
-    `told` is what people call it.
+    `label` is what people call it.
     """
     name = declared.__qualname__
     if "<" in name:
         raise InvalidConfig(
-            f"{told}: isolation='process' needs a function another process can import, not {name}"
+            f"{label}: isolation='process' needs a function another process can import, not {name}"
         )
     module = sys.modules.get(declared.__module__)
     if declared.__module__ != "__main__":
@@ -50,7 +50,7 @@ def target_of(declared: Callable[..., Any] | type, told: str) -> Target:
         return Target(spec.name, None, name)
     file = getattr(module, "__file__", None)
     if file is None:
-        raise InvalidConfig(f"{told}: isolation='process' needs a module or a script file")
+        raise InvalidConfig(f"{label}: isolation='process' needs a module or a script file")
     return Target(SCRIPT, str(Path(file).resolve()), name)
 
 

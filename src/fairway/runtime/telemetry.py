@@ -3,7 +3,7 @@
 A part asks the registry once for an instrument and keeps it. `snapshot()` returns frozen values
 that know nothing of Prometheus or OpenTelemetry. Instruments belong to the event loop: a thread
 hands its numbers over with its result. Labels have few values: a series is never forgotten. What
-comes and goes, and keeps numbers of its own, is told by a collector when the snapshot is taken.
+comes and goes, and keeps numbers of its own, is added by a collector when the snapshot is taken.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Telemetry:
         self.collectors: list[Callable[[], Iterable[Series]]] = []
         """Asked for further series at each snapshot."""
         self.spans: SpanSink | None = None
-        """Who is told what took how long, one by one; see `fairway.runtime.spans`."""
+        """Called with each span, of what took how long; see `fairway.runtime.spans`."""
 
     def counter(self, name: str, help: str = "", **labels: str) -> Counter:
         return self._register(name, ("counter", ()), help, labels, Counter())

@@ -12,13 +12,18 @@ import asyncio
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
+from fairway.core.amounts import WHOLE_MAX, wrong_whole
 from fairway.errors import InvalidConfig
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import sleep_ns
+from fairway.runtime.words import brief
 
 if TYPE_CHECKING:
     from fairway.runtime.clock import Clock
 
 KIB: Final = 1024
+GC_MAX: Final = 2**31 - 1
+"""The largest threshold that CPython's collector takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,7 @@ class TurnBudget:
     over requests."""
     refusals_per_turn: int = 3
     """Known clients read to be refused while the line is full: a quarter of what begins, about a
-    tenth of the time. Raising it tells more of them sooner, at the cost of those in the line."""
+    tenth of the time. Raising it answers more of them sooner, at the cost of those in the line."""
     new_reads_per_turn: int = 8
     """Connections read for the first time; a first head costs as much as a small append. Raising
     it greets a rush sooner, and slows down those who are known."""
@@ -71,14 +76,14 @@ class TurnBudget:
     # The store's threads go on, and callers hear that their write is done.
 
     acks_per_turn: int = 12
-    """Callers told that their write is done, in a server: about half a millisecond of answers.
-    Raising it buys throughput; deliveries and reads wait longer. (A log without a server tells all
-    of a group at once.)"""
+    """Callers notified that their write is done, in a server: about half a millisecond of answers.
+    Raising it buys throughput; deliveries and reads wait longer. (A log without a server notifies
+    all of a group at once.)"""
     acks_per_partition: int = 4
-    """Callers of one partition told before it is another one's turn. Raising it costs less per
+    """Callers of one partition notified before another one has its turn. Raising it costs less per
     caller; one with a single write waits longer behind a flood."""
     acks_backlog_share: int = 8
-    """At least one part in so many of a backlog is told in a turn, so that it cannot grow for
+    """At least one part in so many of a backlog is notified in a turn, so that it cannot grow for
     ever. Raising it keeps turns even, and works a backlog off later."""
     offers_per_pause: int = 8
     """Operations offered while a group is under way, after which the loop is busy enough to hold up
@@ -136,10 +141,13 @@ class TurnBudget:
     less, and frees cycles later."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if min(value if isinstance(value, tuple) else (value,)) < 1:
-                raise InvalidConfig(f"{field.name} of a turn is at least 1")
+        numbers = [field.name for field in fields(self) if field.name != "gc_thresholds"]
+        check_amounts(self, count_max=WHOLE_MAX, **dict.fromkeys(numbers, 1))
+        if not isinstance(self.gc_thresholds, tuple) or len(self.gc_thresholds) != 3:
+            raise InvalidConfig(f"gc_thresholds are three numbers, not {brief(self.gc_thresholds)}")
+        for number in self.gc_thresholds:
+            if wrong := wrong_whole("each of gc_thresholds", number, least=1, most=GC_MAX):
+                raise InvalidConfig(wrong)
         if self.refusals_per_turn > self.requests_per_turn:
             raise InvalidConfig("refusals_per_turn is not more than requests_per_turn")
         if self.acks_per_partition > self.acks_per_turn:

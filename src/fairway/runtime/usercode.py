@@ -231,7 +231,7 @@ def run_process(main: Coroutine[Any, Any, None]) -> None:
     """Run `main` as all that this process does, on the fastest loop: it alone decides the end.
 
     A task or callback of user code that raises `SystemExit` or `KeyboardInterrupt` breaks the loop,
-    as asyncio has it: that is told, and the loop goes on. When `main` has ended, what is left of
+    as asyncio has it: that is logged, and the loop goes on. When `main` has ended, what is left of
     user code is not waited for: neither tasks that outlive their cancellation nor calls in threads.
     """
     make_loop: Callable[[], asyncio.AbstractEventLoop] | None

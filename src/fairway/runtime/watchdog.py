@@ -1,7 +1,8 @@
-"""Notices that the event loop is blocked, while it is, and says by what.
+"""Notices that the event loop is blocked, while it is, and reports by what.
 
-A thread looks whether the loop still beats. If it has not for a while, the stack of the loop's
-thread tells what it is doing. There is none on a loop of virtual time: nothing blocks there.
+A timer on the loop notes the time again and again, and a thread reads what it noted. If that was
+too long ago, the stack of the loop's thread shows what it is doing. There is no thread on a loop of
+virtual time: nothing blocks there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-BEAT_S = 0.2
+TICK_S = 0.2
 LIMIT_NS = 500_000_000
 """A loop that is silent for so long is blocked."""
 
@@ -32,12 +33,12 @@ class Stall(NamedTuple):
 
 
 class Watchdog:
-    """Beats on the running loop from `start` to `stop`. `told` is called in another thread."""
+    """Watches the running loop from `start` to `stop`. `on_stall` is called in another thread."""
 
-    def __init__(self, told: Callable[[Stall], None], *, limit_ns: int = LIMIT_NS) -> None:
-        self._told = told
+    def __init__(self, on_stall: Callable[[Stall], None], *, limit_ns: int = LIMIT_NS) -> None:
+        self._on_stall = on_stall
         self._limit_ns = limit_ns
-        self._beat_ns = 0
+        self._ticked_ns = 0
         self._timer: asyncio.TimerHandle | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -47,7 +48,7 @@ class Watchdog:
         if getattr(self._loop, "clock", None) is not None:
             return
         self._loop_thread = threading.get_ident()
-        self._beat()
+        self._tick()
         self._thread = threading.Thread(target=self._watch, name="fairway-watchdog", daemon=True)
         self._thread.start()
 
@@ -58,21 +59,21 @@ class Watchdog:
         if self._thread is not None:
             self._thread.join()
 
-    def _beat(self) -> None:
-        self._beat_ns = SYSTEM_CLOCK.now_ns()
-        self._timer = self._loop.call_later(BEAT_S, self._beat)
+    def _tick(self) -> None:
+        self._ticked_ns = SYSTEM_CLOCK.now_ns()
+        self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def _watch(self) -> None:
-        told_of = 0
-        while not self._ended.wait(BEAT_S):
-            beat_ns = self._beat_ns
-            silent_ns = SYSTEM_CLOCK.now_ns() - beat_ns
-            if silent_ns < self._limit_ns or beat_ns == told_of:
+        reported_ns = 0
+        while not self._ended.wait(TICK_S):
+            ticked_ns = self._ticked_ns
+            silent_ns = SYSTEM_CLOCK.now_ns() - ticked_ns
+            if silent_ns < self._limit_ns or ticked_ns == reported_ns:
                 continue
-            told_of = beat_ns  # once for each time it is blocked
+            reported_ns = ticked_ns  # once for each time it is blocked
             frame = sys._current_frames().get(self._loop_thread)
             frames = []
             while frame is not None:
                 frames.append(frame)
                 frame = frame.f_back
-            self._told(Stall(silent_ns, frames))
+            self._on_stall(Stall(silent_ns, frames))

@@ -1,7 +1,7 @@
-"""What is told of errors and values that are not ours: short, and so that it can be written. Pure.
+"""How errors and values of users are shown: short, and so that the text can be written. Pure.
 
-An error may say what no encoding has, more than a journal takes, or fail when it is asked; a value
-as well. None of that may be the end of whoever tells of it.
+An error may hold text that no encoding has, more than a journal takes, or fail when it is shown; a
+value as well. None of that may be the end of the code that shows it.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from __future__ import annotations
 import traceback
 from typing import Any, Final
 
-SAID_MAX: Final = 10_000
-"""Characters that are told of an error."""
+MESSAGE_MAX: Final = 10_000
+"""Characters that are shown of an error."""
 TRACED_MAX: Final = 4_000
 """Characters of a traceback."""
 FRAMES_MAX: Final = 20
 BRIEF_MAX: Final = 80
-_UNTELLABLE: Final = "(what it says cannot be told)"
+_UNSHOWABLE: Final = "(its message cannot be shown)"
 _of: Final = type.__getattribute__
 """An attribute of a class, as it is: a metaclass is user code as well."""
 
 
 def is_a(error: BaseException | None, *kinds: type[BaseException]) -> bool:
-    """Whether it is of one of these kinds: by its type, since `isinstance` may ask for the class
-    that it says it has, and that is its own code as well."""
+    """Whether it is of one of these kinds: by its type, since `isinstance` may ask for its
+    `__class__`, and that is its own code as well."""
     return issubclass(type(error), kinds)
 
 
@@ -39,23 +39,23 @@ def kind_of(value: object) -> str:
     return writable(_of(type(value), "__name__"))
 
 
-def said(error: BaseException) -> str:
-    """What an error says."""
+def message_of(error: BaseException) -> str:
+    """The message of an error."""
     try:
         return writable(str(error))
     except BaseException:  # it is asked in its own code, which may raise anything once more
-        return _UNTELLABLE
+        return _UNSHOWABLE
 
 
 def named(error: BaseException) -> str:
-    """An error in a line: its kind, and what it says."""
-    text = said(error)
+    """An error in a line: its kind and its message."""
+    text = message_of(error)
     kind = kind_of(error)
     return f"{kind}: {text}" if text else kind
 
 
 def traced(error: BaseException) -> str:
-    """An error with the lines that led to it; of one that says too much, both ends."""
+    """An error with the lines that led to it; of a long one, both ends."""
     try:
         text = "".join(traceback.format_exception(error, limit=-FRAMES_MAX)).strip()
     except BaseException:
@@ -69,23 +69,23 @@ def traced(error: BaseException) -> str:
 
 def writable(text: str) -> str:
     """A text, as far as it can be kept."""
-    if len(text) > SAID_MAX:
-        text = f"{text[:SAID_MAX]}... ({len(text):,} characters)"
+    if len(text) > MESSAGE_MAX:
+        text = f"{text[:MESSAGE_MAX]}... ({len(text):,} characters)"
     return text.encode(errors="backslashreplace").decode()
 
 
-def told(value: object) -> str:
+def safe_repr(value: object) -> str:
     """What Python shows of a value, as far as it can be kept."""
     return writable(described(value).decode())
 
 
 def brief(value: object) -> str:
     """The beginning of that, for an error that names what was given."""
-    return told(value)[:BRIEF_MAX]
+    return safe_repr(value)[:BRIEF_MAX]
 
 
 def described(value: Any) -> bytes:
-    """What can be told of a value that has no stored form."""
+    """What can be shown of a value that has no stored form."""
     try:
         return repr(value).encode(errors="backslashreplace")
     except BaseException:

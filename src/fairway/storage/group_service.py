@@ -169,8 +169,8 @@ class GroupService(Generic[T]):
         """Take the next group in the next turn, with what others offer in this one."""
         if self._running and len(self._under_way) < self._workers and self._next is None:
             self._busy = True
-            patient = not (self._closing or self._owner.hurries())
-            self._lingering = bool(self.linger_ns) and patient
+            may_linger = not (self._closing or self._owner.hurries())
+            self._lingering = bool(self.linger_ns) and may_linger
             if self._lingering:
                 self._next = self._loop.call_later(self.linger_ns / 1e9, self._take)
             else:

@@ -2,7 +2,7 @@
 
 It fills the port `Partitions` on one machine. It owns the store from its opening to its close and
 the upkeep that no caller waits for; it decides nothing itself. What the port does not name (how
-long a group lingers, how many callers are told in a turn, whether files may grow) is for the
+long a group lingers, how many callers are notified in a turn, whether files may grow) is for the
 kernel.
 """
 
@@ -97,7 +97,7 @@ class Log(Lifecycle):
         self.lost: Fenced | None = None
         """Set once the store belongs to somebody else."""
         self.when_lost: list[Callable[[Fenced], None]] = []
-        """Told when that is noticed, at the next upkeep if nothing is written meanwhile."""
+        """Called when that is noticed, at the next upkeep if nothing is written meanwhile."""
 
     async def open(self) -> None:
         assert self._writer is None, "a log is entered once"
@@ -350,10 +350,10 @@ class Log(Lifecycle):
 
     @property
     def acks_per_turn(self) -> int | None:
-        """How many callers are told in one turn of the loop that their write is done.
+        """How many callers are notified in one turn of the loop that their write is done.
 
-        None, as it begins, tells all of a group at once. A number keeps the loop responsive where
-        each of them has much to do; it costs throughput.
+        None, as it begins, notifies all of a group at once. A number keeps the loop responsive
+        where each of them has much to do; it costs throughput.
         """
         return self._open_writer().acks_per_turn
 
@@ -371,15 +371,15 @@ class Log(Lifecycle):
         self._open_reader()
         return await self._pool.run(call, self._wal)
 
-    async def room(self) -> int:
-        """See `Wal.room`."""
+    async def free_inside_bytes(self) -> int:
+        """See `Wal.free_inside_bytes`."""
         self._open_writer()
-        return await self._pool.run(self._wal.room)
+        return await self._pool.run(self._wal.free_inside_bytes)
 
-    async def confine(self, leave: int) -> None:
-        """See `Wal.confine`."""
+    async def forbid_growth(self, keep_bytes: int) -> None:
+        """See `Wal.forbid_growth`."""
         self._open_writer()
-        await self._pool.run(self._wal.confine, leave)
+        await self._pool.run(self._wal.forbid_growth, keep_bytes)
 
     @property
     def group_bytes_max(self) -> int:
@@ -431,8 +431,8 @@ class Log(Lifecycle):
         self.lost = error
         if self.ownership is not None:
             self.ownership.lost = error
-        for told in list(self.when_lost):
-            told(error)
+        for listener in list(self.when_lost):
+            listener(error)
 
     async def _sweep_deleted(self) -> None:
         clock = clock_of()

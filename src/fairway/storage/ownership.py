@@ -41,7 +41,7 @@ class Ownership:
             raise self.refusal()
 
     def refusal(self) -> Fenced:
-        """What to tell whoever asks while it is overdue."""
+        """The answer to anybody who asks while it is overdue."""
         if self.lost is not None:
             return self.lost.again()
         return Fenced(

@@ -133,7 +133,7 @@ class Partitions(Protocol):
         """The last key, once everything accepted so far is written. Asks no disk.
 
         Raises `WriteFailed` while nobody knows, after a write of unknown outcome: until the store
-        was asked, what it said before is no answer.
+        was asked, its earlier answer does not count.
         """
         ...
 

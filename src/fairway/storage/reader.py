@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fairway.core.amounts import WHOLE_MAX
 from fairway.core.groups import Groups
 from fairway.core.lanes import LaneLimits
-from fairway.errors import Closing, FairwayError, InvalidConfig
+from fairway.errors import Closing, FairwayError
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
 from fairway.runtime.turn import TURN
 from fairway.storage.group_service import GroupService
@@ -51,8 +53,8 @@ class ReaderConfig:
     """Turns under way at once. More help only where the store reads in parallel."""
 
     def __post_init__(self) -> None:
-        if min(self.max_batch, self.workers) < 1:
-            raise InvalidConfig("a turn has at least one read and there is at least one worker")
+        check_amounts(self, count_max=WHOLE_MAX, max_batch=1)
+        check_amounts(self, workers=1)
 
 
 class _Read:

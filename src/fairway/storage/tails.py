@@ -1,7 +1,7 @@
 """Where each partition ends: once all that is queued is written, and what is written already.
 
-Decides under which key the next operation goes, and whether there may be one; the writer tells it
-what was accepted, written, or has failed.
+Decides under which key the next operation goes, and whether there may be one; the writer reports
+what was accepted, was written, or has failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PartitionTail:
         self.written_key, self.written_floor = last_key, floor
 
     def found(self, tail: Tail) -> None:
-        """The store was asked after a doubtful write, and said so."""
+        """The store was asked after a doubtful write: it ends here."""
         self.written_key, self.written_floor = tail.last_key, tail.floor
 
     def failed(self) -> None:
@@ -69,16 +69,16 @@ class Tails:
         return sorted(number for number, tail in self._tails.items() if tail.exists)
 
     def doubt(self, partition: int, why: str) -> None:
-        """After a doubtful write the store could not tell where it ends: it takes nothing more."""
+        """After a doubtful write the store could not say where it ends: it takes nothing more."""
         self.of(partition).refusal = WriteFailed(why)
         self._doubtful.add(partition)
 
     def doubtful(self) -> list[int]:
-        """The partitions whose end the store has yet to tell."""
+        """The partitions whose end the store has yet to name."""
         return sorted(self._doubtful)
 
     def cleared(self, partition: int, tail: Tail) -> None:
-        """The store can tell now. Nothing is queued: all was refused meanwhile."""
+        """The store knows its end now. Nothing is queued: all was refused meanwhile."""
         self._doubtful.discard(partition)
         known = self.of(partition)
         known.refusal = None

@@ -239,17 +239,18 @@ class Wal(Protocol):
         """Do what keeps files small and needs no commit to wait (a checkpoint). Cheap if idle."""
         ...
 
-    def room(self) -> int:
-        """How many bytes could be written without taking more of the disk: what deletes left inside
-        the files. 0 if the store cannot tell."""
+    def free_inside_bytes(self) -> int:
+        """How many bytes could be written without taking more of the disk: what deletes freed
+        inside the files. 0 if the store cannot tell."""
         ...
 
-    def confine(self, leave: int) -> None:
-        """Take no more of the disk: write only where the files have room, and leave `leave` bytes
-        of that to what makes room. 0 ends it. One that cannot tell its room goes on as it is.
+    def forbid_growth(self, keep_bytes: int) -> None:
+        """Take no more of the disk: write only into free space inside the files, and keep
+        `keep_bytes` of that for operations that free some. 0 lets the files grow again. A store
+        that cannot tell how much is free inside its files goes on as it is.
 
-        A store in several files shares `leave` out among them, and lets those with next to no room
-        grow, all together by twice that at most. If it raises, nothing is confined.
+        A store in several files shares `keep_bytes` out among them, and lets those with next to
+        nothing free grow, all together by twice that at most. If it raises, all files may grow.
         """
         ...
 

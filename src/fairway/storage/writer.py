@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from fairway.core.amounts import WHOLE_MAX
 from fairway.core.groups import Groups
 from fairway.core.lanes import LaneLimits
 from fairway.errors import (
@@ -26,6 +27,7 @@ from fairway.errors import (
     OutcomeUnknown,
     WriteFailed,
 )
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
 from fairway.runtime.turn import TURN
 from fairway.storage.completions import Completions, tell, tell_failure
@@ -94,11 +96,12 @@ class WriterConfig:
     """Writes under way at once. None means what the store can do in parallel."""
 
     def __post_init__(self) -> None:
-        if min(self.max_group_partitions, self.max_batch) < 1:
-            raise InvalidConfig("a group holds at least one partition and one operation")
-        if self.linger_ns < 0 or (self.workers is not None and self.workers < 1):
-            raise InvalidConfig("linger_ns is not negative and there is at least one worker")
-        if not 0 < self.max_batch_bytes <= self.lane.size:
+        check_amounts(self, count_max=WHOLE_MAX, max_group_partitions=1, max_batch=1)
+        check_amounts(self, max_batch_bytes=1, max_group_bytes=1, linger_ns=0)
+        check_amounts(self, count_max=WHOLE_MAX, reserve_items=0, reserve_bytes=0)
+        if self.workers is not None:
+            check_amounts(self, workers=1)
+        if self.max_batch_bytes > self.lane.size:
             raise InvalidConfig("max_batch_bytes lies within the lane's bytes")
         if self.total is not None and self.total.size < self.lane.size:
             raise InvalidConfig("the total bound is below the bound of a single lane")
@@ -262,17 +265,17 @@ class FairWriter:
             raise state.refusal.again()
         entries, meta, truncate, compact, hard_state, delete, remove = operation
         last_key, floor = state.last_key, state.floor
-        plain = truncate is None and compact is None
-        plain = plain and not (meta or hard_state or delete or remove)
-        if plain and len(entries) == 1:
+        single = truncate is None and compact is None
+        single = single and not (meta or hard_state or delete or remove)
+        if single and len(entries) == 1:
             # By far the most common, and checked without a call. All others, right or wrong, below.
             key, payload, term = entries[0]
-            plain = type(key) is int and last_key < key <= INT_MAX
-            plain = plain and term == 0 and type(payload) is bytes
+            single = type(key) is int and last_key < key <= INT_MAX
+            single = single and term == 0 and type(payload) is bytes
         else:
-            plain = False
+            single = False
         what: Operation | bytes = operation
-        if plain:
+        if single:
             size = len(payload) + ENTRY_OVERHEAD
             last_key = key
             what = payload

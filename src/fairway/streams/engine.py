@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fairway.errors import Closing
 from fairway.kernel.part import OK, Part, PartHealth
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import clock_of
 from fairway.streams.appending import StreamAppender
 from fairway.streams.reading import StreamReader
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 class StreamsConfig:
     sweep_ns: int = 1_000_000_000
     """How often expired streams are removed. Raising it keeps their data a little longer."""
+
+    def __post_init__(self) -> None:
+        check_amounts(self, sweep_ns=1)
 
 
 class Streams(Part):

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from fairway.testing.platter import Change, Entry, Fates, Inode
+from fairway.testing.platter import Inode, NameChange, Survivors, UnsyncedWrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -93,7 +93,7 @@ class DiskFile:
             if "short" in mild and len(data) > 1:
                 data = data[: disk._random.randrange(1, len(data))]
                 disk.counts["short_write"] += 1
-            self._inode.change(Change(disk.ops, offset, bytes(data)))
+            self._inode.write(UnsyncedWrite(disk.ops, offset, bytes(data)))
             disk._end()
             return len(data)
 
@@ -102,7 +102,7 @@ class DiskFile:
         with self._disk._lock:
             self._begin("truncate")
             self._disk._require_space(size - len(self._inode.content))
-            self._inode.change(Change(self._disk.ops, size, None))
+            self._inode.write(UnsyncedWrite(self._disk.ops, size, None))
             self._disk._end()
 
     def sync(self) -> None:
@@ -134,7 +134,7 @@ class SimulatedDisk:
     """Files that survive a power loss exactly as far as they were synced.
 
     `ops` counts the operations that change the disk, so that a campaign can cut the power at each
-    of them. `counts` says how often each fault happened. `on_delay` is told how long a slow
+    of them. `counts` says how often each fault happened. `on_delay` is called with how long a slow
     operation takes; under the virtual loop give it `loop.spend_ns`. Several threads may use it.
     """
 
@@ -154,7 +154,7 @@ class SimulatedDisk:
         self._random = random.Random(f"{seed}/disk")
         self._names: dict[str, Inode] = {}
         self._safe_names: dict[str, Inode] = {}
-        self._entries: list[Entry] = []
+        self._name_changes: list[NameChange] = []
         self._faults: list[_Fault] = []
         self._crash_after: int | None = None
         self._powered = True
@@ -299,7 +299,7 @@ class SimulatedDisk:
                 raise
 
     def attach(self, attachment: Attachment) -> None:
-        """Tell `attachment` about the next power loss and the restart after it."""
+        """Notify `attachment` of the next power loss and the restart after it."""
         self._attached.append(attachment)
 
     def restart(self, survival: Survival = "random") -> None:
@@ -314,14 +314,14 @@ class SimulatedDisk:
             for attached in self._attached:
                 attached.restarting()
             self._attached.clear()
-            fates = Fates(survival, self._random, self._unsafe(), self.counts)
-            for entry in fates.surviving(self._entries):
-                entry.apply(self._safe_names)
-            self._entries.clear()
+            survivors = Survivors(survival, self._random, self._unsafe(), self.counts)
+            for change in survivors.names(self._name_changes):
+                change.apply(self._safe_names)
+            self._name_changes.clear()
             for inode in dict.fromkeys(self._safe_names.values()):
-                for change in inode.changes:
-                    fates.meet(change, inode.safe)
-                inode.changes.clear()
+                for write in inode.unsynced:
+                    survivors.apply(write, inode.safe)
+                inode.unsynced.clear()
                 inode.content[:] = inode.safe
             self._names = dict(self._safe_names)
             self.heal()
@@ -373,8 +373,8 @@ class SimulatedDisk:
     def _unsafe(self) -> list[int]:
         """The operations whose effect a power loss may undo, by number."""
         inodes = dict.fromkeys((*self._names.values(), *self._safe_names.values()))
-        changes = [change for inode in inodes for change in inode.changes if not change.safe]
-        return [entry.index for entry in self._entries] + [change.index for change in changes]
+        writes = [write for inode in inodes for write in inode.unsynced if not write.safe]
+        return [change.index for change in self._name_changes] + [write.index for write in writes]
 
     def _find(self, name: str) -> Inode:
         inode = self._names.get(name)
@@ -383,17 +383,17 @@ class SimulatedDisk:
         return inode
 
     def _enter(self, inode: Inode, old: str | None, new: str | None) -> None:
-        entry = Entry(self.ops, inode, old, new)
-        entry.apply(self._names)
-        self._entries.append(entry)
+        change = NameChange(self.ops, inode, old, new)
+        change.apply(self._names)
+        self._name_changes.append(change)
         self._end()
 
     def _settle_names(self, inode: Inode | None = None) -> None:
         """Make changes of names safe: all of them, or up to the last one that named this file."""
         settled = 0
-        for number, entry in enumerate(self._entries, start=1):
-            if inode is None or (entry.inode is inode and entry.new is not None):
+        for number, change in enumerate(self._name_changes, start=1):
+            if inode is None or (change.inode is inode and change.new is not None):
                 settled = number
-        for entry in self._entries[:settled]:
-            entry.apply(self._safe_names)
-        del self._entries[:settled]
+        for change in self._name_changes[:settled]:
+            change.apply(self._safe_names)
+        del self._name_changes[:settled]

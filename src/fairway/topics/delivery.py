@@ -22,7 +22,7 @@ from fairway.core import priority
 from fairway.core.pressure import Ladder
 from fairway.core.priority import WEIGHTS, Band
 from fairway.core.ready import Ready
-from fairway.errors import InvalidConfig
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import sleep_ns
 from fairway.runtime.telemetry import LATENCY_NS, Telemetry
 from fairway.runtime.turn import TURN, PerTurn, TimeSlice
@@ -63,8 +63,8 @@ class DeliveryConfig:
     """Smoothed time from dirty to drained that counts as full pressure."""
 
     def __post_init__(self) -> None:
-        if min(self.tick_ns, self.catch_up_workers, self.ready_budget) < 1:
-            raise InvalidConfig("delivery needs a positive tick, workers and ready_budget")
+        check_amounts(self, tick_ns=1, retry_ns=0, delay_full_ns=1)
+        check_amounts(self, catch_up_workers=1, ready_budget=1)
 
 
 class Delivery:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from fairway.core.amounts import WHOLE_MAX
 from fairway.errors import (
     Closing,
     FairwayError,
@@ -22,6 +23,7 @@ from fairway.errors import (
     TopicFull,
 )
 from fairway.kernel.part import OK, Part, PartHealth
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import clock_of
 from fairway.runtime.shielded import shielded
 from fairway.storage.wal import Operation
@@ -77,6 +79,10 @@ class TopicsConfig:
     """Topics at most. Raising it costs about 1 KB of memory each."""
     delivery: DeliveryConfig = field(default_factory=DeliveryConfig)
     retention: RetentionConfig = field(default_factory=RetentionConfig)
+
+    def __post_init__(self) -> None:
+        check_amounts(self, hot_bytes=0, key_bytes=0, tag_bytes=0, ephemeral_cap_bytes=0)
+        check_amounts(self, count_max=WHOLE_MAX, topics_max=1)
 
 
 class Topics(Part):

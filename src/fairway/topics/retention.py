@@ -19,7 +19,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fairway.core.amounts import WHOLE_MAX
 from fairway.errors import FairwayError, NotFound
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import sleep_ns
 from fairway.runtime.shielded import shielded
 from fairway.runtime.turn import TURN, Pace
@@ -74,6 +76,10 @@ class RetentionConfig:
     """Records after which a topic is snapshotted. Raising it writes less and recovers slower."""
     snapshot_idle_ms: int = 5_000
     """A topic left alone this long is snapshotted whatever it got."""
+
+    def __post_init__(self) -> None:
+        check_amounts(self, count_max=WHOLE_MAX, chunk=1, eviction_steps=1, snapshot_records=1)
+        check_amounts(self, period_ns=1, page_bytes=1, snapshot_idle_ms=0)
 
 
 class Retention:

@@ -121,7 +121,7 @@ def test_an_item_larger_than_the_lane_never_fits_and_an_empty_lane_says_so() -> 
 
 @pytest.mark.parametrize(("items", "size"), [(0, 1), (1, 0), (-1, 5)])
 def test_a_lane_that_holds_nothing_is_refused(items: int, size: int) -> None:
-    with pytest.raises(ValueError, match="at least one item"):
+    with pytest.raises(ValueError, match="is at least 1, not"):
         LaneLimits(items=items, size=size)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fairway.core.lease import Epoch, Fence, Held, Lease, LeaseConfig, LeaseTable, Lost, Token
+from fairway.core.lease import Epoch, Fence, Held, Lease, LeaseConfig, LeaseLost, LeaseTable, Token
 
 CONFIG = LeaseConfig(ttl_ns=100, heartbeat_ns=30, margin_ns=10)
 
@@ -63,8 +63,8 @@ def test_renewing_extends_and_keeps_the_token() -> None:
 def test_a_lease_that_ran_out_cannot_be_renewed_or_released_though_nobody_took_it() -> None:
     leases = table()
     lease = granted(leases, "k", 0)
-    assert leases.renew("k", 1, 100) == Lost("k", Token(1), None)
-    assert leases.release("k", 1) == Lost("k", Token(1), None)
+    assert leases.renew("k", 1, 100) == LeaseLost("k", Token(1), None)
+    assert leases.release("k", 1) == LeaseLost("k", Token(1), None)
     assert leases.expire(100) == [lease]
 
 
@@ -72,9 +72,9 @@ def test_a_stale_token_learns_its_successor() -> None:
     leases = table()
     granted(leases, "k", 0)
     granted(leases, "k", 100, "bob")
-    assert leases.renew("k", 1, 101) == Lost("k", Token(1), Token(2))
-    assert leases.release("k", 1) == Lost("k", Token(1), Token(2))
-    assert leases.renew("unknown", 9, 101) == Lost("unknown", Token(9), None)
+    assert leases.renew("k", 1, 101) == LeaseLost("k", Token(1), Token(2))
+    assert leases.release("k", 1) == LeaseLost("k", Token(1), Token(2))
+    assert leases.renew("unknown", 9, 101) == LeaseLost("unknown", Token(9), None)
 
 
 def test_a_lease_replaced_after_it_ran_out_is_still_reported_once() -> None:
@@ -91,7 +91,7 @@ def test_a_released_key_is_free_and_never_reported() -> None:
     leases = table()
     lease = granted(leases, "k", 0)
     assert leases.release("k", 1) == lease
-    assert leases.release("k", 1) == Lost("k", Token(1), None)
+    assert leases.release("k", 1) == LeaseLost("k", Token(1), None)
     assert granted(leases, "k", 1).token == 2
     assert [ended.token for ended in leases.expire(1_000)] == [2]
 
@@ -111,7 +111,7 @@ def test_a_clock_that_steps_back_revives_nothing() -> None:
     assert leases.expire(100) == [lease]
     assert leases.latest_ns == 100
     assert not leases.admits("k", 1, 0)
-    assert leases.renew("k", 1, 50) == Lost("k", Token(1), None)
+    assert leases.renew("k", 1, 50) == LeaseLost("k", Token(1), None)
     again = granted(leases, "k", 50)
     assert (again.granted_at_ns, again.expires_at_ns) == (100, 200)
 
@@ -200,6 +200,6 @@ def test_a_holder_trusts_from_when_it_asked_less_a_margin() -> None:
 def test_settings_that_lose_a_claim_by_one_beat_are_refused(
     ttl_ns: int, heartbeat_ns: int, margin_ns: int
 ) -> None:
-    with pytest.raises(ValueError, match="heartbeat"):
+    with pytest.raises(ValueError, match=r"heartbeat|margin_ns is at least 0"):
         LeaseConfig(ttl_ns=ttl_ns, heartbeat_ns=heartbeat_ns, margin_ns=margin_ns)
     assert LeaseConfig().ttl_ns == 15_000_000_000

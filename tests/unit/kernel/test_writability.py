@@ -34,25 +34,25 @@ LARGE = 64 * KIB
 
 
 class RoomyWal(MemoryWal):
-    """Has room inside, and notices how it is confined. While it is, nothing large fits."""
+    """Has room inside, and notes when it must not grow. While it must not, nothing large fits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inside = 0
-        self.left: list[int] = []
+        self.kept: list[int] = []
         self.fault: FairwayError | None = None
 
-    def room(self) -> int:
+    def free_inside_bytes(self) -> int:
         return self.inside
 
-    def confine(self, leave: int) -> None:
-        self.left.append(leave)
-        if leave and self.fault is not None:
+    def forbid_growth(self, keep_bytes: int) -> None:
+        self.kept.append(keep_bytes)
+        if keep_bytes and self.fault is not None:
             raise self.fault
 
     def write(self, group: Group, *, sync: bool) -> Failures:
         size = sum(operation.size for operations in group.values() for operation in operations)
-        if self.left and self.left[-1] and size > LARGE:
+        if self.kept and self.kept[-1] and size > LARGE:
             return dict.fromkeys(group, WriteFailed("the disk is full, and so are the files"))
         return super().write(group, sync=sync)
 
@@ -146,7 +146,7 @@ def test_half_of_the_reserve_is_not_taken_where_nothing_could_be_written_beside_
         assert disk.written == 0
         disk.free = SIZE // 2 + 2 * MIB
         await wait_writable(topics)
-        assert (disk.held(), wal.left) == (SIZE // 2, [MIB])
+        assert (disk.held(), wal.kept) == (SIZE // 2, [MIB])
 
     on_topics(disk, body, begin=SIZE // 2 + 10 * KIB)
 
@@ -160,9 +160,9 @@ def test_files_with_less_room_than_a_group_takes_are_not_written_to(disk: Disk) 
         await wait_writable(topics)
         wal.inside = 0
         disk.free = SIZE + 5 * MIB
-        while disk.held() < SIZE or wal.left[-1]:  # noqa: ASYNC110
+        while disk.held() < SIZE or wal.kept[-1]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        assert wal.left == [MIB, 0], "all of it is there, so the files may grow"
+        assert wal.kept == [MIB, 0], "all of it is there, so the files may grow"
 
     on_topics(disk, body, begin=SIZE // 2 + 2 * MIB)
 
@@ -188,15 +188,15 @@ def test_a_client_that_repeats_what_does_not_fit_has_the_reserve_made_ever_more_
     assert set(told) == {"ReadOnly", "WriteFailed"}
 
 
-def test_a_store_that_could_not_be_confined_is_told_that_it_is_free(disk: Disk) -> None:
+def test_a_store_that_did_not_forbid_growth_is_asked_to_allow_it(disk: Disk) -> None:
     async def body(topics: Topics, wal: RoomyWal) -> None:
         wal.inside = 10 * MIB
         wal.fault = Corrupt("a page cannot be read", place="shard-1")
-        while not wal.left:  # noqa: ASYNC110
+        while not wal.kept:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         disk.free = 100 * MIB
         await wait_writable(topics)
-        assert wal.left[-1] == 0, "whatever it did before it failed is undone"
+        assert wal.kept[-1] == 0, "whatever it did before it failed is undone"
         assert await try_append(topics, LARGE) == "done"
 
     on_topics(disk, body, begin=SIZE // 2 + 2 * MIB)

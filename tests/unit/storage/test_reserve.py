@@ -15,7 +15,7 @@ from fairway.storage.reserve import DiskReserve
 from fairway.storage.wal import DELETE, Entry, Operation
 from fairway.storage.wals import sqlite_tables
 from fairway.storage.wals.sqlite import SqliteWal
-from fairway.storage.wals.sqlite_tables import Bounds, Room, bounds_of, fits
+from fairway.storage.wals.sqlite_tables import Bounds, FilePages, bounds_of, fits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,44 +91,49 @@ def test_the_spare_room_is_asked_about_and_left_to_everybody(
 @pytest.mark.parametrize(
     ("before", "after", "may"),
     [
-        (Room(100, 20), Room(100, 10), True),
-        (Room(100, 20), Room(100, 9), False),  # the last ten are for deletes
-        (Room(100, 5), Room(100, 5), True),
-        (Room(100, 5), Room(100, 4), False),
-        (Room(100, 5), Room(100, 8), True),  # it makes room
-        (Room(100, 20), Room(101, 20), False),  # the file grows
+        (FilePages(100, 20), FilePages(100, 10), True),
+        (FilePages(100, 20), FilePages(100, 9), False),  # the last ten are for deletes
+        (FilePages(100, 5), FilePages(100, 5), True),
+        (FilePages(100, 5), FilePages(100, 4), False),
+        (FilePages(100, 5), FilePages(100, 8), True),  # it makes room
+        (FilePages(100, 20), FilePages(101, 20), False),  # the file grows
     ],
 )
 def test_what_may_be_written_into_a_file_that_must_not_grow(
-    before: Room, after: Room, may: bool
+    before: FilePages, after: FilePages, may: bool
 ) -> None:
     assert fits(before, after, Bounds(100, 10)) is may
 
 
 @pytest.mark.parametrize(
     ("found", "pages"),
-    [(Room(100, 40), 100), (Room(100, 20), 100), (Room(100, 19), 101), (Room(4, 0), 24)],
+    [
+        (FilePages(100, 40), 100),
+        (FilePages(100, 20), 100),
+        (FilePages(100, 19), 101),
+        (FilePages(4, 0), 24),
+    ],
 )
-def test_a_file_with_next_to_no_room_may_grow_a_little(found: Room, pages: int) -> None:
+def test_a_file_with_next_to_no_room_may_grow_a_little(found: FilePages, pages: int) -> None:
     assert bounds_of(found, 10) == Bounds(pages, 10)
 
 
-def test_a_confined_log_writes_only_where_it_has_room(tmp_path: Path) -> None:
+def test_a_log_that_must_not_grow_writes_only_into_free_pages(tmp_path: Path) -> None:
     wal = SqliteWal(tmp_path)
     wal.open()
     large = bytes(400 * KIB)
     for key in (1, 2, 3):
         assert not wal.write({1: [Operation(entries=[Entry(key, large)])]}, sync=True)
-    assert wal.room() < 64 * KIB
+    assert wal.free_inside_bytes() < 64 * KIB
     assert not wal.write({1: [Operation(compact_before=3)]}, sync=True)
-    assert wal.room() >= 800 * KIB
-    wal.confine(64 * KIB)
+    assert wal.free_inside_bytes() >= 800 * KIB
+    wal.forbid_growth(64 * KIB)
     assert not wal.write({1: [Operation(entries=[Entry(4, large)])]}, sync=True)
     failures = wal.write({1: [Operation(entries=[Entry(5, large)])]}, sync=True)
     assert "full" in str(failures[1])
     assert [entry.key for entry in wal.read(1)] == [3, 4]
     assert not wal.write({1: [DELETE]}, sync=True), "a deletion fits"
-    wal.confine(0)
+    wal.forbid_growth(0)
     wal.close()
 
 
@@ -146,8 +151,8 @@ def test_a_small_file_beside_one_with_room_may_grow_a_little_and_no_further(
     tmp_path: Path,
 ) -> None:
     wal = two_shards(tmp_path)
-    assert wal.room() >= 1200 * KIB
-    wal.confine(256 * KIB)
+    assert wal.free_inside_bytes() >= 1200 * KIB
+    wal.forbid_growth(256 * KIB)
     key, failures = 1, {}
     while not failures and key < 1000:
         failures = wal.write({2: [Operation.appending(key, bytes(8 * KIB), 0)]}, sync=True)
@@ -159,22 +164,22 @@ def test_a_small_file_beside_one_with_room_may_grow_a_little_and_no_further(
     wal.close()
 
 
-def test_if_one_file_cannot_be_confined_none_is(
+def test_if_growth_of_one_file_cannot_be_forbidden_all_may_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wal = two_shards(tmp_path)
     second = wal.shards[1]._writer
-    ask = sqlite_tables.room
+    ask = sqlite_tables.file_pages
 
-    def room(connection: apsw.Connection) -> Room:
+    def file_pages(connection: apsw.Connection) -> FilePages:
         if connection is second:
             raise apsw.IOError("disk I/O error")
         return ask(connection)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sqlite_tables, "room", room)
+        patch.setattr(sqlite_tables, "file_pages", file_pages)
         with pytest.raises(Corrupt):
-            wal.confine(64 * KIB)
+            wal.forbid_growth(64 * KIB)
     for partition in (0, 1):
         large = Operation.appending(4, bytes(4 * KIB * KIB), 0)
         assert not wal.write({partition: [large]}, sync=True), "the files may grow"

@@ -188,7 +188,7 @@ def test_a_shared_mark_is_made_by_whoever_comes_first_and_read_without_being_ope
 
 
 def test_a_shared_mark_that_is_written_out_of_order_lags_and_never_leads(path: Path) -> None:
-    """One who was paused between his commit and the mark writes it when others are far ahead."""
+    """One who was paused between a commit and the mark writes it when others are far ahead."""
     paused, others = shared(path), shared(path)
     for number in (1, 2, 4, 5, 6):
         others.advance(number)

@@ -25,11 +25,11 @@ from tests.support.streams import (
     Client,
     Ill,
     capped,
+    read_parts,
     recovered,
     settle_retention,
     small_chunks,
     streams_on,
-    told,
 )
 
 
@@ -92,13 +92,13 @@ def test_a_fork_is_silent_about_what_was_deleted_on_request_as_its_source_is() -
             killed = wal.kill()
         async with streams_on(killed, topics_config=small_chunks()) as client:
             for path in ("a", "whole", "again"):
-                assert await told(client, path) == [(1, 2), b"efgh"]
-                assert await told(client, path, offsets[0]) == [(2, 2), "cap", b"efgh"]
-                assert await told(client, path, offsets[1]) == [b"efgh"]
-                assert await told(client, path, offsets[5]) == [b"gh"]
-            assert await told(client, "deleted") == [(1, 2)]
-            assert await told(client, "deleted", offsets[1]) == []
-            assert await told(client, "lost") == [(1, 1)]
+                assert await read_parts(client, path) == [(1, 2), b"efgh"]
+                assert await read_parts(client, path, offsets[0]) == [(2, 2), "cap", b"efgh"]
+                assert await read_parts(client, path, offsets[1]) == [b"efgh"]
+                assert await read_parts(client, path, offsets[5]) == [b"gh"]
+            assert await read_parts(client, "deleted") == [(1, 2)]
+            assert await read_parts(client, "deleted", offsets[1]) == []
+            assert await read_parts(client, "lost") == [(1, 1)]
 
     run(scenario, limit_ns=HOUR_NS, quiet=True)
 
@@ -130,14 +130,23 @@ def test_a_fork_tells_of_what_a_crash_took_of_its_source() -> None:
             killed = killed.kill()
         async with streams_on(killed) as client:
             for path in ("whole", "again"):
-                assert await told(client, path) == [b"12", (3, last - 1), "crash", b"3"]
-                assert await told(client, path, offsets[0]) == [b"2", (3, last - 1), "crash", b"3"]
-                assert await told(client, path, inside) == [(last - 1, last - 1), "crash", b"3"]
-            assert await told(client, "inside") == [b"12", (3, last - 2), "crash"]
-            assert await told(client, "before") == [b"12"]
-            assert await told(client, "late") == [(1, last), b"4"]
-            assert await told(client, "late", offsets[1]) == [(3, last), "mixed", b"4"]
-            assert (await told(client, "a", offsets[1]))[:3] == [(3, last), "mixed", b"4"]
+                assert await read_parts(client, path) == [b"12", (3, last - 1), "crash", b"3"]
+                assert await read_parts(client, path, offsets[0]) == [
+                    b"2",
+                    (3, last - 1),
+                    "crash",
+                    b"3",
+                ]
+                assert await read_parts(client, path, inside) == [
+                    (last - 1, last - 1),
+                    "crash",
+                    b"3",
+                ]
+            assert await read_parts(client, "inside") == [b"12", (3, last - 2), "crash"]
+            assert await read_parts(client, "before") == [b"12"]
+            assert await read_parts(client, "late") == [(1, last), b"4"]
+            assert await read_parts(client, "late", offsets[1]) == [(3, last), "mixed", b"4"]
+            assert (await read_parts(client, "a", offsets[1]))[:3] == [(3, last), "mixed", b"4"]
 
     run(scenario, limit_ns=HOUR_NS, quiet=True)
 
@@ -278,7 +287,7 @@ def test_a_source_whose_last_fork_died_with_the_process_goes_too() -> None:
             await client.put("a", "data")
             await client("PUT", "f", stream_forked_from="/v1/stream/a")
             await client("DELETE", "a")
-            client.topics.deleted.clear()  # nobody is told of what comes now
+            client.topics.deleted.clear()  # nobody is notified of what comes now
             await client.topics.delete("ds:f")
             killed = wal.kill()
         async with streams_on(killed) as client:
@@ -389,7 +398,7 @@ def test_a_fork_knows_what_could_not_be_written_of_its_source(ill: Ill) -> None:
             await recovered(client)
             assert (await client("PUT", "f", stream_forked_from="/v1/stream/a")).status == 201
             for path in ("a", "f"):
-                assert await told(client, path) == [b"1", (2, 2), "crash"]
+                assert await read_parts(client, path) == [b"1", (2, 2), "crash"]
 
     run(scenario, limit_ns=HOUR_NS, quiet=True)
 

@@ -10,8 +10,8 @@ import inspect
 from typing import TYPE_CHECKING, Any, Final
 
 from fairway.errors import FeedLost, InvalidConfig
-from fairway.graphs.amounts import SECOND_NS, length_ns
 from fairway.graphs.feed import Event
+from fairway.runtime.amounts import SECOND_NS, length_ns
 from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.eager import EagerTask
 from fairway.runtime.usercode import reraise_interrupt

@@ -12,7 +12,9 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from fairway.errors import InvalidConfig, Throttled, Unauthorized
+from fairway.core.amounts import WHOLE_MAX
+from fairway.errors import Throttled, Unauthorized
+from fairway.runtime.amounts import check_amounts
 from fairway.settings import SECOND_NS
 
 if TYPE_CHECKING:
@@ -35,8 +37,7 @@ class TicketConfig:
     """Unused tickets of all keys, about 500 bytes each."""
 
     def __post_init__(self) -> None:
-        if min(self.ttl_ns, self.per_identity_max, self.total_max) < 1:
-            raise InvalidConfig("ttl_ns, per_identity_max and total_max must be positive")
+        check_amounts(self, count_max=WHOLE_MAX, ttl_ns=1, per_identity_max=1, total_max=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

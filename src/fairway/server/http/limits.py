@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from fairway.core.amounts import WHOLE_MAX
 from fairway.errors import InvalidConfig
+from fairway.runtime.amounts import check_amounts
 
 SECOND_NS = 1_000_000_000
 
@@ -78,9 +80,7 @@ class HttpLimits:
     faster over long distances (about this much every round trip) and hides lag in the kernel."""
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise InvalidConfig(f"{name} must be positive")
+        check_amounts(self, count_max=WHOLE_MAX, **dict.fromkeys(self.__slots__, 1))
         if self.url_bytes_max > self.head_bytes_max:
             raise InvalidConfig("url_bytes_max is part of head_bytes_max and cannot exceed it")
         if self.stream_buffer_bytes <= 2 * self.kernel_buffer_bytes:

@@ -215,10 +215,10 @@ class MemoryWal:
             self._check_open_locked()
             return {number for shard in self._shards for number in shard.live.dead}
 
-    def room(self) -> int:
+    def free_inside_bytes(self) -> int:
         return 0  # there is no disk
 
-    def confine(self, leave: int) -> None:
+    def forbid_growth(self, keep_bytes: int) -> None:
         pass
 
     def maintain(self) -> None:

@@ -23,7 +23,7 @@ from fairway.errors import (
 from fairway.runtime.clock import boottime_ns
 from fairway.storage.ownership import Ownership
 from fairway.storage.wal import INT_MAX, Entry, Failures, Group, HardState, Tail, checksum
-from fairway.storage.wals.postgres_rows import Change, statements
+from fairway.storage.wals.postgres_rows import PartitionChange, statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ class PostgresWal:
         if lease_ttl_ns < 1_000_000 or readers < 1 or connect_tries < 1 or connect_pause_ns < 0:
             raise InvalidConfig("a lease lasts 1 ms at least; readers and tries are 1 at least")
         try:
-            from fairway.storage.wals.postgres_connections import Dialler, Readers
+            from fairway.storage.wals.postgres_connections import Dialler, ReadConnections
             from fairway.storage.wals.postgres_owner import OwnerSession
         except ImportError as missing:
             raise InvalidConfig(
@@ -94,7 +94,7 @@ class PostgresWal:
             ) from missing
         dialler = Dialler(dsn, schema=schema)
         self._place = dialler.place
-        self._readers = Readers(dialler, size=readers)
+        self._read_connections = ReadConnections(dialler, size=readers)
         margin_ns = min(MARGIN_NS_MAX, lease_ttl_ns // 10)
         tenure = Tenure(ttl_ns=lease_ttl_ns, margin_ns=margin_ns)
         self.ownership = Ownership(tenure, now_ns, self._place)
@@ -138,16 +138,16 @@ class PostgresWal:
     def close(self) -> None:
         """Give up ownership; everything written is synced by it, if the server can be reached."""
         self._session.close()
-        self._readers.close()
+        self._read_connections.close()
 
     def renew(self) -> None:
         """Extend the lease. Raises `Fenced` if it was lost, `TryLater` if nobody can be asked."""
         self._session.renew()
 
-    def room(self) -> int:
+    def free_inside_bytes(self) -> int:
         return 0  # the disk is the server's
 
-    def confine(self, leave: int) -> None:
+    def forbid_growth(self, keep_bytes: int) -> None:
         pass
 
     def maintain(self) -> None:
@@ -158,10 +158,10 @@ class PostgresWal:
 
     def write(self, group: Group, *, sync: bool) -> Failures:
         failures: dict[int, FairwayError] = {}
-        changes: list[Change] = []
+        changes: list[PartitionChange] = []
         for partition, operations in group.items():
             try:
-                changes.append(Change.of(partition, operations))
+                changes.append(PartitionChange.of(partition, operations))
             except UnicodeEncodeError as error:
                 failures[partition] = InvalidOperation(f"not a name that can be stored: {error}")
         if changes:
@@ -169,7 +169,7 @@ class PostgresWal:
             failures.update(self._write(changes, sync=sync))
         return failures
 
-    def _write(self, changes: Sequence[Change], *, sync: bool) -> Failures:
+    def _write(self, changes: Sequence[PartitionChange], *, sync: bool) -> Failures:
         try:
             self._session.transact(list(statements(changes)), sync=sync)
         except WriteFailed as error:
@@ -193,7 +193,7 @@ class PostgresWal:
         ended = self._ask("ended")
         if ended:
             rows = {"life": ended[0][0], "limit": limit}
-            self._session.transact([("sweep", rows), ("bury", rows)], sync=False)
+            self._session.transact([("sweep", rows), ("forget_life", rows)], sync=False)
             ended = self._ask("ended")
         return bool(ended)
 
@@ -267,4 +267,4 @@ class PostgresWal:
     def _ask(self, statement: str, **parameters: object) -> list[tuple[Any, ...]]:
         # A commit in doubt could still take place after this read, and belie it.
         self._session.settle()
-        return self._readers.ask(statement, parameters)
+        return self._read_connections.ask(statement, parameters)

@@ -256,7 +256,7 @@ DELETE FROM meta WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM meta WHERE life = %(life)s ORDER BY name
     LIMIT %(limit)s - (SELECT count(*) FROM gone)))
 
--- bury: forget a life that has ended and of which nothing is left
+-- forget_life: forget a life that has ended and of which nothing is left
 DELETE FROM partitions
 WHERE life = %(life)s AND partition IS NULL
   AND NOT EXISTS (SELECT FROM entries WHERE life = %(life)s)

@@ -31,7 +31,7 @@ Backend: TypeAlias = "dict[str, object]"
 """The server's side of a connection: `pid`, and `start`, since a pid is used again."""
 
 # A peer that vanished without a word is noticed after about 20 s. The dsn may say otherwise.
-PATIENCE = {
+TIMEOUTS = {
     "connect_timeout": "10",
     "keepalives_idle": "10",
     "keepalives_interval": "3",
@@ -64,7 +64,7 @@ class Dialler:
             wanted = conninfo_to_dict(dsn)
         except psycopg.ProgrammingError:
             raise InvalidConfig(NO_ADDRESS) from None  # what libpq says quotes the address
-        self._conninfo = make_conninfo("", **{**PATIENCE, **wanted})
+        self._conninfo = make_conninfo("", **{**TIMEOUTS, **wanted})
         self.schema = schema
         self.path = sql.Identifier(schema).as_string()
         self.place = f"database {wanted.get('dbname') or 'default'}, schema {schema}"
@@ -96,12 +96,12 @@ def is_alive(connection: Connection) -> bool:
     return connection.pgconn.status == ConnStatus.OK
 
 
-class Readers:
+class ReadConnections:
     """A few connections for reading, each used by one thread at a time."""
 
     def __init__(self, dialler: Dialler, *, size: int) -> None:
         self._dialler = dialler
-        self._turns = threading.BoundedSemaphore(size)
+        self._free = threading.BoundedSemaphore(size)
         self._idle: list[Connection] = []
         self._closed = False
 
@@ -110,7 +110,7 @@ class Readers:
 
         Raises `TryLater` if the server does not answer, `Corrupt` if it finds its files damaged.
         """
-        with self._turns:
+        with self._free:
             try:
                 try:
                     return self._ask(self._take(), name, parameters)
@@ -155,11 +155,11 @@ def trouble(error: psycopg.Error, place: str) -> FairwayError:
     """Why nothing could be found out, sorted by what the caller can do."""
     kind = (error.sqlstate or "")[:2]
     if kind == "XX":  # the server found its own files damaged
-        return Corrupt(said(error), place=place)
+        return Corrupt(message_of(error), place=place)
     if kind in ("28", "3D", "42"):  # no such user, database or table, or no right to it
-        return InvalidConfig(f"{place}: {said(error)}")
-    return TryLater(f"{place}: {said(error)}")
+        return InvalidConfig(f"{place}: {message_of(error)}")
+    return TryLater(f"{place}: {message_of(error)}")
 
 
-def said(error: psycopg.Error) -> str:
+def message_of(error: psycopg.Error) -> str:
     return masked(f"{error.sqlstate or type(error).__name__} {error}".strip())

@@ -29,7 +29,7 @@ from fairway.errors import (
     UnknownFormat,
     WriteFailed,
 )
-from fairway.storage.wals.postgres_connections import SQL, is_alive, said, trouble
+from fairway.storage.wals.postgres_connections import SQL, is_alive, message_of, trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -142,7 +142,7 @@ class OwnerSession:
                     with suppress(WriteFailed):
                         self._reconnect(tries=1)
                     self._refuse()
-                raise WriteFailed(f"{self._place}: {said(error)}") from error
+                raise WriteFailed(f"{self._place}: {message_of(error)}") from error
             except BaseException:
                 self._hang_up()
                 raise
@@ -226,7 +226,7 @@ class OwnerSession:
             if error.sqlstate is None or connection.closed:
                 self._find_out(number, error)
                 return
-            answer = said(error)  # the server refused and is there to say so
+            answer = message_of(error)  # the server refused and is there to say so
         except BaseException:
             self._hang_up()
             self._in_doubt = True
@@ -292,7 +292,7 @@ class OwnerSession:
                 if not left or self._closing.wait(pause_s):
                     self._hang_up()
                     self._backend = former
-                    unreachable = f"{self._place} cannot be reached: {said(error)}"
+                    unreachable = f"{self._place} cannot be reached: {message_of(error)}"
                     raise WriteFailed(unreachable) from error
                 pause_s *= 2
         raise AssertionError("no tries at all")

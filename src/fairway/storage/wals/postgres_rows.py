@@ -48,7 +48,7 @@ class ByteaArray(bytearray):
 
 
 @dataclass(slots=True)
-class Change:
+class PartitionChange:
     """The net effect of a run of operations on one partition.
 
     Written in this order it equals the run: end the former life if `deleted`, truncate what is
@@ -68,7 +68,7 @@ class Change:
     hard_state: tuple[int, bytes] | None = None
 
     @classmethod
-    def of(cls, partition: int, operations: Iterable[Operation]) -> Change:
+    def of(cls, partition: int, operations: Iterable[Operation]) -> PartitionChange:
         change = cls(partition)
         for operation in operations:
             if operation.delete:
@@ -110,7 +110,7 @@ class Change:
         self.remove = [(first, min(last, key)) for first, last in self.remove if first <= key]
 
 
-def statements(changes: Sequence[Change]) -> Iterator[tuple[str, dict[str, object]]]:
+def statements(changes: Sequence[PartitionChange]) -> Iterator[tuple[str, dict[str, object]]]:
     """The statements of a group, in the order that makes each change equal its run."""
     deleted = [change.partition for change in changes if change.deleted]
     if deleted:
@@ -144,7 +144,7 @@ def statements(changes: Sequence[Change]) -> Iterator[tuple[str, dict[str, objec
         )
 
 
-def _tails(changes: Sequence[Change]) -> dict[str, object]:
+def _tails(changes: Sequence[PartitionChange]) -> dict[str, object]:
     tops = [change.entries[-1] if change.entries else None for change in changes]
     return {
         "partitions": Int8Array.of([change.partition for change in changes]),
@@ -154,7 +154,7 @@ def _tails(changes: Sequence[Change]) -> dict[str, object]:
     }
 
 
-def _entries(changes: Sequence[Change]) -> dict[str, object]:
+def _entries(changes: Sequence[PartitionChange]) -> dict[str, object]:
     # No loop of ours goes over the entries: there are very many, and zip and map are quicker.
     keys, payloads, terms = zip(*chain.from_iterable(c.entries for c in changes), strict=True)
     owners = (repeat(change.partition, len(change.entries)) for change in changes)
@@ -168,7 +168,7 @@ def _entries(changes: Sequence[Change]) -> dict[str, object]:
     }
 
 
-def _meta(changes: Sequence[Change]) -> Iterator[tuple[str, dict[str, object]]]:
+def _meta(changes: Sequence[PartitionChange]) -> Iterator[tuple[str, dict[str, object]]]:
     kept: list[tuple[int, bytes, bytes]] = []
     dropped: list[tuple[int, bytes]] = []
     for change in changes:

@@ -26,7 +26,7 @@ from fairway.storage.owner import DirectoryLock
 from fairway.storage.reserve import free_bytes
 from fairway.storage.sync import sync_data, sync_directory
 from fairway.storage.wal import INT_MAX, Entry, HardState, Tail, checksum
-from fairway.storage.wals.rocksdb_batch import Change, put_group, put_sweep
+from fairway.storage.wals.rocksdb_batch import BatchChange, put_group, put_sweep
 from fairway.storage.wals.rocksdb_config import kept
 from fairway.storage.wals.rocksdb_log import LogFiles, check_records
 from fairway.storage.wals.rocksdb_rows import (
@@ -39,11 +39,11 @@ from fairway.storage.wals.rocksdb_rows import (
     SEGMENT,
     SEGMENTS_KEPT,
     SPACE_KEY_BYTES,
-    Part,
-    View,
+    PartitionRow,
+    ReadView,
     corrupt,
     head,
-    part_body,
+    partition_body,
     seal,
     segment_body,
     segment_key,
@@ -143,8 +143,8 @@ class RocksdbWal:
         self._stalls = 0
 
         self._state = threading.Condition()  # guards what readers look at; never held for long
-        self._parts: dict[int, Part] = {}
-        self._view: View | None = None
+        self._partitions: dict[int, PartitionRow] = {}
+        self._view: ReadView | None = None
         self._readers = 0
         self._reopening = False
 
@@ -189,7 +189,7 @@ class RocksdbWal:
         except BaseException:
             self.close()
             raise
-        return {partition: part.tail for partition, part in self._parts.items()}
+        return {partition: row.tail for partition, row in self._partitions.items()}
 
     def _open(self, held: bool) -> None:
         refuse_other_store(self._directory, "rocksdb")
@@ -210,7 +210,7 @@ class RocksdbWal:
                 # know, and a person who has to look at a refused store should find all of them.
                 self._db = self._connect(create=False, read_only=True)
             self._held = True
-            view = View(self._db.iter(), str(self._home))
+            view = ReadView(self._db.iter(), str(self._home))
             try:
                 self._load(view, synced)
             finally:
@@ -218,7 +218,7 @@ class RocksdbWal:
         boot = self._boot()
         self.unsynced_kept = boot is not None and boot == self._mark.boot
         if self._held and held:
-            self._publish(Change(self._next_space))
+            self._publish(BatchChange(self._next_space))
         else:
             self._begin(create=not synced, created=created)
 
@@ -281,7 +281,7 @@ class RocksdbWal:
         logs = list(self._log_home.glob("*.log"))
         return logs[0] if len(logs) == 1 else self._log_home
 
-    def _load(self, view: View, synced: int) -> None:
+    def _load(self, view: ReadView, synced: int) -> None:
         """Read what is kept in memory: O(partitions). Refuse a store that is not all there."""
         found = view.body(FORMAT_KEY)
         if found is None and (synced or view.seek(b"")):
@@ -300,16 +300,16 @@ class RocksdbWal:
             )
         self._segment, self._segment_first = segment + 1, self._group + 1
         for key, body in view.sealed(PARTITION):
-            self._parts[system_key.unpack(key)[1]] = Part(*part_body.unpack(body))
+            self._partitions[system_key.unpack(key)[1]] = PartitionRow(*partition_body.unpack(body))
         for key, _ in view.sealed(DEAD):
             space = system_key.unpack(key)[1]
             self._dead[space] = space_key(space, 0)
-        spaces = {part.space for part in self._parts.values()}
+        spaces = {row.space for row in self._partitions.values()}
         self._next_space = max(spaces | self._dead.keys(), default=0) + 1
 
-    def _start(self, batch: Any) -> Change:
+    def _start(self, batch: Any) -> BatchChange:
         batch.put(FORMAT_KEY, seal(FORMAT_KEY, FORMAT))
-        return Change(self._next_space)
+        return BatchChange(self._next_space)
 
     def close(self) -> None:
         with self._writing:
@@ -339,7 +339,7 @@ class RocksdbWal:
         """Without the right to write, which takes room that there is not."""
         self._db = self._connect(create=False, read_only=True)
         self._lack_room(reason)
-        self._publish(Change(self._next_space))
+        self._publish(BatchChange(self._next_space))
 
     def _lack_room(self, reason: str) -> None:
         self._no_room = True
@@ -379,33 +379,33 @@ class RocksdbWal:
                 self._state.notify_all()
 
     def _open_again(self) -> None:
-        known = self._group, dict(self._parts), dict(self._dead)
+        known = self._group, dict(self._partitions), dict(self._dead)
         try:
             self._db = self._connect(create=False)
-            self._parts, self._dead = {}, {}
-            view = View(self._db.iter(), str(self._home))
+            self._partitions, self._dead = {}, {}
+            view = ReadView(self._db.iter(), str(self._home))
             try:
                 self._load(view, self._mark.value)
             finally:
                 view.close()
-            found = self._group, self._parts, self._dead.keys()
+            found = self._group, self._partitions, self._dead.keys()
             if found != (known[0], known[1], known[2].keys()):
                 self._no_room = False
                 self._failed = "it holds other than what was acknowledged"
-                self._publish(Change(self._next_space))
+                self._publish(BatchChange(self._next_space))
                 return
             self._failed, self._no_room = None, False
             self._commit(self._start, sync=True)
         except WriteFailed as error:
             self._close_db()
-            self._group, self._parts, self._dead = known
+            self._group, self._partitions, self._dead = known
             self._read_on(str(error))
 
     # -- writing ----------------------------------------------------------------------------------
 
     def write(self, group: Group, *, sync: bool) -> Failures:
-        def fill(batch: Any) -> Change:
-            return put_group(batch, group, self._parts, self._next_space, self._reading)
+        def fill(batch: Any) -> BatchChange:
+            return put_group(batch, group, self._partitions, self._next_space, self._reading)
 
         with self._writing:
             self._check_open()
@@ -417,7 +417,7 @@ class RocksdbWal:
                 return {partition: type(error)(*error.args) for partition in group}
             return {}
 
-    def _commit(self, fill: Callable[[Any], Change], *, sync: bool) -> None:
+    def _commit(self, fill: Callable[[Any], BatchChange], *, sync: bool) -> None:
         """Write one batch, make it durable, then visible. Raises the outcome if that fails."""
         if self._no_room:
             raise WriteFailed(f"{self._home}: {self._failed}")
@@ -478,30 +478,30 @@ class RocksdbWal:
         process died will not mean any more that everything is there."""
         self._mark.remember_boot(None)
 
-    def _publish(self, change: Change) -> None:
-        view = View(self._db.iter(self._read_options), str(self._home))
+    def _publish(self, change: BatchChange) -> None:
+        view = ReadView(self._db.iter(self._read_options), str(self._home))
         self._next_space = change.next_space
         self._dead.update(change.dead)
         for space in [space for space, begin in change.dead.items() if not begin]:
             del self._dead[space]
         with self._state:
-            for partition, part in change.parts.items():
-                if part.space:
-                    self._parts[partition] = part
+            for partition, row in change.partitions.items():
+                if row.space:
+                    self._partitions[partition] = row
                 else:
-                    self._parts.pop(partition, None)
+                    self._partitions.pop(partition, None)
             former, self._view = self._view, view
             if former is not None and not former.readers:
                 former.close()
 
     def sweep(self, *, limit: int = 1000) -> bool:
-        def fill(batch: Any) -> Change:
+        def fill(batch: Any) -> BatchChange:
             return put_sweep(batch, self._dead, self._next_space, limit, self._reading)
 
         with self._writing:
             self._check_open()
             if self._dead and self._failed is None and not self._held:
-                with suppress(WriteFailed, OutcomeUnknown):  # the next write tells
+                with suppress(WriteFailed, OutcomeUnknown):  # the next write reports it
                     self._commit(fill, sync=False)
             return bool(self._dead) and self._failed is None
 
@@ -510,10 +510,10 @@ class RocksdbWal:
         self._check_open()
         return set()
 
-    def room(self) -> int:
+    def free_inside_bytes(self) -> int:
         return 0  # its files are never written again
 
-    def confine(self, leave: int) -> None:
+    def forbid_growth(self, keep_bytes: int) -> None:
         pass
 
     def maintain(self) -> None:
@@ -525,7 +525,7 @@ class RocksdbWal:
             self._check_open()
             if self._failed is not None or self._held:
                 return
-            self._publish(Change(self._next_space))  # an old view keeps deleted files alive
+            self._publish(BatchChange(self._next_space))  # an old view keeps deleted files alive
             if self._mark.value >= self._group:
                 return
             group, settle = self._group, self._logs.settle_beside()
@@ -556,10 +556,10 @@ class RocksdbWal:
             return entries
         size = 0
         with self._reading(partition) as view:
-            part = view.part(partition)
+            found = view.partition_row(partition)
             rows = view.falling if backwards else view.rising
-            first, last = max(first, part.floor), min(last, part.last_entry)
-            for key, term, check, payload in rows(part, first, last):
+            first, last = max(first, found.floor), min(last, found.last_entry)
+            for key, term, check, payload in rows(found, first, last):
                 if checksum(partition, key, term, payload) != check:
                     raise Corrupt(f"entry {key} fails its checksum", place=view.place)
                 size += len(payload)
@@ -573,7 +573,7 @@ class RocksdbWal:
     def tail(self, partition: int) -> Tail:
         with self._state:
             self._check_open()
-            return self._parts.get(partition, Part()).tail
+            return self._partitions.get(partition, PartitionRow()).tail
 
     def term_at(self, partition: int, key: int) -> int | None:
         found = self.read(partition, first=key, last=key)
@@ -581,14 +581,14 @@ class RocksdbWal:
 
     def meta(self, partition: int, name: str) -> bytes | None:
         with self._reading(partition) as view:
-            return view.body(space_key(view.part(partition).space, META) + name.encode())
+            return view.body(space_key(view.partition_row(partition).space, META) + name.encode())
 
     def meta_scan(
         self, partition: int, *, prefix: str = "", after: str = "", limit: int = 1000
     ) -> list[tuple[str, bytes]]:
         found: list[tuple[str, bytes]] = []
         with self._reading(partition) as view:
-            home = space_key(view.part(partition).space, META)
+            home = space_key(view.partition_row(partition).space, META)
             begin, skip = home + prefix.encode(), home + after.encode()
             row = view.seek(max(begin, skip))
             if after and row == skip:
@@ -600,11 +600,11 @@ class RocksdbWal:
 
     def hard_state(self, partition: int) -> HardState | None:
         with self._reading(partition) as view:
-            body = view.body(space_key(view.part(partition).space, HARD_STATE))
+            body = view.body(space_key(view.partition_row(partition).space, HARD_STATE))
         return unpack_hard_state(body) if body is not None else None
 
     @contextmanager
-    def _reading(self, partition: int | None = None) -> Iterator[View]:
+    def _reading(self, partition: int | None = None) -> Iterator[ReadView]:
         """The present view, for this caller alone. `close` waits until it is given back."""
         with self._state:
             self._check_open()

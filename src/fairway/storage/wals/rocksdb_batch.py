@@ -26,13 +26,13 @@ from fairway.storage.wals.rocksdb_rows import (
     HARD_STATE,
     META,
     PARTITION,
-    Part,
-    View,
+    PartitionRow,
+    ReadView,
     entry_head,
     entry_key,
     key_of_entry,
     pack_hard_state,
-    part_body,
+    partition_body,
     seal,
     space_key,
     system_key,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from fairway.storage.wal import Group, Operation
 
-    Reading = Callable[[], AbstractContextManager[View]]
+    Reading = Callable[[], AbstractContextManager[ReadView]]
 
 POINT_DELETES_MAX = 256
 """A larger compaction becomes one range tombstone. A small one does not: after each range deletion
@@ -52,11 +52,11 @@ the next read sorts all range tombstones of the memtable again."""
 
 
 @dataclass(slots=True)
-class Change:
+class BatchChange:
     """What is to be remembered once the batch is acknowledged."""
 
     next_space: int
-    parts: dict[int, Part] = field(default_factory=dict)
+    partitions: dict[int, PartitionRow] = field(default_factory=dict)
     """Partitions touched; one without a space is gone."""
     dead: dict[int, bytes] = field(default_factory=dict)
     """Spaces to sweep and the row to begin with; an empty one says that nothing is left."""
@@ -65,13 +65,17 @@ class Change:
 
 
 def put_group(
-    batch: Any, group: Group, parts: Mapping[int, Part], next_space: int, reading: Reading
-) -> Change:
+    batch: Any,
+    group: Group,
+    partitions: Mapping[int, PartitionRow],
+    next_space: int,
+    reading: Reading,
+) -> BatchChange:
     """Put a group into a batch. The hot path of the log: no calls that can be avoided."""
-    change = Change(next_space)
+    change = BatchChange(next_space)
     put, key_of, head_of = batch.put, entry_key, entry_head.pack
     for partition, operations in group.items():
-        before = parts.get(partition, Part())
+        before = partitions.get(partition, PartitionRow())
         space, last_key, last_term, floor, last_entry = before
         salt = partition * PARTITION_FACTOR
         removes = False
@@ -80,7 +84,7 @@ def put_group(
             removes = bool(removed) or (removes and not delete)
             if delete:
                 _retire(batch, change, partition, space)
-                space, last_key, last_term, floor, last_entry = Part()
+                space, last_key, last_term, floor, last_entry = PartitionRow()
                 continue
             if not space:
                 space = change.next_space
@@ -91,7 +95,7 @@ def put_group(
                     key_of(space, ENTRY, truncate + 1), key_of(space, ENTRY, last_key + 1)
                 )
                 last_key = truncate
-                cut = Part(space, last_key, floor=floor)
+                cut = PartitionRow(space, last_key, floor=floor)
                 last_entry, last_term = _last_entry(cut, before, operations[:index], reading)
             for key, payload, last_term in entries:
                 seed = salt ^ key * KEY_FACTOR ^ last_term * TERM_FACTOR  # `checksum`, spelled out
@@ -112,19 +116,19 @@ def put_group(
                 row = space_key(space, HARD_STATE)
                 put(row, seal(row, pack_hard_state(hard_state)))
                 change.sync = True
-        part = Part(space, last_key, last_term, floor, last_entry)
+        after = PartitionRow(space, last_key, last_term, floor, last_entry)
         if removes:
-            part = _remove(batch, partition, part, before, operations, reading)
-        change.parts[partition] = part
+            after = _remove(batch, partition, after, before, operations, reading)
+        change.partitions[partition] = after
         if space:
             row = system_key.pack(PARTITION, partition)
-            put(row, seal(row, part_body.pack(*part)))
+            put(row, seal(row, partition_body.pack(*after)))
             if floor > (before.floor if before.space == space else 1):
-                _compact(batch, part, before, operations, reading)
+                _compact(batch, after, before, operations, reading)
     return change
 
 
-def _retire(batch: Any, change: Change, partition: int, space: int) -> None:
+def _retire(batch: Any, change: BatchChange, partition: int, space: int) -> None:
     """Forget a partition and leave its rows to be swept."""
     if space:
         batch.delete(system_key.pack(PARTITION, partition))
@@ -134,7 +138,7 @@ def _retire(batch: Any, change: Change, partition: int, space: int) -> None:
 
 
 def _last_entry(
-    cut: Part, before: Part, earlier: Sequence[Operation], reading: Reading
+    cut: PartitionRow, before: PartitionRow, earlier: Sequence[Operation], reading: Reading
 ) -> tuple[int, int]:
     """Key and term of the last entry that a truncation to `cut.last_key` leaves, or zeros."""
     fresh: list[Entry] = []  # what this batch has appended so far
@@ -170,19 +174,23 @@ def _last_entry(
 
 
 def _compact(
-    batch: Any, part: Part, before: Part, operations: Sequence[Operation], reading: Reading
+    batch: Any,
+    after: PartitionRow,
+    before: PartitionRow,
+    operations: Sequence[Operation],
+    reading: Reading,
 ) -> None:
     """Remove the entries below the floor: those of this batch and those of the store."""
     rows = [
-        entry_key(part.space, ENTRY, entry.key)
+        entry_key(after.space, ENTRY, entry.key)
         for operation in operations
         for entry in operation.entries
-        if entry.key < part.floor
+        if entry.key < after.floor
     ]
-    if before.space == part.space and before.last_entry:
-        begin = entry_key(part.space, ENTRY, before.floor)
-        last = entry_key(part.space, ENTRY, before.last_entry)
-        end = entry_key(part.space, ENTRY, part.floor)
+    if before.space == after.space and before.last_entry:
+        begin = entry_key(after.space, ENTRY, before.floor)
+        last = entry_key(after.space, ENTRY, before.last_entry)
+        end = entry_key(after.space, ENTRY, after.floor)
         stored = 0
         with reading() as view:
             row = view.seek(begin)
@@ -200,11 +208,11 @@ def _compact(
 def _remove(
     batch: Any,
     partition: int,
-    part: Part,
-    before: Part,
+    after: PartitionRow,
+    before: PartitionRow,
     operations: Sequence[Operation],
     reading: Reading,
-) -> Part:
+) -> PartitionRow:
     """Remove entries in ranges of keys, and have the entry behind each follow the one before it.
 
     Worked out once for all operations of a batch, from what they leave: an entry that one of them
@@ -212,7 +220,7 @@ def _remove(
     """
     fresh: dict[int, Entry] = {}
     ranges: list[tuple[int, int]] = []
-    bound = before.last_entry if before.space == part.space else 0
+    bound = before.last_entry if before.space == after.space else 0
     for operation in operations:
         cut = operation.truncate_after
         if operation.delete:
@@ -223,16 +231,16 @@ def _remove(
             bound = min(bound, cut)
         fresh |= {entry.key: entry for entry in operation.entries}
         ranges += operation.remove
-    keys = sorted(key for key in fresh if key >= part.floor)
-    home = space_key(part.space, ENTRY)
+    keys = sorted(key for key in fresh if key >= after.floor)
+    home = space_key(after.space, ENTRY)
     with reading() as view:
 
         def following(key: int) -> int:
             """The key of the next entry behind one, or 0."""
             at = bisect_right(keys, key)
             found = keys[at] if at < len(keys) else 0
-            if max(key + 1, part.floor) <= bound:
-                row = view.seek(entry_key(part.space, ENTRY, max(key + 1, part.floor)))
+            if max(key + 1, after.floor) <= bound:
+                row = view.seek(entry_key(after.space, ENTRY, max(key + 1, after.floor)))
                 if row.startswith(home) and key_of_entry(row) <= bound:
                     found = min(found or INT_MAX, key_of_entry(row))
             return found
@@ -241,8 +249,8 @@ def _remove(
             at = bisect_left(keys, key)
             found = keys[at - 1] if at else 0
             if bound and key > 1:
-                row = view.seek_back(entry_key(part.space, ENTRY, min(key - 1, bound)))
-                if row.startswith(home) and key_of_entry(row) >= part.floor:
+                row = view.seek_back(entry_key(after.space, ENTRY, min(key - 1, bound)))
+                if row.startswith(home) and key_of_entry(row) >= after.floor:
                     found = max(found, key_of_entry(row))
             return found
 
@@ -251,7 +259,7 @@ def _remove(
             if key in fresh:
                 _, payload, term = fresh[key]
                 return term, checksum(partition, key, term, payload), payload
-            view.seek(entry_key(part.space, ENTRY, key))
+            view.seek(entry_key(after.space, ENTRY, key))
             term, _, check, payload = view.entry()
             return term, check, payload
 
@@ -262,17 +270,17 @@ def _remove(
                 previous = preceding(first)
             key = following(first - 1)
             while 0 < key <= last:
-                batch.delete(entry_key(part.space, ENTRY, key))
+                batch.delete(entry_key(after.space, ENTRY, key))
                 key = following(key)
             behind = key
             if behind:
                 term, check, payload = entry_at(behind)
                 head = entry_head.pack(term, previous, check)
-                batch.put(entry_key(part.space, ENTRY, behind), head + payload)
+                batch.put(entry_key(after.space, ENTRY, behind), head + payload)
             else:
                 term = entry_at(previous)[0] if previous else 0
-                part = part._replace(last_entry=previous, last_term=term)
-    return part
+                after = after._replace(last_entry=previous, last_term=term)
+    return after
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -288,9 +296,9 @@ def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def put_sweep(
     batch: Any, dead: Mapping[int, bytes], next_space: int, limit: int, reading: Reading
-) -> Change:
+) -> BatchChange:
     """Remove up to `limit` rows of dead spaces."""
-    change = Change(next_space)
+    change = BatchChange(next_space)
     for space, begin in dead.items():
         with reading() as view:
             row = view.seek(begin)

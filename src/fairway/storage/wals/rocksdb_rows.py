@@ -42,12 +42,12 @@ system_key = struct.Struct(">2sQ")
 segment_key = struct.Struct(">2sQB")
 segment_body = struct.Struct(">QQ")  # the segment's first group, and the group that wrote this
 entry_head = struct.Struct(">QQL")  # term, key of the entry before, checksum
-part_body = struct.Struct(">5Q")
+partition_body = struct.Struct(">5Q")
 
 _FILE = re.compile(r"[^\s:'\"]*/(?:MANIFEST-\d+|CURRENT|\d+\.(?:log|sst))\b")
 
 
-class Part(NamedTuple):
+class PartitionRow(NamedTuple):
     """Where a partition's rows live and where its entries end. Space 0: it does not exist."""
 
     space: int = 0
@@ -85,7 +85,7 @@ def corrupt(error: Exception, place: str) -> Corrupt:
     return Corrupt(str(error), place=found[0] if found else place)
 
 
-class View:
+class ReadView:
     """What readers see: an iterator made when the last group was acknowledged.
 
     An iterator shows the store as it was when it was made, so a group becomes visible whole, and
@@ -155,10 +155,10 @@ class View:
             yield key, self.unseal()
             key = self.step()
 
-    def part(self, partition: int) -> Part:
-        """The partition's row, or a `Part()`."""
+    def partition_row(self, partition: int) -> PartitionRow:
+        """The partition's row, or a `PartitionRow()`."""
         body = self.body(system_key.pack(PARTITION, partition))
-        return Part(*part_body.unpack(body)) if body is not None else Part()
+        return PartitionRow(*partition_body.unpack(body)) if body is not None else PartitionRow()
 
     def entry(self) -> tuple[int, int, int, bytes]:
         """Of the entry here: term, key of the one before it, checksum, payload."""
@@ -167,18 +167,20 @@ class View:
             raise Corrupt(f"row {self._rows.key().hex()} is cut short", place=self.place)
         return *entry_head.unpack_from(value), value[entry_head.size :]
 
-    def rising(self, part: Part, first: int, last: int) -> Iterator[tuple[int, int, int, bytes]]:
+    def rising(
+        self, partition: PartitionRow, first: int, last: int
+    ) -> Iterator[tuple[int, int, int, bytes]]:
         """Key, term, checksum and payload of each entry; it must follow the one it says.
 
         `last` is at most the last entry's key, so this stops there and never strays into
         tombstones behind it.
         """
-        home = space_key(part.space, ENTRY)
+        home = space_key(partition.space, ENTRY)
         row = self.seek(home + first.to_bytes(8, "big")) if first <= last else b""
         before = None
         while first <= last:
             if not row.startswith(home):
-                raise Corrupt(f"entries up to {part.last_entry} are missing", place=self.place)
+                raise Corrupt(f"entries up to {partition.last_entry} are missing", place=self.place)
             key = key_of_entry(row)
             term, previous, check, payload = self.entry()
             if previous >= first if before is None else previous != before:
@@ -186,22 +188,24 @@ class View:
             if key > last:
                 return
             yield key, term, check, payload
-            if key == part.last_entry:
+            if key == partition.last_entry:
                 return
             before = key
             row = self.step()
 
-    def falling(self, part: Part, first: int, last: int) -> Iterator[tuple[int, int, int, bytes]]:
+    def falling(
+        self, partition: PartitionRow, first: int, last: int
+    ) -> Iterator[tuple[int, int, int, bytes]]:
         """The same from `last` down to `first`."""
-        expected = part.last_entry
+        expected = partition.last_entry
         if first <= last < expected:
-            above = self.seek(entry_key(part.space, ENTRY, last + 1))
-            if not above.startswith(space_key(part.space, ENTRY)):
+            above = self.seek(entry_key(partition.space, ENTRY, last + 1))
+            if not above.startswith(space_key(partition.space, ENTRY)):
                 raise Corrupt(f"entries above {last} are missing", place=self.place)
             expected = self.entry()[1]
-        row = self.seek_back(entry_key(part.space, ENTRY, last)) if expected >= first else b""
+        row = self.seek_back(entry_key(partition.space, ENTRY, last)) if expected >= first else b""
         while first <= expected <= last:
-            if row != entry_key(part.space, ENTRY, expected):
+            if row != entry_key(partition.space, ENTRY, expected):
                 raise Corrupt(f"entry {expected} is missing", place=self.place)
             key = expected
             term, expected, check, payload = self.entry()

@@ -208,17 +208,17 @@ class SqliteWal:
         for shard in self._live():
             shard.maintain()
 
-    def room(self) -> int:
-        return sum(shard.room() for shard in self._live())
+    def free_inside_bytes(self) -> int:
+        return sum(shard.free_inside_bytes() for shard in self._live())
 
-    def confine(self, leave: int) -> None:
+    def forbid_growth(self, keep_bytes: int) -> None:
         shards = self._live()
         try:
             for shard in shards:
-                shard.confine(leave // len(shards))
+                shard.forbid_growth(keep_bytes // len(shards))
         except BaseException:
             for shard in shards:
-                shard.confine(0)
+                shard.forbid_growth(0)
             raise
 
     def close(self) -> None:

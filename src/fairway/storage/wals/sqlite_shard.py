@@ -311,13 +311,13 @@ class Shard:
             self.checkpoint(wait=True)
 
     def _apply(self, connection: apsw.Connection, group: Group, sync: bool) -> bool:
-        rows = tables.plain_rows(group, self._groups + 1)
+        rows = tables.append_rows(group, self._groups + 1)
         sync = sync or (rows is None and tables.has_hard_state(group))
         if sync is not self._full_sync:
             connection.pragma("synchronous", "FULL" if sync else "NORMAL")
             self._full_sync = sync
         if rows is not None and self._bounds is None:
-            tables.append_plain(connection, rows)
+            tables.insert_rows(connection, rows)
         else:
             self._deleted |= tables.apply_mixed(connection, group, self._groups + 1, self._bounds)
         self._count_pages(connection)
@@ -326,7 +326,7 @@ class Shard:
     def _count_pages(self, connection: apsw.Connection) -> None:
         """How long the -wal has become. Perhaps less, if it started over by itself.
 
-        Not told by a hook: that would ask for the interpreter lock in the middle of each commit.
+        Not by a hook: that would ask for the interpreter lock in the middle of each commit.
         """
         pages, _ = connection.status(apsw.SQLITE_DBSTATUS_CACHE_WRITE, True)  # since the last time
         self._wal_pages += pages
@@ -413,7 +413,7 @@ class Shard:
                     self._deleted.discard(partition)
                 self._count_pages(self._writer)
             except apsw.Error as error:
-                self._failure(error)  # nobody waits for this; the next write tells, if it is final
+                self._failure(error)  # nobody waits for this; if it is final, the next write fails
                 return False
             more = bool(self._deleted)
         self._bound_wal()  # a long sweep puts off `maintain`
@@ -425,22 +425,23 @@ class Shard:
         with self._lock:
             return set(self._deleted)
 
-    def room(self) -> int:
-        """See `Wal.room`."""
-        return self._room().free * PAGE_SIZE
+    def free_inside_bytes(self) -> int:
+        """See `Wal.free_inside_bytes`."""
+        return self._file_pages().free * PAGE_SIZE
 
-    def confine(self, leave: int) -> None:
-        """See `Wal.confine`; `leave` is this file's share."""
+    def forbid_growth(self, keep_bytes: int) -> None:
+        """See `Wal.forbid_growth`; `keep_bytes` is this file's share."""
         with self._lock:
             self._bounds = None
-            if leave:
-                self._bounds = tables.bounds_of(self._room(), max(leave // PAGE_SIZE, 1))
+            if keep_bytes:
+                keep_pages = max(keep_bytes // PAGE_SIZE, 1)
+                self._bounds = tables.bounds_of(self._file_pages(), keep_pages)
 
-    def _room(self) -> tables.Room:
+    def _file_pages(self) -> tables.FilePages:
         with self._lock, self._reading_errors():
             if self._writer is None:
                 raise Closing(f"{self.place} is not open")
-            return tables.room(self._writer)
+            return tables.file_pages(self._writer)
 
     def _bound_wal(self) -> None:
         """A -wal that cannot be moved for want of room would hold on to what deletes need."""
@@ -462,7 +463,7 @@ class Shard:
         """
         self._bound_wal()
         if self._cramped:
-            self.checkpoint(wait=True, patience_ms=FINISH_BUSY_MS)
+            self.checkpoint(wait=True, busy_ms=FINISH_BUSY_MS)
         busy = self._groups != self._groups_seen
         self._groups_seen = self._groups
         if busy and self._wal_pages * FRAME_SIZE < self._checkpoint_bytes:
@@ -470,25 +471,25 @@ class Shard:
         self.checkpoint()
         if self._vfs is None:
             self.checkpoint()
-            self.checkpoint(wait=True, patience_ms=FINISH_BUSY_MS)
+            self.checkpoint(wait=True, busy_ms=FINISH_BUSY_MS)
 
-    def checkpoint(self, *, wait: bool = False, patience_ms: int = CHECKPOINT_BUSY_MS) -> None:
+    def checkpoint(self, *, wait: bool = False, busy_ms: int = CHECKPOINT_BUSY_MS) -> None:
         """Move committed pages into the database file, beside commits. With `wait`, commits are
         held up until the -wal can start over, or a reader has been in the way for too long.
 
         Never raises for a storage failure: the pages stay where they are, and if no commit can be
-        trusted any more, the next one is told.
+        trusted any more, the next one fails.
         """
         if self._failed is not None or not (self._wal_pages or self._cramped):
             return
         with self._checkpoint_lock:
             try:
                 if wait or self._vfs is not None:
-                    self._checkpoint_alone(patience_ms)
+                    self._checkpoint_alone(busy_ms)
                 else:
                     self._checkpoint_beside()
             except apsw.BusyError:
-                if patience_ms == CHECKPOINT_BUSY_MS:
+                if busy_ms == CHECKPOINT_BUSY_MS:
                     self._stuck_pages = self._wal_pages
             except apsw.Error as error:
                 self._cramped |= isinstance(error, apsw.FullError)
@@ -505,7 +506,7 @@ class Shard:
         process died will not mean any more that everything is there."""
         self._mark.remember_boot(None)
 
-    def _checkpoint_alone(self, patience_ms: int) -> None:
+    def _checkpoint_alone(self, busy_ms: int) -> None:
         with self._lock:
             if self._writer is None:
                 return
@@ -513,7 +514,7 @@ class Shard:
             mode = apsw.SQLITE_CHECKPOINT_RESTART  # the file is kept and written over: it is faster
             if self._cramped:
                 mode = apsw.SQLITE_CHECKPOINT_TRUNCATE
-            self._writer.set_busy_timeout(patience_ms)
+            self._writer.set_busy_timeout(busy_ms)
             try:
                 self._move_pages(self._writer, self._groups, mode)
             finally:
@@ -591,7 +592,7 @@ class Shard:
         elif walfile.generation(self.place) is not None:
             connection = apsw.Connection(self.place, flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
         else:
-            # Said to be immutable: else SQLite would make an empty -wal to read nothing from.
+            # Opened as immutable: else SQLite would make an empty -wal to read nothing from.
             flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
             connection = apsw.Connection(f"{_uri(self._path)}?immutable=1", flags=flags, vfs=vfs)
         try:

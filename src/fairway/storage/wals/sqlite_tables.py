@@ -137,7 +137,7 @@ def _crc32_in_parts(payload: bytes, check: int) -> int:
     return check
 
 
-def plain_rows(group: Group, number: int) -> tuple[bytes, ...] | None:
+def append_rows(group: Group, number: int) -> tuple[bytes, ...] | None:
     """The rows of group `number` if all it does is append; None if it does more.
 
     This loop is where the interpreter spends its time when the log is busy, so what depends on the
@@ -163,12 +163,12 @@ def plain_rows(group: Group, number: int) -> tuple[bytes, ...] | None:
     return tuple(rows)
 
 
-def append_plain(connection: apsw.Connection, rows: tuple[bytes, ...]) -> None:
-    """Write what `plain_rows` made, in one statement that is its own transaction."""
+def insert_rows(connection: apsw.Connection, rows: tuple[bytes, ...]) -> None:
+    """Write what `append_rows` made, in one statement that is its own transaction."""
     connection.execute(APPEND, (apsw.carray(rows),))
 
 
-class Room(NamedTuple):
+class FilePages(NamedTuple):
     """How many pages the file has, and how many of them are free."""
 
     pages: int
@@ -179,30 +179,30 @@ class Room(NamedTuple):
         return self.pages - self.free
 
 
-def room(connection: apsw.Connection) -> Room:
+def file_pages(connection: apsw.Connection) -> FilePages:
     """As the transaction under way has it."""
-    return Room(connection.pragma("page_count"), connection.pragma("freelist_count"))
+    return FilePages(connection.pragma("page_count"), connection.pragma("freelist_count"))
 
 
 class Bounds(NamedTuple):
-    """How many pages a confined file may have, and how many of them entries leave to what makes
-    room."""
+    """How many pages a file that must not grow may have, and how many free ones entries keep for
+    operations that free some."""
 
     pages: int
-    leave: int
+    keep: int
 
 
-def bounds_of(found: Room, leave: int) -> Bounds:
-    """For a file as it is, or a little larger: with no more than it has to leave, it would refuse
-    the next entry though other files have room."""
-    return Bounds(max(found.pages, found.used + 2 * leave), leave)
+def bounds_of(found: FilePages, keep: int) -> Bounds:
+    """For a file as it is, or a little larger: with no more free than it has to keep, it would
+    refuse the next entry though other files have free pages."""
+    return Bounds(max(found.pages, found.used + 2 * keep), keep)
 
 
-def fits(before: Room, after: Room, bounds: Bounds) -> bool:
-    """Whether a group may be committed: it neither makes the file too large nor uses what is to be
-    left. One that makes room may, however little there is."""
+def fits(before: FilePages, after: FilePages, bounds: Bounds) -> bool:
+    """Whether a group may be committed: it neither makes the file too large nor uses pages that are
+    to be kept. One that frees pages may, however few are free."""
     return after.pages <= max(bounds.pages, before.pages) and after.used <= max(
-        bounds.pages - bounds.leave, before.used
+        bounds.pages - bounds.keep, before.used
     )
 
 
@@ -212,10 +212,10 @@ def apply_mixed(
     """Write any group as group `number` in one transaction; returns the partitions it deletes.
 
     `FullError` if there are bounds and it does not stay within. What has no entries, such as a
-    deletion, has nothing to leave.
+    deletion, keeps nothing free.
     """
     connection.execute("BEGIN IMMEDIATE")
-    before = room(connection) if bounds else None
+    before = file_pages(connection) if bounds else None
     rows = [ROW % (MARK, 0, number, 0, b"")]
     deleted = set()
     for partition, operations in group.items():
@@ -226,8 +226,8 @@ def apply_mixed(
     _flush(connection, rows)
     if bounds is not None and before is not None:
         if not any(operation.entries for operations in group.values() for operation in operations):
-            bounds = bounds._replace(leave=0)
-        if not fits(before, room(connection), bounds):
+            bounds = bounds._replace(keep=0)
+        if not fits(before, file_pages(connection), bounds):
             raise apsw.FullError("the disk is full, and so are the pages that the file has")
     connection.execute("COMMIT")
     return deleted

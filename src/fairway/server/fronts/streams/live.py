@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from fairway.errors import FairwayError
+from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import clock_of
 from fairway.server.fronts.streams.answers import (
     COMMON,
@@ -61,6 +62,10 @@ class StreamsFrontConfig:
     """What one answer carries at most, unless a single record is larger."""
     event_bytes: int = 64 * 1024
     """The same for one event."""
+
+    def __post_init__(self) -> None:
+        check_amounts(self, long_poll_ns=0, sse_cycle_ns=1, keep_alive_ns=1)
+        check_amounts(self, chunk_bytes=1, event_bytes=1)
 
 
 class StreamEvents:

@@ -1,7 +1,7 @@
 """Calls a synchronous function again and again on a thread of its own.
 
-For heartbeats: an event loop that is busy, or blocked by somebody's code, must not delay them. On a
-loop with virtual time there are no threads, so there it is a task like any other.
+A lease is renewed so: an event loop that is busy, or blocked by a user's code, must not delay that.
+A loop on virtual time has no threads, so there the ticker is a task like any other.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Pulse:
-    """A service that calls `beat` at once and then every `interval_ns`, until it is cancelled.
+class ThreadTicker:
+    """A service that calls `tick` at once and then every `interval_ns`, until it is cancelled.
 
-    `beat` must not raise; it is called on the pulse's thread, may block it, and returns how long to
-    wait until the next call (None: `interval_ns`). `end` is called on the same thread at the end.
+    `tick` must not raise; it is called on the ticker's thread, may block it, and returns how long
+    to wait until the next call (None: `interval_ns`). `end` is called on the same thread at the
+    end.
     """
 
     def __init__(
         self,
         name: str,
-        beat: Callable[[], int | None],
+        tick: Callable[[], int | None],
         interval_ns: int,
         *,
         end: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
-        self._beat = beat
+        self._tick = tick
         self._interval_ns = interval_ns
         self._end = end
-        self._tell: Callable[[], object] = lambda: None
+        self._report_end: Callable[[], object] = lambda: None
         self._ended = threading.Event()
         self._woken = threading.Event()
         self._woken_virtually = asyncio.Event()
 
-    def beat_now(self) -> None:
+    def tick_now(self) -> None:
         """Do not wait for the next time. From the event loop."""
         self._woken.set()
         self._woken_virtually.set()
@@ -51,24 +52,24 @@ class Pulse:
             try:
                 while True:
                     self._woken_virtually.clear()
-                    wait_ns = self._beat()
+                    wait_ns = self._tick()
                     wait_s = (self._interval_ns if wait_ns is None else wait_ns) / 1e9
                     with suppress(TimeoutError):
                         async with asyncio.timeout(wait_s):
                             await self._woken_virtually.wait()
             finally:
                 self._end()
-        gone: asyncio.Future[None] = loop.create_future()
+        ended: asyncio.Future[None] = loop.create_future()
         thread = threading.Thread(target=self._go_on, name=self.name, daemon=True)
 
-        def tell() -> None:
-            if not gone.done():
-                gone.set_result(None)
+        def note_end() -> None:
+            if not ended.done():
+                ended.set_result(None)
 
-        self._tell = partial(loop.call_soon_threadsafe, tell)
+        self._report_end = partial(loop.call_soon_threadsafe, note_end)
         thread.start()
         try:
-            await asyncio.shield(gone)
+            await asyncio.shield(ended)
             raise RuntimeError(f"{self.name} ended although nobody stopped it")
         finally:
             self._ended.set()
@@ -80,12 +81,12 @@ class Pulse:
                 self._woken.clear()
                 if self._ended.is_set():
                     return
-                wait_ns = self._beat()
+                wait_ns = self._tick()
                 self._woken.wait((self._interval_ns if wait_ns is None else wait_ns) / 1e9)
         finally:
             self._end()
             if not self._ended.is_set():
-                self._tell()
+                self._report_end()
 
 
 def is_virtual(loop: asyncio.AbstractEventLoop) -> bool:
