@@ -13,7 +13,7 @@ from fairway.client.retry import Attempts, RetryConfig
 from fairway.settings import read_client_settings
 
 if TYPE_CHECKING:
-    from fairway.client.following import Stream
+    from fairway.client.following import StreamCall
     from fairway.client.protocol import Call
     from fairway.errors import FairwayError
 
@@ -82,7 +82,7 @@ class Exchange:
             "timeout": self._timeout(self._timeout_s + call.wait_ns / 1e9),
         }
 
-    def stream_request(self, stream: Stream, silence_s: float) -> dict[str, Any]:
+    def stream_request(self, stream: StreamCall, silence_s: float) -> dict[str, Any]:
         """The same for a stream. Silence beyond `silence_s` ends it: that is the watchdog."""
         headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
         if stream.last_id:

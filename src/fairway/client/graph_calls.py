@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from fairway.client.following import Stream
+from fairway.client.following import StreamCall
 from fairway.client.problems import event_error
 from fairway.client.protocol import MS_NS, Call, Query, reading
 from fairway.errors import InvalidRequest, Throttled
@@ -231,9 +231,9 @@ def unload(name: str, tenant: str | None, forget: bool) -> Call[wire.UnloadReply
     )
 
 
-def watch(name: str, tenant: str | None, every_ms: int, *, cache: bool) -> Stream:
+def watch(name: str, tenant: str | None, every_ms: int, *, cache: bool) -> StreamCall:
     more = (("every_ms", str(every_ms)), ("cache", "true" if cache else "false"))
-    return Stream(_path(name, "watch"), _of(tenant, *more))
+    return StreamCall(_path(name, "watch"), _of(tenant, *more))
 
 
 def news_of(event: Event) -> GraphNews | None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from fairway.app import Fairway
     from fairway.runtime.blocking import BlockingPool
-    from fairway.server.access.auth import Access, Identity, LiveKeys
+    from fairway.server.access.auth import Access, Identity, ReloadedKeys
     from fairway.server.access.cors import Cors
     from fairway.server.access.quotas import Allowance
     from fairway.server.front import Fronts
@@ -140,7 +140,7 @@ class Host(Lifecycle):
         *,
         access: Access,
         cors: Cors,
-        keys: LiveKeys | None = None,
+        keys: ReloadedKeys | None = None,
         random_bytes: Callable[[int], bytes],
         pool: BlockingPool,
         held: HeldBytes,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from fairway.errors import FairwayError, Fenced, NotFound
 from fairway.runtime.blocking import BlockingPool
-from fairway.server.access.auth import LiveKeys, OpenAccess, check_bind
+from fairway.server.access.auth import OpenAccess, ReloadedKeys, check_bind
 from fairway.server.access.cors import Cors
 from fairway.server.fronts import FRONTS
 from fairway.server.host import Host
@@ -179,7 +179,7 @@ class Server:
 
         settings = self.settings
         cors = Cors(settings.cors_origins, exposed=EXPOSED)
-        keys = LiveKeys(settings.key_source(), pool=pool) if settings.keyed else None
+        keys = ReloadedKeys(settings.key_source(), pool=pool) if settings.keyed else None
         host = Host(
             self.app,
             self._fronts,

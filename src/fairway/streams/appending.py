@@ -1,7 +1,7 @@
 """Appending to a stream: judged and queued in one step, and acknowledged when it is durable.
 
 A verdict may depend on a write that is still under way: on a close, or on an append of the same
-producer. Then that is waited for, so nobody is refused or told of success because of what may fail.
+producer. Then that is waited for, so nothing is refused or acknowledged because of what may fail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fairway.streams.offset import Offset
     from fairway.streams.requests import StreamAppend
     from fairway.streams.stream import Stream
-    from fairway.streams.verdict import Verdict
+    from fairway.streams.verdict import AppendVerdict
 
 PRODUCER: Final = "ds:"
 """Before the names of producers, which share their place with those of routers."""
@@ -32,7 +32,7 @@ PRODUCER: Final = "ds:"
 class StreamAppended(NamedTuple):
     """What became of an append."""
 
-    verdict: Verdict
+    verdict: AppendVerdict
     offset: Offset
     """The tail after it."""
     known: tuple[int, int] | None

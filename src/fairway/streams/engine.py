@@ -65,7 +65,7 @@ class Streams(Part):
         self.spawn(self._upkeep.run(self.store), self._upkeep.name)
 
     def stop_admitting(self) -> None:
-        """Refuse what would be stored, and let whoever waits for news go."""
+        """Refuse what would be stored, and let whoever waits for records go."""
         self._closing = True
         for stream in self.store:
             stream.topic.wake()
@@ -81,7 +81,7 @@ class Streams(Part):
 
     @property
     def closing(self) -> bool:
-        """Whether it is not yet, or no longer, open: whoever waits for news should go."""
+        """Whether it is not yet, or no longer, open: whoever waits for records should go."""
         return self._closing or self._topics.closing
 
     def check_admits(self) -> None:

@@ -56,7 +56,7 @@ class StreamPlace(NamedTuple):
 
 
 def offset_of(place: StreamPlace, segments: Sequence[Segment], epoch: int) -> Offset:
-    """How a position is told to clients: the end of a segment and the start of the next are one
+    """How a position is named to clients: the end of a segment and the start of the next are one
     position and have one name."""
     segment, seq = place
     if segment < len(segments):

@@ -46,5 +46,5 @@ def keeps_stream(topic: str) -> bool:
 
 
 def path_in(topic: str) -> str:
-    """The path of the stream that a topic keeps, or "" if its name does not tell."""
+    """The path of the stream that a topic keeps, or "" if its name does not say."""
     return topic.removeprefix(NAMESPACE).replace(":", "/") if topic.startswith(NAMESPACE) else ""

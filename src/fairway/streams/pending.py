@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from fairway.streams.offset import Offset
     from fairway.streams.requests import Producer, StreamAppend
-    from fairway.streams.verdict import Verdict
+    from fairway.streams.verdict import AppendVerdict
 
     Write = asyncio.Future[Offset]
 
@@ -24,7 +24,7 @@ class PendingWrites:
         """The newest one, under way or not."""
         self._of_producers: dict[str, Write] = {}
 
-    def blocker(self, producer: Producer | None, verdict: Verdict) -> Write | None:
+    def blocker(self, producer: Producer | None, verdict: AppendVerdict) -> Write | None:
         """The write under way that has to end before a verdict counts.
 
         The next append of a producer need not wait for the one before: if that fails, this one

@@ -109,8 +109,8 @@ class BackingTopic(Protocol):
     ) -> None:
         """Number and queue records with metadata, or metadata alone, in one step of the loop.
 
-        `position` is a producer, its epoch and the number of this append. `on_done` is told the
-        last seq and what went wrong, or None once all of it is durable.
+        `position` is a producer, its epoch and the number of this append. `on_done` is called with
+        the last seq and what went wrong, or None once all of it is durable.
         """
         ...
 
@@ -174,7 +174,7 @@ class BackingTopic(Protocol):
         ...
 
     def change(self) -> AbstractContextManager[asyncio.Future[None]]:
-        """A future that resolves when there is news, or no more reason to wait for any."""
+        """A future that resolves on a change, or when there is no more reason to wait for one."""
         ...
 
     def wake(self) -> None:
@@ -191,7 +191,7 @@ class BackingTopics(Protocol):
 
     @property
     def closing(self) -> bool:
-        """Whether it is no longer open: whoever waits for news should go."""
+        """Whether it is no longer open: whoever waits for records should go."""
         ...
 
     def check_admits(self) -> None:
@@ -209,6 +209,6 @@ class BackingTopics(Protocol):
 
     async def delete(self, name: str) -> None: ...
     def when_deleted(self, listener: Callable[[str, int], None]) -> Callable[[], None]:
-        """Tell `listener` the name and epoch of every topic that is gone, whoever deleted it,
+        """Call `listener` with the name and epoch of every topic that is gone, whoever deleted it,
         until what this returns is called."""
         ...

@@ -51,7 +51,7 @@ class StreamReader:
         while place != stream.tail and size < max_bytes:
             page = await self._page(stream, place, max_bytes - size)
             if page.gap is not None and pieces:
-                break  # told of at the start of the next chunk
+                break  # it is reported at the start of the next chunk
             for record in page.records:
                 pieces.append(piece_of(record.data, json=stream.json))
                 ends.append(StreamPlace(place.segment, record.seq))
@@ -82,17 +82,17 @@ class StreamReader:
             raise InvalidRequest("what this stream inherited is gone", code="gone")
         return await found.page_as_of(segment, place.seq, limit=PAGE_RECORDS, max_bytes=max_bytes)
 
-    async def wait_news(
+    async def wait_change(
         self, stream: Stream, place: StreamPlace, until_ns: int, gone: asyncio.Future[None]
     ) -> bool:
         """Wait for records after `place`, a close or the end; False if there were none."""
-        while not self.news(stream, place):
+        while not self.changed(stream, place):
             left_ns = until_ns - self._clock.now_ns()
             if left_ns <= 0 or gone.done():
                 return False
             # Asked for before it is looked at again: what lands in between resolves it.
             with stream.topic.change() as change:
-                if not self.news(stream, place):
+                if not self.changed(stream, place):
                     await asyncio.wait(
                         [change, gone],
                         timeout=left_ns / 1e9,
@@ -100,6 +100,6 @@ class StreamReader:
                     )
         return True
 
-    def news(self, stream: Stream, place: StreamPlace) -> bool:
-        """Whether a reader at `place` has anything to be told."""
+    def changed(self, stream: Stream, place: StreamPlace) -> bool:
+        """Whether a reader at `place` need not wait: there are records, a close or the end."""
         return stream.ended or stream.meta.closed or self._closing() or place != stream.tail

@@ -60,8 +60,8 @@ class StreamStore:
         start: Callable[[Coroutine[Any, Any, None]], None],
         loaded: Callable[[Stream], None],
     ) -> None:
-        """`start` runs what follows from a deletion beside it; `loaded` is told of each stream that
-        is made or found for the first time."""
+        """`start` runs what follows from a deletion beside it; `loaded` is called with each
+        stream that is made or found for the first time."""
         self._topics = topics
         self._clock = clock
         self._check_admits = check_admits

@@ -85,7 +85,7 @@ class Stream:
         return at_tail, at_tail and self.meta.closed
 
     def offset_of(self, place: StreamPlace) -> Offset:
-        """How a position is told to clients."""
+        """How a position is named to clients."""
         return offset_of(place, self.segments, self.topic.epoch)
 
     def place_of(self, offset: Offset | str | None) -> StreamPlace:

@@ -31,13 +31,13 @@ class Repeat(NamedTuple):
     seq: int | None
 
 
-Verdict = Denied | Repeat | None
+AppendVerdict = Denied | Repeat | None
 """None: append it."""
 
 
 def judge(
     meta: StreamMeta, request: StreamAppend, known: tuple[int, int] | None, *, empty: bool
-) -> Verdict:
+) -> AppendVerdict:
     """What to do with an append; `known` is where its producer is, `empty`: it only closes."""
     producer = request.producer
     if meta.closed:
@@ -59,7 +59,7 @@ def judge(
     return None
 
 
-def judge_producer(producer: Producer, known: tuple[int, int] | None) -> Verdict:
+def judge_producer(producer: Producer, known: tuple[int, int] | None) -> AppendVerdict:
     """Whether this is the producer's next append."""
     epoch, seq = known if known is not None else (producer.epoch, -1)
     if producer.epoch < epoch:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fairway.client.aio.topics import OnBadRecord, OnDisconnect, OnTombstone
     from fairway.client.clock import ClientClock
-    from fairway.client.following import Stream
+    from fairway.client.following import StreamCall
     from fairway.client.problems import NoReply, Reply
     from fairway.client.protocol import Call
     from fairway.client.records import Cursor
@@ -259,7 +259,7 @@ class AsyncClient:
         """Carry a call out, whatever comes of it."""
         return self._exchange.value(call, await self._send(call))
 
-    async def open_stream(self, stream: Stream, silence_s: float) -> httpx.Response:
+    async def open_stream(self, stream: StreamCall, silence_s: float) -> httpx.Response:
         """The response of a stream, once it is known to be one."""
         exchange = self._exchange
         request = self._http.build_request(**exchange.stream_request(stream, silence_s))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Self, Unpack
 
     from fairway.client.clock import ClientClock
-    from fairway.client.following import Stream
+    from fairway.client.following import StreamCall
     from fairway.client.problems import NoReply, Reply
     from fairway.client.protocol import Call
     from fairway.client.records import Cursor
@@ -254,7 +254,7 @@ class Client:
         """Carry a call out, whatever comes of it."""
         return self._exchange.value(call, self._send(call))
 
-    def open_stream(self, stream: Stream, silence_s: float) -> httpx.Response:
+    def open_stream(self, stream: StreamCall, silence_s: float) -> httpx.Response:
         """The response of a stream, once it is known to be one."""
         exchange = self._exchange
         request = self._http.build_request(**exchange.stream_request(stream, silence_s))

@@ -2,7 +2,7 @@
 
 With keys, whoever sends one is an `Identity` and everybody else is refused; a web page can use a
 key only if somebody gave it one. Without keys the server is for its own machine: the Host and the
-Origin of a request show whether a page from elsewhere is behind it. Only `LiveKeys` touches the
+Origin of a request show whether a page from elsewhere is behind it. Only `ReloadedKeys` touches the
 outside, and only through `settings`; the rest is pure. No secret is kept, shown or logged.
 """
 
@@ -246,7 +246,7 @@ class KeyedAccess:
         self._listeners.append(listener)
 
 
-class LiveKeys:
+class ReloadedKeys:
     """A service that keeps `access` at what the keys file says.
 
     A file that cannot be read, is malformed or empty changes nothing and is logged once: a slip of

@@ -21,8 +21,8 @@ from fairway.server.access.auth import (
     Identity,
     KeyedAccess,
     Keyring,
-    LiveKeys,
     OpenAccess,
+    ReloadedKeys,
     check_bind,
     scrubbed,
 )
@@ -548,21 +548,21 @@ def test_keys_follow_their_file(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with BlockingPool(1) as pool, asyncio.TaskGroup() as group:
-            live = LiveKeys(KeySource(path, fixed=parse_api_keys("fixed")), pool=pool)
-            task = group.create_task(live.run())
-            assert live.access.keyring.names == {"ann", "env-1"}
+            keys = ReloadedKeys(KeySource(path, fixed=parse_api_keys("fixed")), pool=pool)
+            task = group.create_task(keys.run())
+            assert keys.access.keyring.names == {"ann", "env-1"}
             written(path, "ann", "new")
             await asyncio.sleep(0.9)
-            assert admit(live.access, "Bearer old").name == "ann"
+            assert admit(keys.access, "Bearer old").name == "ann"
             await asyncio.sleep(0.2)
-            assert admit(live.access, "Bearer new").name == "ann"
-            assert admit(live.access, "Bearer fixed").name == "env-1"
+            assert admit(keys.access, "Bearer new").name == "ann"
+            assert admit(keys.access, "Bearer fixed").name == "env-1"
             with pytest.raises(Unauthorized):
-                admit(live.access, "Bearer old")
+                admit(keys.access, "Bearer old")
             replacement = written(tmp_path / "next.toml", "bob", "newer")
             replacement.rename(path)
             await asyncio.sleep(1)
-            assert live.access.keyring.names == {"bob", "env-1"}
+            assert keys.access.keyring.names == {"bob", "env-1"}
             task.cancel()
 
     run(main, seed=1)
@@ -576,23 +576,23 @@ def test_a_broken_file_keeps_the_old_keys_and_is_logged_once(
 
     async def main() -> None:
         async with BlockingPool(1) as pool, asyncio.TaskGroup() as group:
-            live = LiveKeys(KeySource(path), pool=pool)
-            task = group.create_task(live.run())
+            keys = ReloadedKeys(KeySource(path), pool=pool)
+            task = group.create_task(keys.run())
             path.write_text(f'[[key]]\nname = "ann"\nsecret = "{SECRET}"\nscopes = ["{SECRET}"]')
             await asyncio.sleep(5.5)
             assert [record.levelname for record in caplog.records] == ["ERROR"]
             assert "keys.toml: key 1 ('ann'): scopes[0]" in caplog.text
             with pytest.raises(InvalidConfig, match=r"keys\.toml"):
-                await live.reload()
+                await keys.reload()
             path.write_text("")  # an editor at work: it must not turn keys off
             await asyncio.sleep(5)
             path.unlink()
             await asyncio.sleep(5)
             assert [record.levelname for record in caplog.records] == ["ERROR"] * 3
-            assert admit(live.access, f"Bearer {SECRET}").name == "ann"
+            assert admit(keys.access, f"Bearer {SECRET}").name == "ann"
             written(path, "bob", SECRET)
             await asyncio.sleep(1)
-            assert admit(live.access, f"Bearer {SECRET}").name == "bob"
+            assert admit(keys.access, f"Bearer {SECRET}").name == "bob"
             task.cancel()
 
     run(main, seed=1)
@@ -605,13 +605,13 @@ def test_keys_are_reloaded_on_demand(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with BlockingPool(1) as pool:
-            live = LiveKeys(KeySource(path), pool=pool)
-            assert not await live.reload()
+            keys = ReloadedKeys(KeySource(path), pool=pool)
+            assert not await keys.reload()
             written(path, "bob", "b")
             async with asyncio.TaskGroup() as group:
-                both = [group.create_task(live.reload()) for _ in range(2)]
+                both = [group.create_task(keys.reload()) for _ in range(2)]
             assert sorted(task.result() for task in both) == [False, True]
-            assert live.access.keyring.names == {"bob"}
+            assert keys.access.keyring.names == {"bob"}
 
     run(main, seed=1)
 
@@ -622,13 +622,13 @@ def test_reloads_do_not_overtake_each_other(tmp_path: Path, seed: int) -> None:
 
     async def main() -> None:
         async with BlockingPool(4) as pool:
-            live = LiveKeys(KeySource(path), pool=pool)
+            keys = ReloadedKeys(KeySource(path), pool=pool)
             async with asyncio.TaskGroup() as group:
                 for number in range(4):
                     written(path, f"bob-{number}", "b")
-                    group.create_task(live.reload())
+                    group.create_task(keys.reload())
                     await asyncio.sleep(0.001)  # a read takes up to 2 ms either way
-            assert live.access.keyring.names == {"bob-3"}
+            assert keys.access.keyring.names == {"bob-3"}
 
     run(main, seed=seed)
 
@@ -647,13 +647,13 @@ def test_a_full_pool_only_delays_the_look(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with FullAtFirst(1) as pool, asyncio.TaskGroup() as group:
-            live = LiveKeys(KeySource(path), pool=pool)
-            task = group.create_task(live.run())
+            keys = ReloadedKeys(KeySource(path), pool=pool)
+            task = group.create_task(keys.run())
             written(path, "bob", "b")
             await asyncio.sleep(3.5)
-            assert live.access.keyring.names == {"ann"}
+            assert keys.access.keyring.names == {"ann"}
             await asyncio.sleep(1)
-            assert live.access.keyring.names == {"bob"}
+            assert keys.access.keyring.names == {"bob"}
             task.cancel()
 
     run(main, seed=1)
@@ -662,12 +662,12 @@ def test_a_full_pool_only_delays_the_look(tmp_path: Path) -> None:
 def test_a_broken_file_is_refused_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     with pytest.raises(InvalidConfig, match=r"keys\.toml: No such file"):
-        LiveKeys(KeySource(path), pool=BlockingPool(1))
+        ReloadedKeys(KeySource(path), pool=BlockingPool(1))
     path.write_text("")
     with pytest.raises(InvalidConfig, match=r"keys\.toml: there is no key"):
-        LiveKeys(KeySource(path), pool=BlockingPool(1))
+        ReloadedKeys(KeySource(path), pool=BlockingPool(1))
     with pytest.raises(InvalidConfig):
-        LiveKeys(KeySource(written(path, "a", "b")), pool=BlockingPool(1), period_ns=0)
+        ReloadedKeys(KeySource(written(path, "a", "b")), pool=BlockingPool(1), period_ns=0)
 
 
 # --- logs

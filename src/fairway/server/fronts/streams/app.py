@@ -219,7 +219,9 @@ class StreamsApp:
             if self._meter is not None:
                 guest = self._meter.connect(request.identity, partial(turn_away, gone))
                 leaving.callback(self._meter.disconnect, guest)
-            went_live(request, lasts=asked.live == "sse" or not streams.reading.news(stream, place))
+            went_live(
+                request, lasts=asked.live == "sse" or not streams.reading.changed(stream, place)
+            )
             leaving.enter_context(streams.store.read_live(stream))
             async with asyncio.TaskGroup() as group:
                 listening = group.create_task(wait_gone(receive, gone), name="stream-reader")
@@ -282,7 +284,7 @@ class StreamsApp:
     ) -> Reply:
         streams = self._streams
         until_ns = self._clock.now_ns() + self._config.long_poll_ns
-        await streams.reading.wait_news(stream, place, until_ns, gone)
+        await streams.reading.wait_change(stream, place, until_ns, gone)
         if gone.done():
             gone.result()  # raises why it was turned away, if it was
         if await streams.store.get(stream.meta.path) is not stream:

@@ -116,7 +116,7 @@ class StreamEvents:
     ) -> None:
         stream, config, clock = self._stream, self._config, self._clock
         end_ns = clock.now_ns() + config.sse_cycle_ns
-        news = False
+        changed = False
         while not self._gone.done():
             sent = self._whole_characters(chunk)
             if sent:
@@ -124,7 +124,7 @@ class StreamEvents:
             elif not chunk.pieces:
                 place = chunk.end  # past what was deleted
             at_tail, closed = stream.at_end(place)
-            if sent or closed or not news or chunk.end == place:
+            if sent or closed or not changed or chunk.end == place:
                 control = StreamControl(str(stream.offset_of(place)), up_to_date=at_tail)
                 if closed:
                     control.stream_closed = True
@@ -136,7 +136,7 @@ class StreamEvents:
                 return
             if chunk.end == stream.tail:
                 beat_ns = min(end_ns, clock.now_ns() + config.keep_alive_ns)
-                news = await self._reading.wait_news(stream, chunk.end, beat_ns, self._gone)
+                changed = await self._reading.wait_change(stream, chunk.end, beat_ns, self._gone)
             if self._over() or clock.now_ns() >= end_ns:
                 return
             chunk = await self._read_on(place, chunk)
