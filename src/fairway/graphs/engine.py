@@ -34,11 +34,11 @@ from fairway.errors import (
 )
 from fairway.graphs.checkpoint import RECOVERIES_MAX, Recovered
 from fairway.graphs.graph import Graph
-from fairway.graphs.hands import Hands
 from fairway.graphs.health import ReactorState
 from fairway.graphs.journal import BACKOFF, history, page
 from fairway.graphs.live import SUPERVISION, Around, LiveGraph, restored
 from fairway.graphs.metrics import series_of
+from fairway.graphs.node_runner import NodeRunner
 from fairway.graphs.traversal import node_in
 from fairway.kernel.part import OK, Part, PartHealth
 from fairway.runtime.clock import clock_of, sleep_ns
@@ -147,11 +147,11 @@ class Graphs(Part):
         self._closing = True
 
     async def open(self) -> None:
-        self._hands = Hands()
+        self._node_runner = NodeRunner()
         kernel = self._kernel
         self._around = Around(
             clock=clock_of(),
-            hands=self._hands,
+            node_runner=self._node_runner,
             random=self._random,
             holder=f"{socket.gethostname()}:{os.getpid()}",
             log=self._log,
@@ -187,7 +187,7 @@ class Graphs(Part):
             await self._end(managed)
 
     async def aclose(self) -> None:
-        await self._hands.__aexit__(None, None, None)
+        await self._node_runner.__aexit__(None, None, None)
 
     def _replaced(self, error: Fenced) -> None:
         """Another process has the log, and runs the graphs: these fire no more."""

@@ -236,11 +236,11 @@ class Graph:
 
     async def invoke(self, **inputs: Any) -> Mapping[str, Any]:
         """As `call`, for any graph: what a task of a workflow does with a graph."""
-        from fairway.graphs.hands import Hands
+        from fairway.graphs.node_runner import NodeRunner
 
         outputs: dict[str, Any] = {}
-        async with Hands() as hands:
-            await self.build().arun(self.checked(inputs), self._context(), outputs, hands)
+        async with NodeRunner() as runner:
+            await self.build().arun(self.checked(inputs), self._context(), outputs, runner)
         return outputs
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:

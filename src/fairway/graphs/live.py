@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from fairway.graphs.feed import Arrivals
     from fairway.graphs.firing import Firing
     from fairway.graphs.graph import Graph
-    from fairway.graphs.hands import Hands
     from fairway.graphs.journal import Loaded
+    from fairway.graphs.node_runner import NodeRunner
     from fairway.kernel.effects import Destination
     from fairway.runtime.clock import Clock
     from fairway.runtime.supervision import SupervisionEvent
@@ -76,7 +76,7 @@ class Around(NamedTuple):
     """What graphs use of the process they run in."""
 
     clock: Clock
-    hands: Hands
+    node_runner: NodeRunner
     random: Random
     holder: str
     """What this process is called, in what is kept."""
@@ -141,7 +141,7 @@ class LiveGraph:
         self.reactor = Reactor(
             graph,
             self.health,
-            around.hands,
+            around.node_runner,
             clock,
             checkpoint=checkpoint,
             limits=self.limits,
@@ -232,7 +232,7 @@ class LiveGraph:
             source=name,
             tenant=self.graph.tenant,
             report=lambda connected, why="": self._reported(name, connected, why),
-            in_thread=self._around.hands.pool.run,
+            in_thread=self._around.node_runner.pool.run,
             arrivals=self._around.arrivals,
         )
 

@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from fairway.graphs.boundary import Boundary, Marks
     from fairway.graphs.checkpoint import Checkpoint, Limits, Record
     from fairway.graphs.graph import Graph
-    from fairway.graphs.hands import Hands
     from fairway.graphs.health import ReactorHealth
     from fairway.graphs.inputs import Taken
     from fairway.graphs.journal import Journal
+    from fairway.graphs.node_runner import NodeRunner
     from fairway.graphs.outbox import Outbox
     from fairway.graphs.tickets import Ticket
     from fairway.runtime.clock import Clock
@@ -96,7 +96,7 @@ class Reactor:
         self,
         graph: Graph,
         health: ReactorHealth,
-        hands: Hands,
+        node_runner: NodeRunner,
         clock: Clock,
         *,
         checkpoint: Checkpoint,
@@ -126,7 +126,7 @@ class Reactor:
         self._graph = graph
         self._traversal = graph.build()
         self._inline = self._traversal.inline
-        self._hands = hands
+        self._node_runner = node_runner
         self._clock = clock
         self._now = clock.now_ns
         self._limits = limits
@@ -516,7 +516,9 @@ class Reactor:
         ctx = self._begin(taken, cause)
         outputs: dict[str, Any] = {}
         try:
-            await self._eager.run(self._traversal.arun, taken.values, ctx, outputs, self._hands)
+            await self._eager.run(
+                self._traversal.arun, taken.values, ctx, outputs, self._node_runner
+            )
         except NodeFailed as failure:
             without_task(self._missed, due, failure, begin_ns, outputs)
         except CancelledItself as cancelled:

@@ -17,8 +17,8 @@ from fairway.graphs.boundary import WHOLE, Boundary
 from fairway.graphs.checkpoint import STATE, Checkpoint, Died, Fired, Pushed
 from fairway.graphs.context import FiringContext
 from fairway.graphs.firing import packed
-from fairway.graphs.hands import Hands
 from fairway.graphs.inputs import Inputs, PredicateFailed, Slot
+from fairway.graphs.node_runner import NodeRunner
 from fairway.graphs.repeats import Repeats, hashable
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.traversal import NodeFailed
@@ -215,7 +215,7 @@ class _Runner:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._traversal = graph.build()
-        self._hands = Hands()
+        self._node_runner = NodeRunner()
         self._states = graph.states
         self._number = 0
 
@@ -223,7 +223,7 @@ class _Runner:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._hands.__aexit__(None, None, None)
+        await self._node_runner.__aexit__(None, None, None)
 
     async def next(self, run: _Rerun, taken: Taken, at_ns: int) -> Replayed:
         self._number += 1
@@ -249,7 +249,7 @@ class _Runner:
         outputs: dict[str, Any] = {}
         error = None
         try:
-            await self._traversal.arun(values, ctx, outputs, self._hands)
+            await self._traversal.arun(values, ctx, outputs, self._node_runner)
         except NodeFailed as failure:
             error = str(failure)
         self._writes = ctx.writes
