@@ -36,7 +36,7 @@ from fairway.graphs.checkpoint import RECOVERIES_MAX, Recovered
 from fairway.graphs.graph import Graph
 from fairway.graphs.health import ReactorState
 from fairway.graphs.journal import BACKOFF, history, page
-from fairway.graphs.live import SUPERVISION, Around, LiveGraph, restored
+from fairway.graphs.live import SUPERVISION, Environment, LiveGraph, restored
 from fairway.graphs.metrics import series_of
 from fairway.graphs.node_runner import NodeRunner
 from fairway.graphs.traversal import node_in
@@ -149,7 +149,7 @@ class Graphs(Part):
     async def open(self) -> None:
         self._node_runner = NodeRunner()
         kernel = self._kernel
-        self._around = Around(
+        self._environment = Environment(
             clock=clock_of(),
             node_runner=self._node_runner,
             random=self._random,
@@ -424,7 +424,7 @@ class Graphs(Part):
             config=self._supervision,
             random=self._random,
             report=lambda event: self._happened(managed, event),
-            clock=self._around.clock,
+            clock=self._environment.clock,
             tells_health=True,
         )
         try:
@@ -441,7 +441,11 @@ class Graphs(Part):
             return
         error = "" if event.error is None else told(_innermost(event.error))
         record = Recovered(
-            self._around.clock.wall_ns(), event.name, event.happening.value, event.failures, error
+            self._environment.clock.wall_ns(),
+            event.name,
+            event.happening.value,
+            event.failures,
+            error,
         )
         managed.recoveries.append(record)
         managed.unkept.append(record)
@@ -496,7 +500,7 @@ class Graphs(Part):
             )
         live = LiveGraph(
             graph,
-            self._around,
+            self._environment,
             loaded,
             managed.partition,
             recoveries=managed.recoveries.append,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fairway.graphs.accumulator import Accumulator
     from fairway.graphs.boundary import Marks
-    from fairway.graphs.feed import Connection, Feed, Report, Surroundings
+    from fairway.graphs.feed import Connection, Feed, FeedContext, Report
     from fairway.runtime.clock import Clock
 
 logger = logging.getLogger("fairway.graphs")
@@ -74,13 +74,13 @@ class FeedReader:
         self._hushed = True
         self._interrupt()
 
-    async def run(self, around: Surroundings, healthy: Callable[[bool], None]) -> None:
+    async def run(self, context: FeedContext, healthy: Callable[[bool], None]) -> None:
         """Read until cancelled."""
         backoff = Backoff(RECONNECT, self._random)
         while True:
             self._health.move(SourceState.CONNECTING)
-            report = _Report(around.report)
-            connection = self._feed.open(around._replace(report=report))
+            report = _Report(context.report)
+            connection = self._feed.open(context._replace(report=report))
             try:
                 for event in await connection.connect(dict(self._accumulator.marks)) or ():
                     # Before it is live: what waits for it fires with it.
@@ -94,8 +94,8 @@ class FeedReader:
                 if backoff.failures(self._clock.now_ns()) == 0:  # once, until it is back
                     logger.warning(
                         "graph %s, source %s: lost, trying again: %s",
-                        around.graph,
-                        around.source,
+                        context.graph,
+                        context.source,
                         why,
                     )
             finally:

@@ -172,5 +172,5 @@ def _child_of(coroutine: Any) -> tuple[str, str] | None:
     if code is run_caught.__code__:
         service = coroutine.cr_frame.f_locals["service"]
         if isinstance(service, FeedService):
-            return service.around.graph, service.around.source
+            return service.context.graph, service.context.source
     return None

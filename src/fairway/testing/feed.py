@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.graphs.boundary import Marks
-    from fairway.graphs.feed import Surroundings
+    from fairway.graphs.feed import FeedContext
 
 
 class TestFeed:
@@ -59,7 +59,7 @@ class TestFeed:
         self._reports = reports
         if reports:
             for connection in list(self._connections):
-                connection.around.report(False, why)
+                connection.context.report(False, why)
         self._wake()
 
     def restore(self) -> None:
@@ -67,7 +67,7 @@ class TestFeed:
         self._lost = None
         if self._reports:
             for connection in list(self._connections):
-                connection.around.report(True)
+                connection.context.report(True)
         self._reports = False
         self._wake()
 
@@ -76,8 +76,8 @@ class TestFeed:
         self._deaths += [error] * times
         self._wake()
 
-    def open(self, around: Surroundings) -> _TestConnection:
-        connection = _TestConnection(self, around)
+    def open(self, context: FeedContext) -> _TestConnection:
+        connection = _TestConnection(self, context)
         self._connections.add(connection)
         return connection
 
@@ -101,8 +101,8 @@ class TestFeed:
 
 
 class _TestConnection:
-    def __init__(self, feed: TestFeed, around: Surroundings) -> None:
-        self.around = around
+    def __init__(self, feed: TestFeed, context: FeedContext) -> None:
+        self.context = context
         self.news = asyncio.Event()
         self._feed = feed
         self._offset = 0

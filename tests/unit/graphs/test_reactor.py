@@ -1268,7 +1268,7 @@ def test_what_a_closed_connection_reports_is_old_news() -> None:
         (connection,) = feed._connections
         feed.lose()
         await kit.advance(0.01)
-        connection.around.report(True)  # as a thread might that does not know yet
+        connection.context.report(True)  # as a thread might that does not know yet
         assert kit.state(graph).sources["b"] == "disconnected"
         feed.restore()
         await kit.advance(1)

@@ -102,9 +102,9 @@ class SaysStop(TestFeed):
             self.times -= 1
             raise self.error
 
-    def open(self, around: Any) -> Any:
+    def open(self, context: Any) -> Any:
         self.meet("open")
-        connection = super().open(around)
+        connection = super().open(context)
         for step in ("connect", "receive", "commit"):
             setattr(connection, step, self.meeting(step, getattr(connection, step)))
         return connection
@@ -370,8 +370,8 @@ def test_a_commit_that_meets_nobody_is_a_lost_feed() -> None:
     class Forgetful(TestFeed):
         refuses = True
 
-        def open(self, around: Any) -> Any:
-            connection = super().open(around)
+        def open(self, context: Any) -> Any:
+            connection = super().open(context)
             commit = connection.commit
 
             async def refused(marks: Any) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fairway.graphs.boundary import Marks
-    from fairway.graphs.feed import Event, Report, Surroundings
+    from fairway.graphs.feed import Event, FeedContext, Report
     from fairway.graphs.feeds.kafka_reader import Reader
 
 Start: TypeAlias = Literal["earliest", "latest"]
@@ -118,8 +118,8 @@ class Kafka:
     def __repr__(self) -> str:
         return f"kafka({', '.join(map(repr, self.topics))}, servers={self.servers!r})"
 
-    def open(self, around: Surroundings) -> KafkaConnection:
-        return KafkaConnection(self, around)
+    def open(self, context: FeedContext) -> KafkaConnection:
+        return KafkaConnection(self, context)
 
     def settings(self, group: str) -> dict[str, Any]:
         """All options of the consumer, apart from its callbacks."""
@@ -157,18 +157,18 @@ class KafkaStatistics:
 class KafkaConnection:
     """The event loop's side: a `Reader` reads in its own thread, and its batches come here."""
 
-    def __init__(self, declared: Kafka, around: Surroundings) -> None:
+    def __init__(self, declared: Kafka, context: FeedContext) -> None:
         try:
             from fairway.graphs.feeds.kafka_reader import Reader
         except ImportError as error:
             raise InvalidConfig(
-                f"source {around.source!r} reads from Kafka, which needs confluent-kafka"
+                f"source {context.source!r} reads from Kafka, which needs confluent-kafka"
                 f" ({error}): pip install 'fairway[kafka]'"
             ) from error
         self._make_reader = Reader
         self._declared = declared
-        self._report = around.report
-        names = (around.tenant, around.graph, around.source)
+        self._report = context.report
+        names = (context.tenant, context.graph, context.source)
         self._settings = declared.settings(".".join(name for name in names if name))
         self._reader: Reader | None = None
         self._inbox: Inbox | None = None
