@@ -36,9 +36,9 @@ from fairway.graphs.checkpoint import RECOVERIES_MAX, Recovered
 from fairway.graphs.graph import Graph
 from fairway.graphs.health import ReactorState
 from fairway.graphs.journal import BACKOFF, history, page
-from fairway.graphs.live import SUPERVISION, Environment, LiveGraph, restored
 from fairway.graphs.metrics import series_of
 from fairway.graphs.node_runner import NodeRunner
+from fairway.graphs.running import SUPERVISION, Environment, RunningGraph, restored
 from fairway.graphs.traversal import node_in
 from fairway.kernel.part import OK, Part, PartHealth
 from fairway.runtime.clock import clock_of, sleep_ns
@@ -76,7 +76,8 @@ class Managed:
     def __init__(self, graph: Graph, partition: int | None) -> None:
         self.graph = graph
         self.partition = partition
-        self.live: LiveGraph | None = None
+        self.instance: RunningGraph | None = None
+        """The graph as it runs, while it does."""
         self.failed: str | None = None
         """Why it was given up, if it was."""
         self.failures = 0
@@ -96,16 +97,16 @@ class Managed:
         """starting, warming, live, degraded, stopped or failed."""
         if self.failed is not None:
             return "failed"
-        if self.live is None:
+        if self.instance is None:
             return ReactorState.STARTING.value if self.task is not None else "stopped"
-        return self.live.reactor.state.value
+        return self.instance.reactor.state.value
 
-    def running(self) -> LiveGraph:
+    def running(self) -> RunningGraph:
         """The graph as it runs now, or why it does not."""
-        if self.live is None:
+        if self.instance is None:
             why = self.failed or "it is being started"
             raise Conflict(f"graph {self.graph.name!r} does not run: {why}", code="graph_stopped")
-        return self.live
+        return self.instance
 
     def changed(self) -> None:
         for watcher in list(self.watchers):
@@ -192,8 +193,8 @@ class Graphs(Part):
     def _replaced(self, error: Fenced) -> None:
         """Another process has the log, and runs the graphs: these fire no more."""
         for managed in self._managed.values():
-            if managed.live is not None:
-                managed.live.reactor.broken(error)
+            if managed.instance is not None:
+                managed.instance.reactor.broken(error)
 
     def _series(self) -> list[Series]:
         return list(series_of(self, clock_of().now_ns()))
@@ -408,12 +409,12 @@ class Graphs(Part):
         moved = asyncio.Event()
         managed.watchers.append(moved.set)
         try:
-            while not (managed.live or managed.failed or managed.task is None):
+            while not (managed.instance or managed.failed or managed.task is None):
                 moved.clear()
                 await moved.wait()
         finally:
             managed.watchers.remove(moved.set)
-        if managed.live is None:
+        if managed.instance is None:
             why = managed.failed or "it was stopped before it had started"
             raise GraphFailed(f"graph {managed.graph.name!r}: {why}")
 
@@ -457,8 +458,8 @@ class Graphs(Part):
     async def _end(self, managed: Managed) -> None:
         """Drain what runs, and stop it."""
         try:
-            if managed.live is not None:
-                await managed.live.drain(DRAIN_S)
+            if managed.instance is not None:
+                await managed.instance.drain(DRAIN_S)
         finally:
             task, managed.task = managed.task, None
             if task is not None:
@@ -498,7 +499,7 @@ class Graphs(Part):
             managed.recoveries.extend(
                 record for record in loaded.checkpoint.recoveries if record not in known
             )
-        live = LiveGraph(
+        instance = RunningGraph(
             graph,
             self._environment,
             loaded,
@@ -510,19 +511,19 @@ class Graphs(Part):
         def started() -> None:
             unkept, managed.unkept = managed.unkept, []
             for record in unkept:
-                live.reactor.remember(record, _nothing)
-            managed.live = graph.live = live
+                instance.reactor.remember(record, _nothing)
+            managed.instance = graph.instance = instance
             graph.failed = None
             managed.changed()
 
         def changed() -> None:
-            healthy(live.reactor.state is ReactorState.LIVE)
+            healthy(instance.reactor.state is ReactorState.LIVE)
             managed.changed()
 
-        live.reactor.changed = changed
-        live.reactor.listeners.append(graph.tell)
+        instance.reactor.changed = changed
+        instance.reactor.listeners.append(graph.tell)
         try:
-            await live.run(started)
+            await instance.run(started)
         except BaseException as error:
             found = _innermost(error)
             if is_a(found, FairwayError):
@@ -531,12 +532,16 @@ class Graphs(Part):
                 why = Closing(f"the graph broke: {said(found)}")
             raise
         finally:
-            live.stop(why)
-            if live.journal is not None and live.journal.writing and managed.partition is not None:
-                self._writing[managed.partition] = live.journal
-            managed.live = None
-            if graph.live is live:
-                graph.live = None
+            instance.stop(why)
+            if (
+                instance.journal is not None
+                and instance.journal.writing
+                and managed.partition is not None
+            ):
+                self._writing[managed.partition] = instance.journal
+            managed.instance = None
+            if graph.instance is instance:
+                graph.instance = None
 
 
 class _GraphService:

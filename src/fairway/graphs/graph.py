@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from fairway.graphs.boundary import Schema
     from fairway.graphs.firing import DeadLetter, Firing, Then
     from fairway.graphs.inputs import Strategy
-    from fairway.graphs.live import LiveGraph
     from fairway.graphs.node import Isolation
+    from fairway.graphs.running import RunningGraph
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -138,7 +138,7 @@ class Graph:
         self.nodes: list[Node] = []
         self.bridges: list[Bridge] = []
         self._built: Traversal | None = None
-        self.live: LiveGraph | None = None
+        self.instance: RunningGraph | None = None
         """Where it runs, while it does."""
         self.failed: str | None = None
         """Why it was given up, if it was."""
@@ -263,10 +263,10 @@ class Graph:
     # While it runs
 
     @property
-    def running(self) -> LiveGraph:
-        if self.live is None:
+    def running(self) -> RunningGraph:
+        if self.instance is None:
             raise self._not_running()
-        return self.live
+        return self.instance
 
     def _not_running(self) -> Closing:
         why = self.failed or "enter its app, or load it"
@@ -279,10 +279,10 @@ class Graph:
         the value does not fit, or has `nan` or `inf` in it. In a checkpointed graph the value is
         durable some time later: `await push` waits for that.
         """
-        live = self.live
-        if live is None:
+        instance = self.instance
+        if instance is None:
             raise self._not_running()
-        live.push_nowait(_source_name(source), value)
+        instance.push_nowait(_source_name(source), value)
 
     async def push(self, source: Source[Any] | str, value: Any) -> None:
         """Give a source a value, and return when it is accepted: durably, if checkpointed.

@@ -13,8 +13,8 @@ import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from fairway.graphs.live import FeedService
 from fairway.graphs.reactor import Reactor
+from fairway.graphs.running import FeedService
 from fairway.runtime.eager import EagerTask
 from fairway.runtime.supervision import run_caught
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fairway.graphs.checkpoint import Recovered
     from fairway.graphs.engine import Managed
     from fairway.graphs.firing import DeadLetter, Firing
-    from fairway.graphs.live import LiveGraph
+    from fairway.graphs.running import RunningGraph
 
 __all__ = ["GraphState", "GraphsUnderTest", "InjectedCrash", "TestFeed", "run_graph"]
 
@@ -120,7 +120,7 @@ class _Heard:
     firings: list[Firing] = field(default_factory=list)
     expected: int = 0
     more: asyncio.Event = field(default_factory=asyncio.Event)
-    known: weakref.ref[LiveGraph] | None = None
+    known: weakref.ref[RunningGraph] | None = None
 
     def hear(self, firing: Firing) -> None:
         self.firings.append(firing)
@@ -219,14 +219,14 @@ class GraphsUnderTest:
     def state(self, graph: Graph | str) -> GraphState:
         """How the graph is now, and what it holds."""
         managed = self._managed(graph)
-        live = managed.live
-        if live is None:
+        instance = managed.instance
+        if instance is None:
             return GraphState(
                 state=managed.state,
                 why=managed.failed or "",
                 recoveries=tuple(managed.recoveries),
             )
-        reactor = live.reactor
+        reactor = instance.reactor
         return GraphState(
             state=managed.state,
             why=managed.failed or reactor.halted or "",
@@ -238,11 +238,11 @@ class GraphsUnderTest:
             cache=dict(reactor.inputs.cache),
             dirty=reactor.inputs.dirty,
             depths=reactor.inputs.depths,
-            sources={name: health.state.value for name, health in live.healths.items()},
-            waiting=live.health.waiting(clock_of().now_ns()).waiting,
+            sources={name: health.state.value for name, health in instance.healths.items()},
+            waiting=instance.health.waiting(clock_of().now_ns()).waiting,
             windows={
                 name: list(accumulator._window)
-                for name, accumulator in live.accumulators.items()
+                for name, accumulator in instance.accumulators.items()
                 if accumulator.source.keep is not None
             },
             dead=tuple(reactor.checkpoint.letters()),
@@ -299,10 +299,10 @@ class GraphsUnderTest:
         loop = asyncio.get_running_loop()
         self._life = life = _Life()
         started: asyncio.Future[None] = loop.create_future()
-        life.task = self._lives.create_task(self._live(life, started), name="app")
+        life.task = self._lives.create_task(self._run_app(life, started), name="app")
         await started
 
-    async def _live(self, life: _Life, started: asyncio.Future[None]) -> None:
+    async def _run_app(self, life: _Life, started: asyncio.Future[None]) -> None:
         _LIFE.set(life)
         app = self.app
         task = asyncio.current_task()
@@ -338,11 +338,11 @@ class GraphsUnderTest:
         return managed
 
     def _attach(self, managed: Managed) -> None:
-        live = managed.live
+        instance = managed.instance
         heard = self._hears(managed.graph)
-        if live is not None and (heard.known is None or heard.known() is not live):
-            heard.known = weakref.ref(live)
-            live.reactor.listeners.append(heard.hear)
+        if instance is not None and (heard.known is None or heard.known() is not instance):
+            heard.known = weakref.ref(instance)
+            instance.reactor.listeners.append(heard.hear)
 
     async def _kill(self, *, power_loss: bool) -> None:
         life, app = self._life, self.app
@@ -362,7 +362,7 @@ class GraphsUnderTest:
         app.telemetry = Telemetry()
         app._forget_started()
         for graph in self._declared:
-            graph.live = None
+            graph.instance = None
 
     async def _run(self, play: Callable[[GraphsUnderTest], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
@@ -503,20 +503,20 @@ def _shown(want: Any) -> str:
 
 
 def _busy(managed: Managed) -> bool:
-    live = managed.live
-    if live is None:
+    instance = managed.instance
+    if instance is None:
         return managed.failed is None and managed.task is not None
-    return live.reactor.stopped is None and not live.reactor.at_rest
+    return instance.reactor.stopped is None and not instance.reactor.at_rest
 
 
 def _moves(managed: Managed) -> object:
     """Numbers that stand still when nothing happens."""
-    live = managed.live
-    if live is None:
+    instance = managed.instance
+    if instance is None:
         return managed.failed
-    events = [accumulator.events for accumulator in live.accumulators.values()]
-    marks = [dict(accumulator.marks) for accumulator in live.accumulators.values()]
-    return events, marks, live.reactor.fired, live.reactor.failed, live.reactor.number
+    events = [accumulator.events for accumulator in instance.accumulators.values()]
+    marks = [dict(accumulator.marks) for accumulator in instance.accumulators.values()]
+    return events, marks, instance.reactor.fired, instance.reactor.failed, instance.reactor.number
 
 
 def _by_the_app() -> bool:

@@ -89,7 +89,7 @@ class Environment(NamedTuple):
     turn: TurnBudget = TURN
 
 
-class LiveGraph:
+class RunningGraph:
     """One graph, running."""
 
     def __init__(
