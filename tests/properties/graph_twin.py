@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fairway.graphs.criteria import Gate
+    from fairway.graphs.criteria import Criterion
 
 WAITING, ASIDE, TAKEN, DONE = "waiting", "aside", "taken", "done"
 
@@ -69,7 +69,7 @@ class SlowInputs:
     """Everything that came, in one list in order of arrival."""
 
     fires: list[str]
-    gate: Gate
+    criterion: Criterion
     sequential: bool
     next_ns: int
     wanted: Callable[[Mapping[str, Any]], bool]
@@ -93,13 +93,15 @@ class SlowInputs:
         return [name for name in self.fires if self.waiting(name)]
 
     def satisfied(self) -> bool:
-        return len(self.fresh()) >= self.gate.need
+        return len(self.fresh()) >= self.criterion.need
 
     def may_pass(self) -> bool:
-        if not self.gate.timed:
+        if not self.criterion.timed:
             return self.satisfied()
         if self.sequential:
-            return sum(self.waiting(name)[0].may_pass for name in self.fresh()) >= self.gate.need
+            return (
+                sum(self.waiting(name)[0].may_pass for name in self.fresh()) >= self.criterion.need
+            )
         passing = any(each.may_pass for name in self.fires for each in self.waiting(name))
         return self.satisfied() and passing
 
@@ -113,7 +115,11 @@ class SlowInputs:
         self, source: str, value: Any, at: tuple[str, int], keys: Any, now_ns: int, token: Any
     ) -> None:
         fires = source in self.fires
-        if self.gate.period_ns and not self.gate.always and (self.refused or not self.satisfied()):
+        if (
+            self.criterion.period_ns
+            and not self.criterion.always
+            and (self.refused or not self.satisfied())
+        ):
             self.skip_looks(now_ns)
         self.refused = False
         self.last_ns = now_ns if fires else self.last_ns
@@ -139,10 +145,10 @@ class SlowInputs:
 
     def take(self, now_ns: int) -> SlowTaken | None:
         taken = self.asked(False)
-        if taken is None and self.gate.timed and self.looked(now_ns):
+        if taken is None and self.criterion.timed and self.looked(now_ns):
             for each in self.came:
                 each.may_pass = True
-            taken = self.asked(self.gate.always)
+            taken = self.asked(self.criterion.always)
         return taken
 
     def asked(self, in_any_case: bool) -> SlowTaken | None:
@@ -170,7 +176,7 @@ class SlowInputs:
 
     def force(self) -> SlowTaken:
         names = self.fresh()
-        if self.sequential and self.gate.need == 1 and names:
+        if self.sequential and self.criterion.need == 1 and names:
             names = [min(names, key=lambda name: self.waiting(name)[0].order)]
         firing = [
             each
@@ -226,22 +232,22 @@ class SlowInputs:
 
     def skip_looks(self, now_ns: int) -> None:
         while self.next_ns <= now_ns:
-            self.next_ns += self.gate.period_ns
+            self.next_ns += self.criterion.period_ns
 
     def looked(self, now_ns: int) -> bool:
-        gate = self.gate
-        if gate.period_ns:
+        criterion = self.criterion
+        if criterion.period_ns:
             if now_ns < self.next_ns:
                 return False
             self.skip_looks(now_ns)
-            now_ns = self.next_ns - gate.period_ns  # the multiple that is looked at
-        if gate.always:
+            now_ns = self.next_ns - criterion.period_ns  # the multiple that is looked at
+        if criterion.always:
             return True
         if not self.satisfied():
             return False
         first_ns = min(each.at_ns for name in self.fires for each in self.waiting(name))
-        late = bool(gate.most_ns) and now_ns >= first_ns + gate.most_ns
-        return late or not gate.quiet_ns or now_ns >= self.last_ns + gate.quiet_ns
+        late = bool(criterion.most_ns) and now_ns >= first_ns + criterion.most_ns
+        return late or not criterion.quiet_ns or now_ns >= self.last_ns + criterion.quiet_ns
 
 
 # Windows: all events at once

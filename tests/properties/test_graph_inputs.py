@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from fairway.graphs import inputs as inputs_module
 from fairway.graphs.boundary import PUSH, Boundary
-from fairway.graphs.criteria import Gate, all_, any_, debounce, every, quorum, where
+from fairway.graphs.criteria import Criterion, all_, any_, debounce, every, quorum, where
 from fairway.graphs.inputs import PASSED, Inputs, News, PredicateFailed, Slot, Taken
 from tests.properties.graph_twin import SlowInputs, SlowTaken
 from tests.properties.twins import MANY, histories
@@ -47,18 +47,18 @@ class Setup(NamedTuple):
     def names(self) -> list[str]:
         return list("abc"[: self.sources])
 
-    def gate(self, predicate: Any) -> Gate:
+    def criterion(self, predicate: Any) -> Criterion:
         names = self.names
         kinds = {"any": any_, "all": all_, "quorum": lambda *these: quorum(2, *these)}
-        gate: Gate = kinds[self.need if self.sources > 1 else "any"](*names)
+        criterion: Criterion = kinds[self.need if self.sources > 1 else "any"](*names)
         if self.where:
-            gate = where(gate, predicate)
+            criterion = where(criterion, predicate)
         if "debounce" in self.timing:
             most_s = 1.2 if "most" in self.timing else None
-            gate = debounce(gate, quiet_s=0.5, most_s=most_s)
+            criterion = debounce(criterion, quiet_s=0.5, most_s=most_s)
         if "every" in self.timing:
-            gate = every(0.7, gate, always="always" in self.timing)
-        return gate
+            criterion = every(0.7, criterion, always="always" in self.timing)
+        return criterion
 
 
 setups = st.builds(
@@ -101,16 +101,16 @@ class Pair:
         self.setup = setup
         self.apart = apart
         self.asked = 0
-        gate = setup.gate(self.worth_it)
+        criterion = setup.criterion(self.worth_it)
         self.names = [*setup.names, OTHER]
         slots = [
             Slot(name, fires=name != OTHER, size_of=lambda _: 1, hoards=True) for name in self.names
         ]
-        self.inputs = Inputs(slots, gate, setup.strategy, START_NS)
+        self.inputs = Inputs(slots, criterion, setup.strategy, START_NS)
         wanted = self.worth_it if setup.where else lambda values: True
-        next_ns = START_NS + gate.period_ns
+        next_ns = START_NS + criterion.period_ns
         sequential = setup.strategy == "sequential"
-        self.twin = SlowInputs(setup.names, gate, sequential, next_ns, wanted)
+        self.twin = SlowInputs(setup.names, criterion, sequential, next_ns, wanted)
         self.now_ns = START_NS
         self.flying: tuple[Taken, SlowTaken] | None = None
         self.offsets: Counter[tuple[str, str]] = Counter()
@@ -257,8 +257,8 @@ class Pair:
         assert taken is not None or self.asked > asked, "at its deadline it does not answer"
 
     def clone(self) -> Inputs:
-        gate = self.inputs.gate
-        return copy.deepcopy(self.inputs, {id(PASSED): PASSED, id(gate): gate})
+        criterion = self.inputs.criterion
+        return copy.deepcopy(self.inputs, {id(PASSED): PASSED, id(criterion): criterion})
 
     def drain(self) -> None:
         """To the end: all that is left is taken, and every firing succeeds."""
@@ -326,7 +326,7 @@ def test_sequential_takes_each_value_once_and_in_order(
     for name in setup.names:
         numbers = [value for source, value in fired if source == name]
         assert numbers == sorted(numbers)
-    if pair.inputs.gate.need == 1:
+    if pair.inputs.criterion.need == 1:
         assert [value for _, value in fired] == sorted(value for _, value in fired)
     missing = {value for _, value in expected} - {value for _, value in fired}
     assert pair.dropped <= missing
@@ -358,9 +358,9 @@ def test_latest_takes_the_newest_of_each_source_and_each_flag_once(
 # Defects of upstream, by name
 
 
-def made(gate: Gate, strategy: Strategy, *others: str) -> Inputs:
-    slots = [Slot(name) for name in gate.sources]
-    return Inputs([*slots, *(Slot(name, fires=False) for name in others)], gate, strategy, 0)
+def made(criterion: Criterion, strategy: Strategy, *others: str) -> Inputs:
+    slots = [Slot(name) for name in criterion.sources]
+    return Inputs([*slots, *(Slot(name, fires=False) for name in others)], criterion, strategy, 0)
 
 
 def at(number: int) -> Boundary:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 from fairway.errors import Closing, InvalidConfig, InvalidRequest
 from fairway.graphs.amounts import count, length_ns
 from fairway.graphs.context import FiringContext
-from fairway.graphs.criteria import Gate, any_
+from fairway.graphs.criteria import Criterion, any_
 from fairway.graphs.drawing import to_mermaid, to_svg
 from fairway.graphs.feeds.topic import TopicFeed
 from fairway.graphs.firing import OnError, on_error_of
@@ -82,7 +82,7 @@ class Graph:
         self,
         name: str,
         *,
-        when: Gate | Source[Any] | Any,
+        when: Criterion | Source[Any] | Any,
         uses: Iterable[Any] = (),
         inputs: Strategy = "latest",
         tenant: str = "",
@@ -121,7 +121,7 @@ class Graph:
             warm_timeout_ns = length_ns(what, warm_timeout_s, zero=True)
         self.name = name
         self.tenant = tenant
-        self.gate = when if isinstance(when, Gate) else any_(when)
+        self.criterion = when if isinstance(when, Criterion) else any_(when)
         self.inputs: Strategy = inputs
         self.on_error = on_error_of(on_error)
         self.warm_timeout_ns = warm_timeout_ns
@@ -129,7 +129,7 @@ class Graph:
         self.record = record
         self.sources: dict[str, Source[Any]] = {}
         self.firing_sources: set[str] = set()
-        for given in self.gate.sources:
+        for given in self.criterion.sources:
             self.firing_sources.add(self._add_source(given).name)
         if not isinstance(uses, Iterable):
             raise InvalidConfig(f"graph {name!r}: uses is a list of sources: [{uses!r}]")

@@ -1,7 +1,8 @@
 """What a graph will be given: the newest or the next of each source, and when that is due. Pure.
 
-Boundaries arrive in any order; `take` gives the inputs of the next firing, or None while the gate
-is shut. What was taken can be given back, so that a firing that failed loses nothing.
+Boundaries arrive in any order; `take` gives the inputs of the next firing, or None while the
+criterion does not hold. What was taken can be given back, so that a firing that failed loses
+nothing.
 
 `latest` keeps the newest value of each source and a flag that it is news; values that a newer one
 overtook are skipped. `sequential` keeps them all, and takes them so that
@@ -10,7 +11,8 @@ overtook are skipped. `sequential` keeps them all, and takes them so that
     need  > 1   there is a queue per source, and a firing takes the head of each that has one,
                 once so many have.
 
-Sources that the gate does not name are inputs only: their newest value is used, and is never news.
+Sources that the criterion does not name are inputs only: their newest value is used, and is never
+news.
 
 Marks tell that all up to them is consumed, so they must never run ahead of what waits. There are
 three places, and of one source what is in an earlier one always came first:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fairway.graphs.boundary import Boundary, Marks
-    from fairway.graphs.criteria import Gate
+    from fairway.graphs.criteria import Criterion
 
 Strategy: TypeAlias = Literal["latest", "sequential"]
 
@@ -62,7 +64,7 @@ class Slot:
     name: str
     capacity: int = CAPACITY
     fires: bool = True
-    """Whether the gate names it."""
+    """Whether the criterion names it."""
     capacity_bytes: int = CAPACITY_BYTES
     size_of: Callable[[Any], int] = _weightless
     """The bytes of a value, as they count."""
@@ -110,7 +112,8 @@ class Taken(NamedTuple):
 
 
 class PredicateFailed(Exception):
-    """A predicate of the gate raised. `taken` are the inputs it was asked about: they are taken."""
+    """A predicate of the criterion raised. `taken` are the inputs it was asked about, which are
+    taken."""
 
     def __init__(self, taken: Taken, error: BaseException) -> None:
         super().__init__(f"where: {named(error)}")
@@ -172,10 +175,10 @@ class Inputs:
     """The input cache, the flags and the queues of one graph."""
 
     def __init__(
-        self, slots: Sequence[Slot], gate: Gate, strategy: Strategy, now_ns: int = 0
+        self, slots: Sequence[Slot], criterion: Criterion, strategy: Strategy, now_ns: int = 0
     ) -> None:
         self.slots = {slot.name: slot for slot in slots}
-        self.gate = gate
+        self.criterion = criterion
         self.strategy = strategy
         self.cache: dict[str, Any] = {}
         """The newest value of each source (`latest`), or the newest that was taken."""
@@ -186,9 +189,9 @@ class Inputs:
         of them. Their marks go with the next one."""
         self._sequential = strategy == "sequential"
         self._fires = {slot.name for slot in slots if slot.fires}
-        self._need = gate.need
-        self._timed = gate.timed
-        self._plain = not gate.timed and not gate.predicates
+        self._need = criterion.need
+        self._timed = criterion.timed
+        self._plain = not criterion.timed and not criterion.predicates
         # What came of a source is kept in parts, oldest first, and put together when it is taken:
         # however much is overtaken, each arrival costs the same.
         self._aside: dict[str, list[News]] = {}
@@ -210,7 +213,7 @@ class Inputs:
         self._count = 0
         self._numbers = 0
         self._passing = 0  # time has let pass what came up to this number
-        self._timing = Timing(gate, now_ns)
+        self._timing = Timing(criterion, now_ns)
 
     # What comes in
 
@@ -318,7 +321,7 @@ class Inputs:
     # What goes out
 
     def take(self, now_ns: int) -> Taken | None:
-        """The inputs of the next firing, or None while the gate is shut.
+        """The inputs of the next firing, or None while the criterion does not hold.
 
         Raises `PredicateFailed`.
         """
@@ -328,18 +331,18 @@ class Inputs:
             return self._newest() if len(self._dirty) >= self._need else None
         taken = self._asked()
         if taken is None and self._timed and self._look(now_ns):
-            taken = self._asked(always=self.gate.always)
+            taken = self._asked(always=self.criterion.always)
         return taken
 
     def candidate(self, now_ns: int) -> Taken | None:
-        """What `take` would ask the predicates about next, or None while the gate is shut.
+        """What `take` would ask the predicates about next, or None while there is nothing to ask.
 
         It is taken. Whoever calls this goes on with `wanted`, or gives it back.
         """
         if not self._may_pass:
             if not (self._timed and self._look(now_ns)):
                 return None
-            if not (self.gate.always or self._may_pass):
+            if not (self.criterion.always or self._may_pass):
                 return None
         return self.force() if self._sequential else self._newest()
 
@@ -350,7 +353,7 @@ class Inputs:
         Raises `PredicateFailed`.
         """
         try:
-            wanted = all(predicate(taken.values) for predicate in self.gate.predicates)
+            wanted = all(predicate(taken.values) for predicate in self.criterion.predicates)
         except BaseException as error:
             reraise_interrupt(error)
             raise PredicateFailed(taken, error) from error
@@ -379,7 +382,7 @@ class Inputs:
         return self._refused
 
     def force(self) -> Taken:
-        """The inputs of a firing now, whatever the gate says: all that is news, or the next."""
+        """The inputs of a firing now, whatever the criterion says: all news, or the next."""
         return self._next() if self._heads else self._newest()
 
     def force_with(self, values: Mapping[str, Any]) -> Taken:
@@ -481,7 +484,7 @@ class Inputs:
 
     def _hear(self, now_ns: int, fires: bool) -> None:
         """Something comes, and time or a predicate makes a difference."""
-        if not self.gate.always and (self._refused or not self._satisfied):
+        if not self.criterion.always and (self._refused or not self._satisfied):
             self._timing.idled(now_ns)
         self._refused = False
         if fires:
@@ -498,7 +501,7 @@ class Inputs:
             return None
         values = self.cache.copy()
         try:
-            wanted = all(predicate(values) for predicate in self.gate.predicates)
+            wanted = all(predicate(values) for predicate in self.criterion.predicates)
         except BaseException as error:
             reraise_interrupt(error)
             raise PredicateFailed(self._newest(), error) from error

@@ -1,4 +1,5 @@
-"""The reactor: takes in what sources bring, and fires the graph when its gate opens.
+"""The reactor: takes in what sources bring, and fires the graph when its criterion
+holds.
 
 A shell around pure machines: `inputs` decides what a firing is given and when, `health` and
 `steering` whether the graph may fire. A graph of plain nodes fires where the boundary arrives, to
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairway.graphs")
 
 NEWS: Final = "news"
-"""The cause of a firing that the gate let pass."""
+"""The cause of a firing whose criterion held."""
 
 # A third faster than calling the class, twice per firing.
 _due = _fired = tuple.__new__
@@ -147,15 +148,17 @@ class Reactor:
             )
             for name, source in graph.sources.items()
         ]
-        self.inputs = Inputs(slots, graph.gate, graph.inputs, clock.now_ns())
+        self.inputs = Inputs(slots, graph.criterion, graph.inputs, clock.now_ns())
         self._stales = any(source.stale_after_ns for source in graph.sources.values())
-        self._timed = graph.gate.timed or graph.warm_timeout_ns is not None or self._stales
-        self._filters = bool(graph.gate.predicates)
+        self._timed = graph.criterion.timed or graph.warm_timeout_ns is not None or self._stales
+        self._filters = bool(graph.criterion.predicates)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._steering = Steering(graph.on_error, paused=checkpoint.paused)
         self._firing: _Due | None = None  # the one that is under way
-        self._open = False  # whether a gate that opens may fire: kept, since it is asked so often
+        self._open = (
+            False  # whether it fires as soon as the criterion holds: kept, since it is asked often
+        )
         self._degraded: tuple[str, ...] = ()
         self._continues = False
         self.stopped: FairwayError | None = None
@@ -315,7 +318,8 @@ class Reactor:
     # Commands
 
     async def force(self, values: Mapping[str, Any] | None = None) -> Firing:
-        """Fire now, whatever the gate says, paused or not; with `values` as the cache if given.
+        """Fire now, whatever the criterion says, paused or not; with `values` as the cache if
+        given.
 
         Returns the firing once it is over and recorded. Raises `FiringFailed` if it failed: then
         nothing was consumed.
@@ -327,13 +331,13 @@ class Reactor:
         return await manual.reply
 
     def pause(self, who: str = "") -> asyncio.Future[None]:
-        """Stop evaluating the gate; sources go on. The future: that it is recorded."""
+        """Stop evaluating the criterion; sources go on. The future: that it is recorded."""
         self._check_running()
         self._steering.pause()
         return self._steered(who)
 
     def resume(self, who: str = "") -> asyncio.Future[None]:
-        """Evaluate the gate again, at once; it also ends a halt."""
+        """Evaluate the criterion again, at once; it also ends a halt."""
         self._check_running()
         self._steering.resume()
         self._crash_loop.forget()
@@ -416,7 +420,7 @@ class Reactor:
                         self._continues = True
                         self._loop.call_soon(self._go_on)
                     break
-        except BaseException as error:  # a defect of ours, or a gate that cannot be evaluated
+        except BaseException as error:  # a defect of ours, or a criterion that cannot be evaluated
             firing, self._firing = self._firing, None
             if is_interrupt(error):
                 if firing is not None:

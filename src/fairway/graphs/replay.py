@@ -2,7 +2,7 @@
 
 From a journal, each firing is given exactly what it was given then: the same code gives the same
 outputs, byte for byte. From events (a topic, a file), everything is decided anew, with the times
-the events carry instead of a clock: sources, gate and windows as they would have been.
+the events carry instead of a clock: sources, criterion and windows as they would have been.
 Effects are made and not sent.
 """
 
@@ -257,7 +257,7 @@ class _Runner:
 
 
 class _Rerun:
-    """The sources and the gate of a graph, on the time of the events."""
+    """The sources and the criterion of a graph, on the time of the events."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -278,7 +278,7 @@ class _Rerun:
     def until(self, at_ns: int) -> Iterable[tuple[int, Taken]]:
         """What time alone brings about before `at_ns`."""
         if self._inputs is None:
-            self._inputs = Inputs(self._slots, self._graph.gate, self._graph.inputs, at_ns)
+            self._inputs = Inputs(self._slots, self._graph.criterion, self._graph.inputs, at_ns)
         while True:
             deadlines = [self._inputs.deadline_ns()]
             deadlines += [each.deadline_ns() for each in self._collectors.values()]

@@ -138,8 +138,8 @@ def test_what_was_passed_over_together_is_gone_together_after_a_crash(
     waits: bool, power_loss: bool
 ) -> None:
     a, b = Source("a", int), Source("b", int)
-    gate = where(all_(a, b), lambda inputs: inputs["a"] > 1)
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+    criterion = where(all_(a, b), lambda inputs: inputs["a"] > 1)
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True)
 
     if waits:
 
@@ -165,8 +165,8 @@ def test_what_was_passed_over_together_is_gone_together_after_a_crash(
 
 def test_an_event_that_was_passed_over_with_a_push_is_not_read_again_without_it() -> None:
     a, b = Source("a", int, feed=(feed := TestFeed())), Source("b", int)
-    gate = where(all_(a, b), lambda inputs: inputs["a"] > 1)
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+    criterion = where(all_(a, b), lambda inputs: inputs["a"] > 1)
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True)
 
     @graph.node
     def pair(a: int, b: int) -> tuple[int, int]:
@@ -187,8 +187,8 @@ def test_an_event_that_was_passed_over_with_a_push_is_not_read_again_without_it(
 def test_a_repeat_of_what_was_passed_over_is_one_after_a_crash_too() -> None:
     n = Source("n", int, dedupe=lambda value: value)
     wanted: set[int] = set()
-    gate = where(n, lambda inputs: inputs["n"] in wanted)
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+    criterion = where(n, lambda inputs: inputs["n"] in wanted)
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True)
 
     @graph.node
     def it(n: int) -> int:
@@ -208,8 +208,8 @@ def test_a_repeat_of_what_was_passed_over_is_one_after_a_crash_too() -> None:
 
 def test_a_list_that_was_passed_over_does_not_come_back_in_parts() -> None:
     n = Source("n", int, batch=Batch(size=3))
-    gate = where(n, lambda inputs: sum(inputs["n"]) > 10)
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+    criterion = where(n, lambda inputs: sum(inputs["n"]) > 10)
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True)
 
     @graph.node
     def it(n: list[int]) -> list[int]:
@@ -230,8 +230,8 @@ def test_a_list_that_was_passed_over_does_not_come_back_in_parts() -> None:
 @pytest.mark.parametrize("keep", [None, 2])
 def test_what_is_passed_over_is_not_kept_until_something_fires(keep: int | None) -> None:
     n = Source("n", int, keep=keep)
-    gate = where(n, lambda inputs: False)
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+    criterion = where(n, lambda inputs: False)
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True)
     wanted: Any = int if keep is None else list[int]
 
     async def it(n: wanted) -> wanted:  # type: ignore[valid-type]

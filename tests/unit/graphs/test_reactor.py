@@ -399,8 +399,8 @@ def test_nothing_of_a_failed_firing_happens() -> None:
 
 
 def test_a_predicate_that_raises_is_a_failed_firing() -> None:
-    gate = where(any_(Source("ticks", int)), lambda inputs: 1 / inputs["ticks"] > 0)
-    graph = Graph("gate", when=gate, inputs="sequential", on_error="dead_letter")
+    criterion = where(any_(Source("ticks", int)), lambda inputs: 1 / inputs["ticks"] > 0)
+    graph = Graph("gate", when=criterion, inputs="sequential", on_error="dead_letter")
 
     @graph.node
     def same(ticks: int) -> int:
@@ -560,10 +560,10 @@ def test_pause_and_resume_when_all(inputs: Strategy) -> None:
     run_graph(graph, play)
 
 
-@pytest.mark.parametrize("gate", [any_, all_])
+@pytest.mark.parametrize("criterion", [any_, all_])
 @pytest.mark.parametrize("inputs", ["latest", "sequential"])
-def test_force_fires_whatever_the_gate_says(inputs: Strategy, gate: Any) -> None:
-    graph = pair(gate(Source("a", int), Source("b", int)), inputs)
+def test_force_fires_whatever_the_criterion_says(inputs: Strategy, criterion: Any) -> None:
+    graph = pair(criterion(Source("a", int), Source("b", int)), inputs)
 
     async def play(kit: GraphsUnderTest) -> None:
         live = graph.running
@@ -587,10 +587,10 @@ def test_force_fires_whatever_the_gate_says(inputs: Strategy, gate: Any) -> None
     run_graph(graph, play)
 
 
-@pytest.mark.parametrize("gate", [any_, all_])
+@pytest.mark.parametrize("criterion", [any_, all_])
 @pytest.mark.parametrize("inputs", ["latest", "sequential"])
-def test_fire_with_replaces_the_cache_and_leaves_queues(inputs: Strategy, gate: Any) -> None:
-    graph = pair(gate(Source("a", int), Source("b", int)), inputs)
+def test_fire_with_replaces_the_cache_and_leaves_queues(inputs: Strategy, criterion: Any) -> None:
+    graph = pair(criterion(Source("a", int), Source("b", int)), inputs)
 
     async def play(kit: GraphsUnderTest) -> None:
         live = graph.running
@@ -603,7 +603,7 @@ def test_fire_with_replaces_the_cache_and_leaves_queues(inputs: Strategy, gate: 
         await kit.settled()
         if inputs == "latest":  # what was news was overtaken
             assert kit.outputs(graph) == [(None, 9)]
-        elif gate is any_:
+        elif criterion is any_:
             assert kit.outputs(graph) == [(None, 9), (1, 9)]
         else:
             assert kit.state(graph).depths == {"a": 1, "b": 0}

@@ -112,7 +112,7 @@ def test_settled_does_not_wait_for_a_retry_that_a_pause_put_off() -> None:
 def test_whoever_waits_for_room_is_woken_when_a_predicate_makes_it() -> None:
     n = Source("n", int, capacity=2)
     graph = same(n)
-    graph.gate = where(n, lambda inputs: inputs["n"] > 100)
+    graph.criterion = where(n, lambda inputs: inputs["n"] > 100)
 
     async def play(kit: GraphsUnderTest) -> None:
         await graph.pause()
@@ -573,8 +573,8 @@ def test_what_an_error_says_breaks_nothing(
         dedupe=bad if where_ == "dedupe" else None,
         batch=Window(seconds=1, at=bad) if where_ == "at" else None,
     )
-    gate: Any = where(n, lambda inputs: bool(bad(inputs["n"]))) if where_ == "where" else n
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True, on_error="dead_letter")
+    criterion: Any = where(n, lambda inputs: bool(bad(inputs["n"]))) if where_ == "where" else n
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True, on_error="dead_letter")
 
     @graph.node
     def it(n: Any) -> Any:
@@ -1013,7 +1013,7 @@ def test_who_asks_for_what_is_filtered_is_told_so_at_once(checkpoint: bool, wait
 def test_all_who_ask_for_a_list_that_is_filtered_are_told() -> None:
     n = Source("n", int, batch=Batch(size=2))
     graph = same(n)
-    graph.gate = where(n, lambda inputs: sum(inputs["n"]) > 10)
+    graph.criterion = where(n, lambda inputs: sum(inputs["n"]) > 10)
 
     async def play(kit: GraphsUnderTest) -> None:
         async with asyncio.timeout(5), asyncio.TaskGroup() as group:

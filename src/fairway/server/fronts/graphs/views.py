@@ -131,22 +131,24 @@ def view_of(managed: Managed, now_ns: int) -> GraphView:
 
 def criterion_of(graph: Graph) -> str:
     """When it fires, in words."""
-    gate = graph.gate
+    criterion = graph.criterion
     sources = [name for name in graph.sources if name in graph.firing_sources]
     listed = ", ".join(sources)
     if len(sources) == 1:
         words = listed
-    elif gate.need in (1, len(sources)):
-        words = f"{'any' if gate.need == 1 else 'all'} of {listed}"
+    elif criterion.need in (1, len(sources)):
+        words = f"{'any' if criterion.need == 1 else 'all'} of {listed}"
     else:
-        words = f"{gate.need} of {listed}"
-    if gate.quiet_ns:
-        words += f", quiet for {gate.quiet_ns / 1e9:g} s"
-    if gate.most_ns:
-        words += f" or waiting for {gate.most_ns / 1e9:g} s"
-    if gate.period_ns:
-        words += f", every {gate.period_ns / 1e9:g} s" + (" in any case" if gate.always else "")
-    return words + (", where a predicate holds" if gate.predicates else "")
+        words = f"{criterion.need} of {listed}"
+    if criterion.quiet_ns:
+        words += f", quiet for {criterion.quiet_ns / 1e9:g} s"
+    if criterion.most_ns:
+        words += f" or waiting for {criterion.most_ns / 1e9:g} s"
+    if criterion.period_ns:
+        words += f", every {criterion.period_ns / 1e9:g} s" + (
+            " in any case" if criterion.always else ""
+        )
+    return words + (", where a predicate holds" if criterion.predicates else "")
 
 
 # Sources and nodes
