@@ -36,7 +36,7 @@ from fairway.storage.wal import Entry, Operation
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
-    from fairway.graphs.checkpoint import Limits, Record
+    from fairway.graphs.checkpoint import Record, RetentionLimits
     from fairway.storage.partitions import Partitions
 
 logger = logging.getLogger("fairway.graphs")
@@ -80,7 +80,7 @@ class Loaded(NamedTuple):
     """The records that each snapshot adds up, rising."""
 
 
-async def load(log: Partitions, partition: int, limits: Limits) -> Loaded:
+async def load(log: Partitions, partition: int, limits: RetentionLimits) -> Loaded:
     """The state that the records in a partition add up to."""
     found = await log.meta_scan(partition, prefix=SNAPSHOT)
     checkpoint = _decoded(partition, *found[-1]) if found else Checkpoint()
@@ -139,7 +139,7 @@ class Journal:
         log: Partitions,
         partition: int,
         loaded: Loaded,
-        limits: Limits,
+        limits: RetentionLimits,
         *,
         keep_records: int = 0,
         health: Callable[[int], None],

@@ -29,7 +29,7 @@ from fairway.errors import (
     ProcessDied,
 )
 from fairway.graphs.boundary import PUSH
-from fairway.graphs.checkpoint import Consumed, Died, Dropped, Passed, Steered, Trying
+from fairway.graphs.checkpoint import Consumed, DeadLettered, Dropped, Passed, Steered, Trying
 from fairway.graphs.context import FiringContext
 from fairway.graphs.crash_loop import CrashLoop
 from fairway.graphs.firing import INJECTED, LOG_MAX, Firing
@@ -37,7 +37,7 @@ from fairway.graphs.health import FIRING, ReactorState
 from fairway.graphs.inputs import PASSED, Inputs, PredicateFailed, Slot
 from fairway.graphs.journal import RECORD_BYTES_MAX, encode_fitting
 from fairway.graphs.pace import RECENT, RETRY_CAP_NS, pace_ns, retry_after_ns
-from fairway.graphs.records import died_of, fired_of
+from fairway.graphs.records import dead_lettered_of, fired_of
 from fairway.graphs.steering import Steering, Verdict
 from fairway.graphs.traversal import NodeFailed
 from fairway.graphs.waiting import Bell, Promises, fail, resolve
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fairway.graphs.boundary import Boundary, Marks
-    from fairway.graphs.checkpoint import Checkpoint, Limits, Record
+    from fairway.graphs.checkpoint import Checkpoint, Record, RetentionLimits
     from fairway.graphs.graph import Graph
     from fairway.graphs.health import ReactorHealth
     from fairway.graphs.inputs import Taken
@@ -101,7 +101,7 @@ class Reactor:
         clock: Clock,
         *,
         checkpoint: Checkpoint,
-        limits: Limits,
+        limits: RetentionLimits,
         journal: Journal | None,
         outbox: Outbox,
         consumed: Callable[[str, Marks], None],
@@ -206,8 +206,8 @@ class Reactor:
     def buried(self, source: str, reason: str, data: bytes, at: Marks) -> None:
         """A boundary cannot be used: keep it aside."""
         data, reason = data[: RECORD_BYTES_MAX // 2], writable(reason)
-        died = Died(self._clock.wall_ns(), source, reason, {source: data}, at=at)
-        self.remember(died, _nothing)
+        letter = DeadLettered(self._clock.wall_ns(), source, reason, {source: data}, at=at)
+        self.remember(letter, _nothing)
         logger.warning("graph %s, source %s: %s", self._graph.name, source, reason)
 
     async def wait_room(self, source: str) -> None:
@@ -476,7 +476,7 @@ class Reactor:
         tokens = [token for news in unwanted for token in news.tokens]
         over = [Consumed(news.source, news.marks, None, news.keys) for news in unwanted]
         noted = self._crash_loop.suspected
-        if self._journal is not None and (noted or self.checkpoint.minds(over)):
+        if self._journal is not None and (noted or self.checkpoint.must_record(over)):
             # After a crash none of them must be back without the others: it would go together
             # with what it never waited for. Nor before the one that ends the process, whose crashes
             # would be counted as its own.
@@ -725,8 +725,8 @@ class Reactor:
         for news in due.taken.news:
             for token in news.tokens:
                 token.recorded = True
-        died = died_of(self._graph, due.taken, firing)
-        self.remember(died, partial(self._release, due, firing, ()))
+        letter = dead_lettered_of(self._graph, due.taken, firing)
+        self.remember(letter, partial(self._release, due, firing, ()))
 
     def remember(self, record: Record, told: Callable[[], None]) -> None:
         """Keep a record in the journal, or only in memory if there is none; then call `told`."""

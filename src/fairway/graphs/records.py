@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from fairway.graphs.checkpoint import Consumed, Died, Fired, Write
+from fairway.graphs.checkpoint import Consumed, DeadLettered, Fired, StateWrite
 from fairway.graphs.firing import INJECTED, packed
 from fairway.graphs.inputs import PASSED
 from fairway.graphs.journal import RECORD_BYTES_MAX
@@ -67,7 +67,7 @@ def fired_of(
         ctx.wall_ns,
         ctx.cause,
         news,
-        tuple([Write(name, sources[name].item_schema.store(v)) for name, v in ctx.writes]),
+        tuple([StateWrite(name, sources[name].item_schema.store(v)) for name, v in ctx.writes]),
         effects,
         packed(outputs) if graph.record else None,
         sender.sent,
@@ -76,7 +76,7 @@ def fired_of(
     )
 
 
-def died_of(graph: Graph, taken: Taken, firing: Firing) -> Died:
+def dead_lettered_of(graph: Graph, taken: Taken, firing: Firing) -> DeadLettered:
     """The record of a firing that failed for good: its inputs, kept aside."""
     stored: dict[str, Stored] = {}
     for name, value in taken.values.items():
@@ -93,7 +93,7 @@ def died_of(graph: Graph, taken: Taken, firing: Firing) -> Died:
         data = {name: each[: SLACK // (4 * len(data))] for name, each in data.items()}
         if size > room:
             stored = {}
-    return Died(
+    return DeadLettered(
         firing.wall_ns,
         "",
         firing.error or "",

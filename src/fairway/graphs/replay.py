@@ -14,7 +14,7 @@ import msgspec
 
 from fairway.errors import InvalidRequest
 from fairway.graphs.boundary import WHOLE, Boundary
-from fairway.graphs.checkpoint import STATE, Checkpoint, Died, Fired, Pushed
+from fairway.graphs.checkpoint import STATE, Checkpoint, DeadLettered, Fired, Pushed
 from fairway.graphs.context import FiringContext
 from fairway.graphs.firing import packed
 from fairway.graphs.inputs import Inputs, PredicateFailed, Slot
@@ -80,7 +80,7 @@ async def over_journal(
                 recorded.begin(found)
             elif isinstance(found, Pushed):
                 recorded.write(found.source, found.stored)
-            elif isinstance(found, Died):
+            elif isinstance(found, DeadLettered):
                 recorded.consume(found.news)
             elif isinstance(found, Fired):
                 if found.replaced:

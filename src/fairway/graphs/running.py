@@ -24,7 +24,7 @@ from fairway.errors import (
     SourceFailed,
 )
 from fairway.graphs.accumulator import Accumulator
-from fairway.graphs.checkpoint import FORMAT, Began, Checkpoint, Limits, Recovered, Sent
+from fairway.graphs.checkpoint import FORMAT, Began, Checkpoint, Recovered, RetentionLimits, Sent
 from fairway.graphs.feed import FeedContext
 from fairway.graphs.health import ReactorHealth, SourceHealth, SourceState
 from fairway.graphs.journal import FAILURES_MAX, Journal, load
@@ -458,7 +458,7 @@ class FeedService:
             raise error from None
 
 
-def limits_of(graph: Graph) -> Limits:
+def limits_of(graph: Graph) -> RetentionLimits:
     keep = {name: source.keep for name, source in graph.sources.items() if source.keep is not None}
     newest = frozenset(
         name
@@ -474,7 +474,7 @@ def limits_of(graph: Graph) -> Limits:
         and name in graph.firing_sources
         and graph.sources[name].on_full != "drop_oldest"  # what is dropped of it is not recorded
     )
-    return Limits(keep, KEYS_MAX, newest, queued)
+    return RetentionLimits(keep, KEYS_MAX, newest, queued)
 
 
 def producer_of(graph: Graph) -> str:
