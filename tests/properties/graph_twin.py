@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 WAITING, ASIDE, TAKEN, DONE = "waiting", "aside", "taken", "done"
 
-Told: TypeAlias = "tuple[Any, dict[str, int], tuple[Any, ...], tuple[Any, ...]]"
+SlowUpdate: TypeAlias = "tuple[Any, dict[str, int], tuple[Any, ...], tuple[Any, ...]]"
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Came:
     stream: str
     offset: int
     keys: tuple[Any, ...]
-    tokens: tuple[Any, ...]
+    waiters: tuple[Any, ...]
     order: int
     at_ns: int
     state: str
@@ -49,9 +49,9 @@ class SlowTaken:
     replaced: bool = False
     """The values were given by whoever forced it."""
 
-    def news(self) -> dict[str, Told]:
-        """By source: the newest value, the marks, the keys and the tokens."""
-        found: dict[str, Told] = {}
+    def updates(self) -> dict[str, SlowUpdate]:
+        """By source: the newest value, the marks, the keys and the waiters."""
+        found: dict[str, SlowUpdate] = {}
         for name in {each.source for each in self.came}:
             mine = [each for each in self.came if each.source == name]
             values = [each.value for each in mine if each.value is not None]
@@ -59,7 +59,7 @@ class SlowTaken:
                 values[-1] if values and not self.replaced else None,
                 {each.stream: each.offset for each in mine},
                 tuple(key for each in mine for key in each.keys),
-                tuple(token for each in mine for token in each.tokens),
+                tuple(waiter for each in mine for waiter in each.waiters),
             )
         return found
 
@@ -112,7 +112,7 @@ class SlowInputs:
     # What happens
 
     def arrive(
-        self, source: str, value: Any, at: tuple[str, int], keys: Any, now_ns: int, token: Any
+        self, source: str, value: Any, at: tuple[str, int], keys: Any, now_ns: int, waiter: Any
     ) -> None:
         fires = source in self.fires
         if (
@@ -123,9 +123,9 @@ class SlowInputs:
             self.skip_looks(now_ns)
         self.refused = False
         self.last_ns = now_ns if fires else self.last_ns
-        tokens = () if token is None else (token,)
+        waiters = () if waiter is None else (waiter,)
         state = WAITING if fires else ASIDE
-        self.came.append(Came(source, value, *at, keys, tokens, len(self.came), now_ns, state))
+        self.came.append(Came(source, value, *at, keys, waiters, len(self.came), now_ns, state))
         if not (fires and self.sequential):
             self.cache[source] = value
 
@@ -170,8 +170,8 @@ class SlowInputs:
                 each.state = ASIDE
                 if each.source in valued:
                     self.filtered += each.value is not None
-                    self.unwanted += each.tokens
-                    each.value, each.keys, each.tokens = None, (), ()
+                    self.unwanted += each.waiters
+                    each.value, each.keys, each.waiters = None, (), ()
         return None
 
     def force(self) -> SlowTaken:

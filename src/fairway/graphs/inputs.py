@@ -73,8 +73,8 @@ class Slot:
     keys, or since they were collected."""
 
 
-class News(NamedTuple):
-    """What one source brought into a firing."""
+class SourceUpdate(NamedTuple):
+    """What one source brought into a firing: a new value, or only that it is consumed further."""
 
     source: str
     value: Any
@@ -82,18 +82,18 @@ class News(NamedTuple):
     marks: Marks
     """How far it is consumed by this."""
     keys: tuple[Any, ...]
-    tokens: tuple[Any, ...]
+    waiters: tuple[Any, ...]
     """Whoever waits for these boundaries: told when the firing is over."""
 
 
-class Passed:
+class PassedValue:
     """The value of what was consumed without one: filtered, dropped, a repeat, undecodable."""
 
     def __repr__(self) -> str:
         return "PASSED"
 
 
-PASSED: Final = Passed()
+PASSED: Final = PassedValue()
 
 
 class Taken(NamedTuple):
@@ -101,7 +101,7 @@ class Taken(NamedTuple):
 
     values: dict[str, Any]
     """By source. A source that brought nothing yet is absent."""
-    news: Sequence[News]
+    updates: Sequence[SourceUpdate]
     """At most one of each source."""
     before: Mapping[str, Any]
     """What the cache held of them before (`sequential`), to be put back if it fails."""
@@ -127,7 +127,7 @@ class _Waiting(NamedTuple):
     number: int
     """In order of arrival over all sources; 0 if it was given back."""
     at_ns: int
-    news: News
+    update: SourceUpdate
     size: int
     """Its bytes; 0 if it was next when it came, or was given back."""
 
@@ -184,8 +184,8 @@ class Inputs:
         """The newest value of each source (`latest`), or the newest that was taken."""
         self.filtered = 0
         """Boundaries that a predicate passed over (`sequential`)."""
-        self.unwanted: list[News] = []
-        """Those that whoever asks has not seen to yet, with their keys and tokens: no firing comes
+        self.unwanted: list[SourceUpdate] = []
+        """Those that whoever asks has not seen to yet, with their keys and waiters: no firing comes
         of them. Their marks go with the next one."""
         self._sequential = strategy == "sequential"
         self._fires = {slot.name for slot in slots if slot.fires}
@@ -194,9 +194,9 @@ class Inputs:
         self._plain = not criterion.timed and not criterion.predicates
         # What came of a source is kept in parts, oldest first, and put together when it is taken:
         # however much is overtaken, each arrival costs the same.
-        self._aside: dict[str, list[News]] = {}
+        self._aside: dict[str, list[SourceUpdate]] = {}
         # `latest`: the sources that have news. All that are needed, not all that were seen so far.
-        self._dirty: dict[str, list[News]] = {}
+        self._dirty: dict[str, list[SourceUpdate]] = {}
         self._overtaken = {
             slot.name: _Overtaken()
             for slot in slots
@@ -253,10 +253,12 @@ class Inputs:
             return queue.bytes
         return self._overtaken[source].pushes if source in self._overtaken else 0
 
-    def arrive(self, source: str, boundary: Boundary, now_ns: int, token: Any = None) -> None:
+    def arrive(self, source: str, boundary: Boundary, now_ns: int, waiter: Any = None) -> None:
         """Take in a boundary. The caller has seen to it that there is room."""
         value, marks, keys = boundary
-        news = _news(News, (source, value, marks, keys, () if token is None else (token,)))
+        update = _update(
+            SourceUpdate, (source, value, marks, keys, () if waiter is None else (waiter,))
+        )
         fires = source in self._fires
         if self._timed or self._refused:
             self._hear(now_ns, fires)
@@ -270,7 +272,7 @@ class Inputs:
                 self._heads += 1
             self._count += 1
             self._numbers += 1
-            queue.append(_waiting(_Waiting, (self._numbers, now_ns, news, size)))
+            queue.append(_waiting(_Waiting, (self._numbers, now_ns, update, size)))
             return
         self.cache[source] = value
         if self._overtaken and source in self._overtaken:
@@ -279,35 +281,35 @@ class Inputs:
             if PUSH in marks and (source in self._dirty or source in self._aside):
                 kept.pushes += self.slots[source].size_of(value)
         if not fires:
-            self._put_aside(news)
+            self._put_aside(update)
         elif source in self._dirty:
-            _overtake(self._dirty[source], news)
+            _overtake(self._dirty[source], update)
         else:
             if not self._dirty:
                 self._first_ns = now_ns
-            self._dirty[source] = [news]
+            self._dirty[source] = [update]
 
     def passed(self, source: str, marks: Marks, keys: tuple[Any, ...] = ()) -> None:
         """Note that a source went on without bringing a value.
 
         It counts as consumed with whatever came before it, and not sooner.
         """
-        news = News(source, PASSED, marks, keys, ())
+        update = SourceUpdate(source, PASSED, marks, keys, ())
         if keys and source in self._overtaken:
             self._overtaken[source].keys += size_of(keys)
         queue = self._queues.get(source)
         if queue:
             tail = queue[-1]
-            queue[-1] = tail._replace(news=_together((tail.news, news)))
+            queue[-1] = tail._replace(update=_together((tail.update, update)))
         elif source in self._dirty:
-            _overtake(self._dirty[source], news)
+            _overtake(self._dirty[source], update)
         else:
-            self._put_aside(news)
+            self._put_aside(update)
 
-    def drop_oldest(self, source: str) -> News:
+    def drop_oldest(self, source: str) -> SourceUpdate:
         """Make room in a full queue; what was dropped, for whoever counts.
 
-        Its tokens go with the next firing, like its marks. Its keys go nowhere: it was not used,
+        Its waiters go with the next firing, like its marks. Its keys go nowhere: it was not used,
         so what brings it again is no repeat.
         """
         queue = self._queues[source]
@@ -365,13 +367,13 @@ class Inputs:
             if not since:
                 self._refuse()
             return False
-        for news in taken.news:
-            if news.source in self._fires and news.value is not PASSED:
+        for update in taken.updates:
+            if update.source in self._fires and update.value is not PASSED:
                 self.filtered += 1
-                self._put_back(news.source, taken.before)
-                self.unwanted.append(news)
-                news = news._replace(value=PASSED, keys=(), tokens=())
-            self._put_aside(news)
+                self._put_back(update.source, taken.before)
+                self.unwanted.append(update)
+                update = update._replace(value=PASSED, keys=(), waiters=())
+            self._put_aside(update)
         for kept in self._overtaken.values():
             kept.restore()
         return False
@@ -392,8 +394,8 @@ class Inputs:
         """
         overtaken = self._newest()
         self.cache = dict(values)
-        news = [each._replace(value=PASSED) for each in overtaken.news]
-        return Taken(dict(values), news, _NOTHING, overtaken.dirty_since_ns, overtaken)
+        updates = [each._replace(value=PASSED) for each in overtaken.updates]
+        return Taken(dict(values), updates, _NOTHING, overtaken.dirty_since_ns, overtaken)
 
     def restore(self, taken: Taken) -> None:
         """Give back what was taken, as if it had not been: flags up again, heads in front."""
@@ -405,10 +407,10 @@ class Inputs:
         for kept in self._overtaken.values():
             kept.restore()
         since_ns = taken.dirty_since_ns
-        for news in taken.news:
-            name = news.source
-            parts = [news, *self._aside.pop(name, ())]  # that came after it, and before any other
-            if news.value is PASSED or name not in self._fires:
+        for update in taken.updates:
+            name = update.source
+            parts = [update, *self._aside.pop(name, ())]  # that came after it, and before any other
+            if update.value is PASSED or name not in self._fires:
                 self._aside[name] = parts
             elif self._sequential:
                 queue = self._queues[name]
@@ -428,12 +430,12 @@ class Inputs:
             return None
         return self._timing.deadline_ns(None if self._refused else self._since_ns)
 
-    def tokens(self) -> list[Any]:
+    def waiters(self) -> list[Any]:
         """Everybody who waits for something that was not taken yet."""
-        news = [each for parts in self._dirty.values() for each in parts]
-        news += [each for parts in self._aside.values() for each in parts]
-        news += [each.news for queue in self._queues.values() for each in queue]
-        return [token for each in news for token in each.tokens]
+        updates = [each for parts in self._dirty.values() for each in parts]
+        updates += [each for parts in self._aside.values() for each in parts]
+        updates += [each.update for queue in self._queues.values() for each in queue]
+        return [waiter for each in updates for waiter in each.waiters]
 
     @property
     def dirty(self) -> dict[str, bool]:
@@ -534,10 +536,10 @@ class Inputs:
             for name, parts in dirty.items():
                 self._aside[name] = [*self._aside.get(name, ()), *parts]
             dirty, self._aside = self._aside, {}
-        news = [parts[0] if len(parts) == 1 else _together(parts) for parts in dirty.values()]
+        updates = [parts[0] if len(parts) == 1 else _together(parts) for parts in dirty.values()]
         self._dirty = {}
         self._released = False
-        return _taken(Taken, (self.cache.copy(), news, _NOTHING, since_ns, None))
+        return _taken(Taken, (self.cache.copy(), updates, _NOTHING, since_ns, None))
 
     def _next(self) -> Taken:
         """The next of one queue, or of each; and what is aside."""
@@ -554,7 +556,7 @@ class Inputs:
         cache = self.cache
         for name in names:
             queue = self._queues[name]
-            _, at_ns, news, size = queue.popleft()
+            _, at_ns, update, size = queue.popleft()
             queue.bytes -= size
             if not queue:
                 self._heads -= 1
@@ -563,10 +565,10 @@ class Inputs:
                 since_ns = at_ns
             if name in cache:
                 before[name] = cache[name]
-            cache[name] = news.value
+            cache[name] = update.value
             if name in self._aside:
-                news = _together((*self._aside.pop(name), news))
-            taken.append(news)
+                update = _together((*self._aside.pop(name), update))
+            taken.append(update)
         if self._aside:
             taken += map(_together, self._aside.values())
             self._aside = {}
@@ -582,11 +584,11 @@ class Inputs:
                 best, lowest = name, queue[0][0]
         return best
 
-    def _put_aside(self, news: News) -> None:
-        if news.source in self._aside:
-            _overtake(self._aside[news.source], news)
+    def _put_aside(self, update: SourceUpdate) -> None:
+        if update.source in self._aside:
+            _overtake(self._aside[update.source], update)
         else:
-            self._aside[news.source] = [news]
+            self._aside[update.source] = [update]
 
     def _put_back(self, source: str, before: Mapping[str, Any]) -> None:
         if source in before:
@@ -608,12 +610,12 @@ class Inputs:
             assert set(self._dirty) <= self._fires
         for name, parts in (*self._aside.items(), *self._dirty.items()):
             assert parts, f"{name} has no parts"
-            assert all(news.source == name for news in parts)
+            assert all(update.source == name for update in parts)
         for name, kept in self._overtaken.items():
             parts = [*self._aside.get(name, ()), *self._dirty.get(name, ())]
-            assert kept.keys == sum(size_of(news.keys) for news in parts)
+            assert kept.keys == sum(size_of(update.keys) for update in parts)
         for name in self._fires & set(self._aside):
-            values = [news for news in self._aside[name] if news.value is not PASSED]
+            values = [update for update in self._aside[name] if update.value is not PASSED]
             assert not values, f"a value of {name} is aside, where it never fires"
         assert set(self.cache) <= set(self.slots)
 
@@ -621,34 +623,34 @@ class Inputs:
 _NOTHING: Mapping[str, Any] = {}
 
 # A third faster than calling the class, three times per firing.
-_news = _waiting = _taken = tuple.__new__
+_update = _waiting = _taken = tuple.__new__
 
 
-def _overtake(parts: list[News], news: News) -> None:
-    """Add what came later. Of what it overtakes only marks, keys and tokens matter."""
-    source, value, marks, keys, tokens = parts[-1]
-    if tokens:
-        tokens = tuple([token for token in tokens if not getattr(token, "over", False)])
-    if keys or tokens:
-        if news.value is not PASSED:
-            parts[-1] = News(source, PASSED, marks, keys, tokens)
-        parts.append(news)
+def _overtake(parts: list[SourceUpdate], update: SourceUpdate) -> None:
+    """Add what came later. Of what it overtakes only marks, keys and waiters matter."""
+    source, value, marks, keys, waiters = parts[-1]
+    if waiters:
+        waiters = tuple([waiter for waiter in waiters if not getattr(waiter, "over", False)])
+    if keys or waiters:
+        if update.value is not PASSED:
+            parts[-1] = SourceUpdate(source, PASSED, marks, keys, waiters)
+        parts.append(update)
         return
-    marks = news.marks if marks.keys() <= news.marks.keys() else {**marks, **news.marks}
-    value = value if news.value is PASSED else news.value
-    parts[-1] = News(source, value, marks, news.keys, news.tokens)
+    marks = update.marks if marks.keys() <= update.marks.keys() else {**marks, **update.marks}
+    value = value if update.value is PASSED else update.value
+    parts[-1] = SourceUpdate(source, value, marks, update.keys, update.waiters)
 
 
-def _together(parts: Sequence[News]) -> News:
+def _together(parts: Sequence[SourceUpdate]) -> SourceUpdate:
     """One of several of the same source, oldest first."""
     value: Any = PASSED
     marks: Marks = {}
     keys: list[Any] = []
-    tokens: list[Any] = []
-    for news in parts:
-        if news.value is not PASSED:
-            value = news.value
-        marks.update(news.marks)
-        keys += news.keys
-        tokens += news.tokens
-    return News(parts[0].source, value, marks, tuple(keys), tuple(tokens))
+    waiters: list[Any] = []
+    for update in parts:
+        if update.value is not PASSED:
+            value = update.value
+        marks.update(update.marks)
+        keys += update.keys
+        waiters += update.waiters
+    return SourceUpdate(parts[0].source, value, marks, tuple(keys), tuple(waiters))

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from fairway.graphs.journal import Journal
     from fairway.graphs.node_runner import NodeRunner
     from fairway.graphs.outbox import Outbox
-    from fairway.graphs.tickets import Ticket
+    from fairway.graphs.push_waiters import PushWaiter
     from fairway.runtime.clock import Clock
     from fairway.runtime.turn import TurnBudget
 
@@ -178,9 +178,9 @@ class Reactor:
 
     # What sources bring
 
-    def arrived(self, source: str, boundary: Boundary, token: Ticket | None = None) -> None:
+    def arrived(self, source: str, boundary: Boundary, waiter: PushWaiter | None = None) -> None:
         """A source has news. The caller has seen to it that there is room."""
-        self.inputs.arrive(source, boundary, self._now(), token)
+        self.inputs.arrive(source, boundary, self._now(), waiter)
         if self._open and self._firing is None:
             self._pump()
         elif self._timed:
@@ -199,8 +199,8 @@ class Reactor:
         """A push that was kept, up to this offset, was dropped for newer ones."""
         above = 0
         if self._firing is not None:  # what it took came before, and is not consumed yet
-            taken = [news for news in self._firing.taken.news if news.source == source]
-            above = max((news.marks.get(PUSH, 0) for news in taken), default=0)
+            taken = [update for update in self._firing.taken.updates if update.source == source]
+            above = max((update.marks.get(PUSH, 0) for update in taken), default=0)
         self.remember(Dropped(source, above, offset), _nothing)
 
     def buried(self, source: str, reason: str, data: bytes, at: Marks) -> None:
@@ -473,18 +473,18 @@ class Reactor:
         unwanted, self.inputs.unwanted = self.inputs.unwanted, []
         if not unwanted:
             return
-        tokens = [token for news in unwanted for token in news.tokens]
-        over = [Consumed(news.source, news.marks, None, news.keys) for news in unwanted]
+        waiters = [waiter for update in unwanted for waiter in update.waiters]
+        over = [Consumed(update.source, update.marks, None, update.keys) for update in unwanted]
         noted = self._crash_loop.suspected
         if self._journal is not None and (noted or self.checkpoint.must_record(over)):
             # After a crash none of them must be back without the others: it would go together
             # with what it never waited for. Nor before the one that ends the process, whose crashes
             # would be counted as its own.
-            for token in tokens:
-                token.recorded = True
-            self._journal.append(Passed(tuple(over)), partial(_passed, tokens))
+            for waiter in waiters:
+                waiter.recorded = True
+            self._journal.append(Passed(tuple(over)), partial(_passed, waiters))
         else:
-            _passed(tokens)
+            _passed(waiters)
 
     def _begin(self, taken: Taken, cause: str) -> FiringContext:
         if self._stales:
@@ -496,7 +496,7 @@ class Reactor:
             cause,
             self._clock.wall_ns(),
             self._degraded,
-            tuple([news.source for news in taken.news if news.value is not PASSED]),
+            tuple([update.source for update in taken.updates if update.value is not PASSED]),
             self._states,
         )
 
@@ -635,9 +635,9 @@ class Reactor:
         if self._journal is None:
             self._release(due, firing, effects)
         else:
-            for news in taken.news:
-                for token in news.tokens:
-                    token.recorded = True
+            for update in taken.updates:
+                for waiter in update.waiters:
+                    waiter.recorded = True
             told = partial(self._release, due, firing, effects)
             self._journal.append(record, told, encoded)
             if self._journal.full:
@@ -652,11 +652,11 @@ class Reactor:
         if firing.error is None:
             self.log.append(firing)
             self.logged += 1
-        for source, _, marks, _, tokens in taken.news:
+        for source, _, marks, _, waiters in taken.updates:
             if marks:
                 self._consumed(source, marks)
-            for token in tokens:
-                token.fired(firing)
+            for waiter in waiters:
+                waiter.fired(firing)
         if effects:
             self._outbox.send(firing.number, effects)
             if self._outbox.full:
@@ -684,7 +684,7 @@ class Reactor:
             self._clock.wall_ns(),
             now_ns - begin_ns,
             taken.values,
-            tuple(news.source for news in taken.news if news.value is not PASSED),
+            tuple(update.source for update in taken.updates if update.value is not PASSED),
             outputs,
             why,
             self.health.degraded(now_ns),
@@ -722,9 +722,9 @@ class Reactor:
 
     def _bury(self, due: _Due, firing: Firing) -> None:
         self.number = firing.number
-        for news in due.taken.news:
-            for token in news.tokens:
-                token.recorded = True
+        for update in due.taken.updates:
+            for waiter in update.waiters:
+                waiter.recorded = True
         letter = dead_lettered_of(self._graph, due.taken, firing)
         self.remember(letter, partial(self._release, due, firing, ()))
 
@@ -744,8 +744,8 @@ class Reactor:
         """It is over, and the next may begin."""
         self._firing = None
         if self._rooms:
-            for news in taken.news:
-                bell = self._rooms.pop(news.source, None)
+            for update in taken.updates:
+                bell = self._rooms.pop(update.source, None)
                 if bell is not None:
                     bell.ring()
         if self._rest.waiters:
@@ -808,9 +808,9 @@ class Reactor:
         return self.health.state
 
 
-def _passed(tokens: list[Any]) -> None:
-    for token in tokens:
-        token.passed()
+def _passed(waiters: list[Any]) -> None:
+    for waiter in waiters:
+        waiter.passed()
 
 
 def _nothing() -> None:

@@ -53,7 +53,7 @@ def fired_of(
                 None if value is PASSED else sources[source].recorded(value),
                 keys,
             )
-            for source, value, marks, keys, _ in taken.news
+            for source, value, marks, keys, _ in taken.updates
         ]
     )
     if replaced:
@@ -86,8 +86,10 @@ def dead_lettered_of(graph: Graph, taken: Taken, firing: Firing) -> DeadLettered
         name: stored[name].data if name in stored else described(value)
         for name, value in taken.values.items()
     }
-    size = sum(len(stored[news.source].data) for news in taken.news if news.source in stored)
-    room = RECORD_BYTES_MAX - SLACK - sum(size_of(news.keys) for news in taken.news)
+    size = sum(
+        len(stored[update.source].data) for update in taken.updates if update.source in stored
+    )
+    room = RECORD_BYTES_MAX - SLACK - sum(size_of(update.keys) for update in taken.updates)
     if size + sum(map(len, data.values())) > room:
         # A letter about something too large to be kept: its beginning must do.
         data = {name: each[: SLACK // (4 * len(data))] for name, each in data.items()}
@@ -100,7 +102,7 @@ def dead_lettered_of(graph: Graph, taken: Taken, firing: Firing) -> DeadLettered
         data,
         tuple(
             Consumed(source, marks, None if value is PASSED else stored.get(source), keys)
-            for source, value, marks, keys, _ in taken.news
+            for source, value, marks, keys, _ in taken.updates
         ),
         firing.number,
     )

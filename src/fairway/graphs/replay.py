@@ -227,7 +227,7 @@ class _Runner:
 
     async def next(self, run: _Rerun, taken: Taken, at_ns: int) -> Replayed:
         self._number += 1
-        fresh = tuple(news.source for news in taken.news)
+        fresh = tuple(update.source for update in taken.updates)
         replayed = await self.fire(taken.values, self._number, "news", at_ns, (), fresh)
         for name, value in self._writes:
             run.write(name, value, at_ns)

@@ -29,10 +29,10 @@ from fairway.graphs.feed import FeedContext
 from fairway.graphs.health import ReactorHealth, SourceHealth, SourceState
 from fairway.graphs.journal import FAILURES_MAX, Journal, load
 from fairway.graphs.outbox import Outbox
+from fairway.graphs.push_waiters import PushWaiter
 from fairway.graphs.reactor import Reactor
 from fairway.graphs.reading import FeedReader
 from fairway.graphs.source import KEYS_MAX
-from fairway.graphs.tickets import Ticket
 from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.turn import TURN
 from fairway.runtime.usercode import without_task
@@ -363,7 +363,7 @@ class RunningGraph:
             return None
         future = self.reactor.promise()
         try:
-            accumulator.push(value, Ticket(future, asks=False))
+            accumulator.push(value, PushWaiter(future, asks=False))
         except BaseException:
             future.cancel()
             raise
@@ -391,7 +391,7 @@ class RunningGraph:
         self._check_running()
         future = self.reactor.promise()
         try:
-            accumulator.push(value, Ticket(future, asks=asks))
+            accumulator.push(value, PushWaiter(future, asks=asks))
         except BaseException:
             future.cancel()
             raise

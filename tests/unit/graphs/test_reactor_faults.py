@@ -818,11 +818,11 @@ def test_pushes_that_were_overtaken_are_not_kept() -> None:
             else:
                 graph.push_nowait(a, value)
         assert len(graph.running.checkpoint.kept("a").pushes) == 1
-        assert len(graph.running.reactor.inputs.tokens()) < 3
+        assert len(graph.running.reactor.inputs.waiters()) < 3
         asking = asyncio.ensure_future(graph.ask(a, 1000))
         await asyncio.sleep(0.1)
         await graph.push(a, 299)
-        assert len(graph.running.reactor.inputs.tokens()) < 3
+        assert len(graph.running.reactor.inputs.waiters()) < 3
         await graph.push(b, 1)
         firing = await asking
         assert firing is not None
