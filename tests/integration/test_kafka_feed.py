@@ -431,7 +431,7 @@ def test_who_takes_slowly_is_waited_for(
     cluster: MockCluster, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading stops, polling does not, and nothing is lost or repeated."""
-    monkeypatch.setattr(reader_module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(reader_module, "PAUSE_AFTER_S", 0.01)
 
     async def scenario() -> None:
         sender.send(600)
@@ -487,7 +487,7 @@ def test_a_partition_that_comes_back_goes_on_where_it_was(
 def test_a_partition_that_is_taken_while_paused_is_read_when_it_comes_back(
     cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    monkeypatch.setattr(reader_module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(reader_module, "PAUSE_AFTER_S", 0.01)
 
     async def scenario() -> None:
         sender = Sender(cluster.bootstrap, 3)
