@@ -342,7 +342,7 @@ def test_a_push_waits_for_room_so_long_and_no_longer(site: Site) -> None:
         async with asyncio.TaskGroup() as group:
             waits = group.create_task(push(api, "waiting", "orders", {"id": 3}))
             live = site.served.app.graphs.get("waiting").running()
-            await until(lambda: live.reactor._rooms.get("orders"))
+            await until(lambda: live.reactor._room_broadcasts.get("orders"))
             await api.post("/v0/graphs/waiting/resume")
         assert waits.result().json["accepted"] == 1
         assert [one["outputs"]["done"] for one in await firings(api, "waiting")] == [3, 2, 1]

@@ -173,7 +173,7 @@ def test_a_full_socket_refuses_with_a_time_and_answers_each_message(site: Site) 
                 await socket.send(data={"id": number}, id=number)
             acks = [await socket.next() for _ in range(2)]  # as many as there is room for
             assert [(one["op"], one["id"]) for one in acks] == [("ack", 0), ("ack", 1)]
-            await until(lambda: live.reactor._rooms.get("orders"))
+            await until(lambda: live.reactor._room_broadcasts.get("orders"))
             early = []
             while len(early) < 8 or early[-1]["id"] != count - 1:
                 early.append(await socket.next())
@@ -358,7 +358,7 @@ def test_sockets_end_with_the_server_also_when_something_is_under_way(tmp_path: 
                 await fires.send(command="fire_with", cache={"orders": {"id": 1}})
                 await pushes.send(data={"id": 3})
                 await gate.entered.wait()
-                await until(lambda: live.reactor._rooms.get("orders"))
+                await until(lambda: live.reactor._room_broadcasts.get("orders"))
                 served.stop.press()
                 for socket in (fires, pushes, idle):
                     with pytest.raises(ConnectionClosed):

@@ -22,7 +22,7 @@ from fairway.graphs.pace import RETRY_CAP_NS
 from fairway.graphs.push_waiters import PushWaiter, PushWaiters
 from fairway.graphs.repeats import Repeats, hashable, lasting, size_of
 from fairway.graphs.source import KEYS_MAX
-from fairway.graphs.waiting import Bell
+from fairway.graphs.waiting import Broadcast
 from fairway.graphs.windows import Batching, Bound, collector_of
 from fairway.runtime.usercode import reraise_interrupt, without_task
 from fairway.runtime.words import brief, described, named, said
@@ -69,7 +69,7 @@ class Accumulator:
         self.repeated = 0
         self.suppressed = 0
         """Events that `through` left out, and None where the type has room for it."""
-        self.buried = 0
+        self.undecodable = 0
         """Events that did not decode, or did not fit."""
         self.marks: Marks = {}
         """How far the feed was received."""
@@ -84,7 +84,7 @@ class Accumulator:
             if journaled:  # it goes into the record of one firing
                 most = min(most, VALUE_BYTES_MAX)
             self._collector = collector_of(source.batch, Bound(most, self._size_of))
-        self._flushed = Bell()
+        self._flushed = Broadcast()
         queues = reactor.inputs.queues(source.name)
         # What is overtaken is dropped as it is: what fills its source is what tells repeats.
         self._drops = queues and source.on_full == "drop_oldest"
@@ -139,8 +139,8 @@ class Accumulator:
             value = self.source.item_schema.load(stored)
             self._take_in(value, self._keys_of(value), {PUSH: offset}, None)
         except InvalidRequest as error:
-            self.buried += 1
-            self._reactor.buried(self._name, str(error), stored.data, {PUSH: offset})
+            self.undecodable += 1
+            self._reactor.dead_letter(self._name, str(error), stored.data, {PUSH: offset})
             self._pass({PUSH: offset})
 
     def _restored(self, kept: Kept) -> Any:
@@ -442,7 +442,7 @@ class Accumulator:
         if self._collector is not None:
             for window in self._collector.flush():
                 self._give(window)
-            self._flushed.ring()
+            self._flushed.notify_all()
 
     def _size_of(self, value: Any, keys: tuple[Any, ...]) -> int:
         return self.source.item_schema.size_of(value) + size_of(keys)
@@ -490,10 +490,10 @@ class Accumulator:
         self._heard()
         data, stream, offset = event
         if type(offset) is not int or not 0 <= offset <= OFFSET_MAX or not _is_written(stream):
-            self.buried += 1
+            self.undecodable += 1
             reason = "its stream is a text, and its offset 0 or a number of 63 bits above it, not"
             reason = f"{reason} {brief(stream)} and {brief(offset)}"
-            self._reactor.buried(self._name, reason, _bytes_of(data), {})
+            self._reactor.dead_letter(self._name, reason, _bytes_of(data), {})
             return
         marks = {stream: offset} if offset else {}
         if offset:
@@ -511,8 +511,8 @@ class Accumulator:
             keys = () if value is None else self._keys_of(value)
             self._take_in(value, keys, marks, None)
         except InvalidRequest as error:
-            self.buried += 1
-            self._reactor.buried(self._name, str(error), _bytes_of(data), marks)
+            self.undecodable += 1
+            self._reactor.dead_letter(self._name, str(error), _bytes_of(data), marks)
             self._pass(marks)
 
     def stop(self) -> None:

@@ -30,7 +30,7 @@ from fairway.graphs.checkpoint import (
     encode_record,
     encode_records,
 )
-from fairway.graphs.waiting import Bell
+from fairway.graphs.waiting import Broadcast
 from fairway.storage.wal import Entry, Operation
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Journal:
         self._full = False
         self._closed = False
         self._snapshot_at = self._snapshots[-1] if self._snapshots else 0
-        self._idle = Bell()
+        self._idle = Broadcast()
 
     @property
     def full(self) -> bool:
@@ -217,7 +217,7 @@ class Journal:
     def close(self) -> None:
         """Write no more. What was not written is lost, as by a crash."""
         self._closed = True
-        self._idle.ring()
+        self._idle.notify_all()
 
     # Writing
 
@@ -289,7 +289,7 @@ class Journal:
     def _settled(self, error: BaseException | None) -> None:
         self._submitted = False
         if self._closed:
-            self._idle.ring()
+            self._idle.notify_all()
             return
         if isinstance(error, OutcomeUnknown):
             self._doubtful = True
@@ -313,12 +313,12 @@ class Journal:
         if self._full and len(self._records) < PENDING_MAX // 2 and self._bytes < BYTES_MAX:
             self._full = False
             self._room()
-        self._idle.ring()
+        self._idle.notify_all()
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, Fenced | Closing | InvalidOperation):
             self._closed = True
-            self._idle.ring()
+            self._idle.notify_all()
             self._lost(error)
             return
         self._failures += 1

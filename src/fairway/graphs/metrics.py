@@ -86,7 +86,7 @@ def _of_instance(instance: RunningGraph, labels: dict[str, str], now_ns: int) ->
             ("refused", found.refused),
             ("repeated", found.repeated),
             ("suppressed", found.suppressed),
-            ("undecodable", found.buried),
+            ("undecodable", found.undecodable),
             ("late", found.late),
         ):
             yield _series("fairway_graph_source_lost", count, labels, source=name, reason=reason)

@@ -28,7 +28,7 @@ Isolation: TypeAlias = Literal["none", "process"]
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class NodeParameter:
     """One parameter: an edge from the source or node it is named after."""
 
     name: str
@@ -44,7 +44,7 @@ class Node:
 
     name: str
     function: Callable[..., Any]
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[NodeParameter, ...]
     context: str | None
     """The parameter that is given the `FiringContext`, if it asks for one."""
     gives: tuple[Any, ...]
@@ -115,7 +115,7 @@ def node_of(
         accepts = members(hint)
         optional = type(None) in accepts or parameter.default is None
         accepts = tuple(each for each in accepts if each is not type(None)) or (Any,)
-        parameters.append(Parameter(parameter.name, accepts, optional))
+        parameters.append(NodeParameter(parameter.name, accepts, optional))
     if context is not None and isolation == "process":
         raise InvalidConfig(
             f"{told} runs in another process, where the firing is out of reach: let it return what"

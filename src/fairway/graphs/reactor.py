@@ -38,9 +38,9 @@ from fairway.graphs.inputs import PASSED, Inputs, PredicateFailed, Slot
 from fairway.graphs.journal import RECORD_BYTES_MAX, encode_fitting
 from fairway.graphs.pace import RECENT, RETRY_CAP_NS, pace_ns, retry_after_ns
 from fairway.graphs.records import dead_lettered_of, fired_of
-from fairway.graphs.steering import Steering, Verdict
+from fairway.graphs.steering import FailureAction, Steering
 from fairway.graphs.traversal import NodeFailed
-from fairway.graphs.waiting import Bell, Promises, fail, resolve
+from fairway.graphs.waiting import Broadcast, Promises, fail, resolve
 from fairway.runtime.eager import EagerTask
 from fairway.runtime.turn import TURN
 from fairway.runtime.usercode import (
@@ -167,8 +167,8 @@ class Reactor:
         self._work = asyncio.Event()
         self._eager = EagerTask(graph.name)
         self._manual: deque[_Manual] = deque()
-        self._rooms: dict[str, Bell] = {}  # of the sources that somebody waits for
-        self._rest = Bell()
+        self._room_broadcasts: dict[str, Broadcast] = {}  # of the sources that somebody waits for
+        self._rest = Broadcast()
         self._promises = Promises()
         self.promise = self._promises.make
         """A future that is resolved by what becomes of something, or by the end of the graph."""
@@ -203,7 +203,7 @@ class Reactor:
             above = max((update.marks.get(PUSH, 0) for update in taken), default=0)
         self.remember(Dropped(source, above, offset), _nothing)
 
-    def buried(self, source: str, reason: str, data: bytes, at: Marks) -> None:
+    def dead_letter(self, source: str, reason: str, data: bytes, at: Marks) -> None:
         """A boundary cannot be used: keep it aside."""
         data, reason = data[: RECORD_BYTES_MAX // 2], writable(reason)
         letter = DeadLettered(self._clock.wall_ns(), source, reason, {source: data}, at=at)
@@ -215,7 +215,7 @@ class Reactor:
         while self.clogged or self.inputs.room(source) <= 0:
             if self.stopped is not None:
                 raise self.stopped
-            await self._rooms.setdefault(source, Bell()).wait()
+            await self._room_broadcasts.setdefault(source, Broadcast()).wait()
 
     @property
     def clogged(self) -> bool:
@@ -280,10 +280,10 @@ class Reactor:
         for manual in self._manual:
             fail(manual.reply, why)
         self._manual.clear()
-        self._wake_rooms()
+        self._wake_room_waiters()
         # What was accepted may be in the journal already, and fire when the graph is back.
         self._promises.fail_all(why if self._journal is None else OutcomeUnknown(str(why)))
-        self._rest.ring()
+        self._rest.notify_all()
         self.changed()
 
     def look(self) -> None:
@@ -297,7 +297,7 @@ class Reactor:
     def room(self) -> None:
         """The journal, or the outbox, has room again."""
         self._update()
-        self._wake_rooms()
+        self._wake_room_waiters()
 
     def checkpoint_failing(self, failures: int, most: int) -> None:
         """The journal tells how many writes in a row have failed."""
@@ -372,7 +372,7 @@ class Reactor:
     def moved(self) -> None:
         """Something that `settled` waits for may be over."""
         if self._rest.waiters and self.at_rest:
-            self._rest.ring()
+            self._rest.notify_all()
 
     # Firing
 
@@ -460,8 +460,8 @@ class Reactor:
             if self._filters:
                 self._pass_over()
             if taken is None:
-                if self._rooms:
-                    self._wake_rooms()  # a predicate may have passed over some
+                if self._room_broadcasts:
+                    self._wake_room_waiters()  # a predicate may have passed over some
                 if self._timed:
                     self._arm()
                 return None
@@ -676,7 +676,7 @@ class Reactor:
         attempt = self._steering.failures + 1
         why = said(error)
         # Whoever asked for it is told, and decides.
-        verdict = self._steering.failed(why, now_ns) if reply is None else None
+        action = self._steering.failed(why, now_ns) if reply is None else None
         self.failed += 1
         firing = Firing(
             self.number + 1,
@@ -700,11 +700,11 @@ class Reactor:
             self._graph.name,
             firing.number,
             why,
-            "; it is halted" if verdict is Verdict.HALT else "",
-            "" if verdict is Verdict.RETRY else f"\n{traced(cause_of)}",
+            "; it is halted" if action is FailureAction.HALT else "",
+            "" if action is FailureAction.RETRY else f"\n{traced(cause_of)}",
         )
-        if verdict is Verdict.BURY:
-            self._bury(due, firing)  # whoever listens is told when it is recorded
+        if action is FailureAction.DEAD_LETTER:
+            self._dead_letter_firing(due, firing)  # whoever listens is told when it is recorded
             self._after(taken)
             return
         self.inputs.restore(taken)
@@ -712,7 +712,7 @@ class Reactor:
             fail(reply, FiringFailed(firing, "nothing was consumed"))
         else:
             self._decide()
-            if verdict is Verdict.RETRY:
+            if action is FailureAction.RETRY:
                 self._timed = True
                 self._arm()
             else:
@@ -720,7 +720,7 @@ class Reactor:
         self._tell(firing)
         self._after(taken)
 
-    def _bury(self, due: _Due, firing: Firing) -> None:
+    def _dead_letter_firing(self, due: _Due, firing: Firing) -> None:
         self.number = firing.number
         for update in due.taken.updates:
             for waiter in update.waiters:
@@ -743,11 +743,11 @@ class Reactor:
     def _after(self, taken: Taken) -> None:
         """It is over, and the next may begin."""
         self._firing = None
-        if self._rooms:
+        if self._room_broadcasts:
             for update in taken.updates:
-                bell = self._rooms.pop(update.source, None)
-                if bell is not None:
-                    bell.ring()
+                broadcast = self._room_broadcasts.pop(update.source, None)
+                if broadcast is not None:
+                    broadcast.notify_all()
         if self._rest.waiters:
             self._loop.call_soon(self.moved)
 
@@ -789,10 +789,10 @@ class Reactor:
                 f"graph {self._graph.name!r} does not run: {self.stopped}", code="graph_stopped"
             )
 
-    def _wake_rooms(self) -> None:
-        rooms, self._rooms = self._rooms, {}
-        for bell in rooms.values():
-            bell.ring()
+    def _wake_room_waiters(self) -> None:
+        broadcasts, self._room_broadcasts = self._room_broadcasts, {}
+        for broadcast in broadcasts.values():
+            broadcast.notify_all()
 
     @property
     def paused(self) -> bool:

@@ -61,7 +61,7 @@ class FeedReader:
         self._consumed: Marks = {}  # how far it is consumed, and the feed was not told yet
         self._commits = asyncio.Event()
         self._reading: asyncio.Timeout | None = None  # ends what reads, and nothing else
-        self._hushed = False
+        self._stopped = False
         self._lost: FeedLost | None = None
 
     def consumed(self, marks: Marks) -> None:
@@ -69,9 +69,9 @@ class FeedReader:
         self._consumed.update(marks)
         self._commits.set()
 
-    def hush(self) -> None:
+    def stop_reading(self) -> None:
         """Read no more. The feed stays open, to be told what is still consumed."""
-        self._hushed = True
+        self._stopped = True
         self._interrupt()
 
     async def run(self, context: FeedContext, healthy: Callable[[bool], None]) -> None:
@@ -126,11 +126,11 @@ class FeedReader:
         return self._lost
 
     async def _read(self, connection: Connection) -> None:
-        """Take in what comes, until `hush`."""
+        """Take in what comes, until `stop_reading`."""
         accumulator = self._accumulator
         try:
             async with asyncio.timeout(None) as self._reading:
-                while not self._hushed:
+                while not self._stopped:
                     for event in await connection.receive():
                         if not accumulator.room():
                             # A feed can wait: nothing is refused, it is read later.
@@ -139,7 +139,7 @@ class FeedReader:
                             await self._wait_writable(self._check_writable)
                         without_task(accumulator.event, event)
         except TimeoutError:
-            if not self._hushed and self._lost is None:
+            if not self._stopped and self._lost is None:
                 raise  # the feed's own
         finally:
             self._reading = None

@@ -311,7 +311,7 @@ class RunningGraph:
         """Take no more, give what is collected, and wait until what was accepted has fired."""
         self._draining = True
         for reader in self.readers.values():
-            reader.hush()
+            reader.stop_reading()
         for accumulator in self.accumulators.values():
             accumulator.flush_at_end()
         try:

@@ -17,7 +17,7 @@ from fairway.graphs.node import fits, is_protocol, members, named
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fairway.graphs.node import Node, Parameter
+    from fairway.graphs.node import Node, NodeParameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def wire(name: str, sources: Mapping[str, Any], nodes: Sequence[Node], *, idle: 
 def _edge(
     graph: str,
     node: Node,
-    parameter: Parameter,
+    parameter: NodeParameter,
     sources: Mapping[str, Any],
     nodes: Mapping[str, Node],
 ) -> Edge:

@@ -1155,7 +1155,7 @@ def test_poison_from_a_feed_is_kept_aside_and_the_source_goes_on(checkpoint: boo
         assert all(letter.source == "quotes" and letter.reason for letter in state.dead)
         assert "Expected `int`, got `str`" in state.dead[1].reason
         assert state.sources == {"quotes": "live"}
-        assert graph.running.accumulator("quotes").buried == 3
+        assert graph.running.accumulator("quotes").undecodable == 3
         assert not state.recoveries  # nothing died of it
         if checkpoint:
             await kit.restart()

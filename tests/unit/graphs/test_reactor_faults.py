@@ -138,7 +138,7 @@ def test_whoever_no_longer_waits_for_room_is_forgotten() -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await graph.push(n, each)
-        assert not graph.running.reactor._rooms["n"].waiters
+        assert not graph.running.reactor._room_broadcasts["n"].waiters
 
     run_graph(graph, play)
 
@@ -293,7 +293,7 @@ def test_none_and_offsets_below_0_become_dead_letters(optional: bool, checkpoint
         assert ["Expected `int`, got `null`" in each for each in reasons[:-2]] == [True] * nones
         assert ["its offset 0 or a number" in each for each in reasons[-2:]] == [True, True]
         found = graph.running.accumulator("n")
-        assert (found.buried, found.suppressed, found.repeated) == (2 + nones, 2 - nones, 0)
+        assert (found.undecodable, found.suppressed, found.repeated) == (2 + nones, 2 - nones, 0)
         if not optional:
             with pytest.raises(InvalidRequest, match="Expected `int`, got `null`"):
                 await graph.push("n", None)
@@ -1111,6 +1111,6 @@ def test_an_object_of_a_feed_must_be_of_the_type_of_the_source(wrong: Any) -> No
         assert outputs(graph) == [2.0, 3.0]
         (letter,) = graph.dead_letters
         assert (letter.source, "does not fit" in letter.reason) == ("prices", True)
-        assert graph.running.accumulators["prices"].buried == 1
+        assert graph.running.accumulators["prices"].undecodable == 1
 
     run_graph(graph, play)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 MS_NS: Final = 1_000_000
 COUNTS: Final = (
     *("collected", "events", "dropped", "refused", "repeated"),
-    *("suppressed", "buried", "late"),
+    *("suppressed", "late"),
 )
 _any_json = msgspec.json.Decoder().decode
 _any_pack = msgspec.msgpack.Decoder().decode
@@ -180,6 +180,7 @@ def _source(
         stale=health is not None and health.stale(now_ns),
         last_event_ms=None if event_ns is None else max(0, now_ns - event_ns) // MS_NS,
         queue=instance.reactor.inputs.depth(name) if instance is not None else 0,
+        buried=accumulator.undecodable if accumulator is not None else 0,
         **{each: getattr(accumulator, each, 0) for each in COUNTS},
     )
 
