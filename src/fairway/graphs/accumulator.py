@@ -97,7 +97,8 @@ class Accumulator:
         self._first = source.keep is not None or overlaps
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._plain = (
+        # Whether a push is handed to the reactor as it is.
+        self._direct = (
             source.through is None
             and source.dedupe is None
             and not source.collects
@@ -177,7 +178,7 @@ class Accumulator:
                 self._finite(value)
             except ValueError as error:
                 raise self._not_json(error) from None
-        if self._plain and value is not None:
+        if self._direct and value is not None:
             if self._reactor.inputs.room(self._name) <= 0:
                 self._make_room()
             self.events += 1

@@ -91,7 +91,7 @@ def where(criterion: Any, predicate: Predicate) -> Criterion:
     """Fires when the criterion holds and `predicate` is true of the inputs by name.
 
     With `latest` input that is false stays news and is asked about again when more comes; with
-    `sequential` it is passed over, and counted as filtered: whoever asked for its firing is told.
+    `sequential` it is passed over, and counted as filtered: an `ask` for its firing returns None.
     """
     base = _as_criterion(criterion)
     if not callable(predicate):

@@ -168,7 +168,7 @@ class Graphs(Part):
             kernel.partitions.when_lost.append(self._replaced)
             kernel.telemetry.collectors.append(self._series)
         for graph in self._declared:
-            with suppress(GraphFailed):  # it is told and shown so; the others run
+            with suppress(GraphFailed):  # it is logged and shown as failed; the others run
                 await self.load(graph)
 
     def stop_admitting(self) -> None:
@@ -521,7 +521,7 @@ class Graphs(Part):
             managed.changed()
 
         instance.reactor.changed = changed
-        instance.reactor.listeners.append(graph.tell)
+        instance.reactor.listeners.append(graph.notify_listeners)
         try:
             await instance.run(started)
         except BaseException as error:

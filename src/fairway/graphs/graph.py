@@ -310,18 +310,19 @@ class Graph:
         """How many times it has fired since it was loaded."""
         return self.running.reactor.fired
 
-    def listen(self, told: Callable[[Firing], None]) -> Callable[[], None]:
-        """Have each firing told, failed ones too, once it is recorded; returns how to end that.
+    def listen(self, listener: Callable[[Firing], None]) -> Callable[[], None]:
+        """Call `listener` with each firing, failed ones too, once it is recorded; returns how to
+        end that.
 
         It is called on the event loop and must not wait. It outlives restarts of the graph.
         """
-        if not callable(told):
-            raise InvalidRequest(f"a function is told of firings, not {brief(told)}")
-        self._listeners.append(told)
-        return lambda: self._listeners.remove(told)
+        if not callable(listener):
+            raise InvalidRequest(f"a listener is a function of a firing, not {brief(listener)}")
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
-    def tell(self, firing: Firing) -> None:
-        """A firing is over."""
+    def notify_listeners(self, firing: Firing) -> None:
+        """A firing is over: call whoever listens."""
         if self._listeners:
             for listener in list(self._listeners):
                 try:

@@ -83,7 +83,7 @@ class SourceUpdate(NamedTuple):
     """How far it is consumed by this."""
     keys: tuple[Any, ...]
     waiters: tuple[Any, ...]
-    """Whoever waits for these boundaries: told when the firing is over."""
+    """The callers who wait for these boundaries: notified when the firing is over."""
 
 
 class PassedValue:
@@ -191,7 +191,7 @@ class Inputs:
         self._fires = {slot.name for slot in slots if slot.fires}
         self._need = criterion.need
         self._timed = criterion.timed
-        self._plain = not criterion.timed and not criterion.predicates
+        self._count_decides = not criterion.timed and not criterion.predicates
         # What came of a source is kept in parts, oldest first, and put together when it is taken:
         # however much is overtaken, each arrival costs the same.
         self._aside: dict[str, list[SourceUpdate]] = {}
@@ -327,7 +327,7 @@ class Inputs:
 
         Raises `PredicateFailed`.
         """
-        if self._plain:  # nothing to ask but the count: this is what most graphs do
+        if self._count_decides:  # nothing to ask but the count: this is what most graphs do
             if self._sequential:
                 return self._next() if self._heads >= self._need else None
             return self._newest() if len(self._dirty) >= self._need else None

@@ -143,11 +143,12 @@ class Journal:
         *,
         keep_records: int = 0,
         health: Callable[[int], None],
-        room: Callable[[], None],
+        room_freed: Callable[[], None],
         lost: Callable[[FairwayError], None],
     ) -> None:
-        """`health` is told how many writes in a row have failed, `room` when there is some again
-        after `full`, and `lost` when the graph belongs to somebody else, or the log is closed."""
+        """`health` is told how many writes in a row have failed, `room_freed` when there is room
+        again after `full`, and `lost` when the graph belongs to somebody else, or the log is
+        closed."""
         self.checkpoint = loaded.checkpoint
         self._snapshots = loaded.snapshots
         self._log = log
@@ -155,7 +156,7 @@ class Journal:
         self._limits = limits
         self._keep_records = keep_records
         self._health = health
-        self._room = room
+        self._room_freed = room_freed
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._records: list[bytes] = []
@@ -312,7 +313,7 @@ class Journal:
             each()
         if self._full and len(self._records) < PENDING_MAX // 2 and self._bytes < BYTES_MAX:
             self._full = False
-            self._room()
+            self._room_freed()
         self._idle.notify_all()
 
     def _failed(self, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""The numbers of graphs, told when somebody asks: they are counted where they happen."""
+"""The numbers of graphs, read when a scrape asks: they are counted where they happen."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class PushWaiter:
 
     @property
     def over(self) -> bool:
-        """Whether there is nobody to tell, and nothing to note, any more."""
+        """Whether nobody waits, and nothing is to be recorded, any more."""
         if self.future is not None and self.future.done():
             return True
         return self.recorded and not self.asks
@@ -41,7 +41,7 @@ class PushWaiter:
             future.set_exception(FiringFailed(firing, "its inputs are among the dead letters"))
 
     def passed(self) -> None:
-        """Nothing came of it: it was left out, and that is all there is to tell."""
+        """Nothing came of it: it was left out, and its caller gets None."""
         self.recorded = True
         if self.future is not None and not self.future.done():
             self.future.set_result(None)

@@ -294,7 +294,7 @@ class Reactor:
             self.changed()
         self._update()
 
-    def room(self) -> None:
+    def room_freed(self) -> None:
         """The journal, or the outbox, has room again."""
         self._update()
         self._wake_room_waiters()
@@ -663,7 +663,7 @@ class Reactor:
                 self._open = False
         if reply is not None:
             resolve(reply, firing)
-        self._tell(firing)
+        self._notify_listeners(firing)
         if self._rest.waiters:
             self._loop.call_soon(self.moved)
 
@@ -717,7 +717,7 @@ class Reactor:
                 self._arm()
             else:
                 self.changed()
-        self._tell(firing)
+        self._notify_listeners(firing)
         self._after(taken)
 
     def _dead_letter_firing(self, due: _Due, firing: Firing) -> None:
@@ -736,7 +736,7 @@ class Reactor:
             self.checkpoint.apply(record, self._limits)
             told()
 
-    def _tell(self, firing: Firing) -> None:
+    def _notify_listeners(self, firing: Firing) -> None:
         for listener in self.listeners:
             listener(firing)
 

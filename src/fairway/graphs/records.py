@@ -89,11 +89,11 @@ def dead_lettered_of(graph: Graph, taken: Taken, firing: Firing) -> DeadLettered
     size = sum(
         len(stored[update.source].data) for update in taken.updates if update.source in stored
     )
-    room = RECORD_BYTES_MAX - SLACK - sum(size_of(update.keys) for update in taken.updates)
-    if size + sum(map(len, data.values())) > room:
+    left = RECORD_BYTES_MAX - SLACK - sum(size_of(update.keys) for update in taken.updates)
+    if size + sum(map(len, data.values())) > left:
         # A letter about something too large to be kept: its beginning must do.
         data = {name: each[: SLACK // (4 * len(data))] for name, each in data.items()}
-        if size > room:
+        if size > left:
             stored = {}
     return DeadLettered(
         firing.wall_ns,

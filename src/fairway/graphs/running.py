@@ -127,7 +127,7 @@ class RunningGraph:
                 self.limits,
                 keep_records=graph.record,
                 health=lambda failures: self.reactor.checkpoint_failing(failures, FAILURES_MAX),
-                room=lambda: self.reactor.room(),
+                room_freed=lambda: self.reactor.room_freed(),
                 lost=lambda error: self.reactor.broken(error),
             )
         self.outbox = Outbox(
@@ -136,7 +136,7 @@ class RunningGraph:
             checkpoint.epoch,
             positions=partition is not None,
             moved=lambda: self.reactor.moved(),
-            room=lambda: self.reactor.room(),
+            room_freed=lambda: self.reactor.room_freed(),
         )
         self.reactor = Reactor(
             graph,

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Timing:
-    """What a criterion says about time, and how far it is. What waits, it is told."""
+    """What a criterion says about time, and how far it is. Its callers know what waits."""
 
     def __init__(self, criterion: Criterion, now_ns: int) -> None:
         self._criterion = criterion

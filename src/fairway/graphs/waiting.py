@@ -31,10 +31,10 @@ class Broadcast:
 
 
 class Promises:
-    """Futures that somebody waits for: told the end, if nothing else is told before."""
+    """Futures that callers wait for: they fail at the end of the graph, if nothing settled them."""
 
     def __init__(self) -> None:
-        # In the order in which they were made: that is who is told first, the same in each run.
+        # In the order in which they were made, in which they are failed: the same in each run.
         self._made: dict[asyncio.Future[Any], None] = {}
         self._loop = asyncio.get_running_loop()
 

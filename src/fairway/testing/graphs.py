@@ -192,20 +192,20 @@ class GraphsUnderTest:
         heard = self._hears(graph)
         for want in wanted:
             if not await self._another(heard, within_s):
-                raise AssertionError(f"{self._named(graph)} did not fire: {self._told(graph)}")
+                raise AssertionError(f"{self._named(graph)} did not fire: {self._described(graph)}")
             firing = heard.firings[heard.expected]
             heard.expected += 1
             if not _fits(firing, want):
                 raise AssertionError(
-                    f"{self._named(graph)}, firing {firing.number} came to {_said(firing)}, not"
-                    f" {_shown(want)}: {self._told(graph)}"
+                    f"{self._named(graph)}, firing {firing.number} came to"
+                    f" {_outcome_text(firing)}, not {_shown(want)}: {self._described(graph)}"
                 )
         return firing
 
     async def expect_none(self, graph: Graph | str, *, within_s: float = 1.0) -> None:
         """Nothing fires for so long that was not expected before."""
         if await self._another(self._hears(graph), within_s):
-            raise AssertionError(f"{self._named(graph)} fired: {self._told(graph)}")
+            raise AssertionError(f"{self._named(graph)} fired: {self._described(graph)}")
 
     def firings(self, graph: Graph | str) -> list[Firing]:
         """Every firing so far, failed tries too, over all lives of the app."""
@@ -441,7 +441,7 @@ class GraphsUnderTest:
         found = self._graph(graph)
         return self._heard.setdefault((found.tenant, found.name), _Heard())
 
-    def _told(self, graph: Graph | str) -> str:
+    def _described(self, graph: Graph | str) -> str:
         heard = self._hears(graph)
         state = self.state(graph)
         text = f"it is {state.state}"
@@ -451,7 +451,7 @@ class GraphsUnderTest:
             text += f" ({state.why})"
         if not heard.firings:
             return f"{text}, and never fired"
-        lines = [f"\n  {f.number} {f.cause}: {_said(f)}" for f in heard.firings[-SHOWN:]]
+        lines = [f"\n  {f.number} {f.cause}: {_outcome_text(f)}" for f in heard.firings[-SHOWN:]]
         return f"{text}; the last of {len(heard.firings)} firings:{''.join(lines)}"
 
 
@@ -492,7 +492,7 @@ def _fits(firing: Firing, want: Any) -> bool:
     return len(firing.outputs) < 2 and firing.output == want
 
 
-def _said(firing: Firing) -> str:
+def _outcome_text(firing: Firing) -> str:
     if firing.error is not None:
         return f"an error: {firing.error}"
     return repr(firing.output if len(firing.outputs) == 1 else dict(firing.outputs))
