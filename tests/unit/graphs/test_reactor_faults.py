@@ -467,7 +467,7 @@ def test_a_graph_that_broke_fires_no_more() -> None:
     async def play(kit: GraphsUnderTest) -> None:
         reactor = graph.running.reactor
         reactor.broken(OSError("it broke"))
-        reactor.room()
+        reactor.room_freed()
         graph.push_nowait(n, 1)
         assert not reactor.fired
         await asyncio.sleep(2)

@@ -19,7 +19,7 @@ from fairway.wire.graphs import (
     EdgeView,
     FiringSummary,
     FiringView,
-    GraphState,
+    GraphStateView,
     GraphSummary,
     GraphView,
     NodeView,
@@ -82,12 +82,12 @@ def summary_of(managed: Managed) -> GraphSummary:
     )
 
 
-def state_of(managed: Managed, now_ns: int, *, cache: bool = True) -> GraphState:
+def state_of(managed: Managed, now_ns: int, *, cache: bool = True) -> GraphStateView:
     instance = managed.instance
     summary = summary_of(managed)
     health = instance.health if instance is not None else None
     inputs = instance.reactor.inputs if instance is not None else None
-    return GraphState(
+    return GraphStateView(
         graph=summary.graph,
         tenant=summary.tenant,
         state=summary.state,
