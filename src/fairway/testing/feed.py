@@ -1,4 +1,4 @@
-"""A feed in the hands of a test: it brings, loses, restores and dies as the test says."""
+"""A feed that a test controls: it brings, loses, restores and dies as the test says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TestFeed:
-    """A feed that a test holds in its hands: a broker of one stream, which keeps what it was given.
+    """A feed that a test controls: a broker of one stream, which keeps what it was given.
 
         feed = TestFeed()
         ticks = Source("ticks", Tick, feed=feed)
@@ -97,13 +97,13 @@ class TestFeed:
 
     def _wake(self) -> None:
         for connection in list(self._connections):
-            connection.news.set()
+            connection.changed.set()
 
 
 class _TestConnection:
     def __init__(self, feed: TestFeed, context: FeedContext) -> None:
         self.context = context
-        self.news = asyncio.Event()
+        self.changed = asyncio.Event()
         self._feed = feed
         self._offset = 0
 
@@ -120,8 +120,8 @@ class _TestConnection:
             if events:
                 self._offset += len(events)
                 return events
-            self.news.clear()
-            await self.news.wait()
+            self.changed.clear()
+            await self.changed.wait()
 
     async def commit(self, marks: Marks) -> None:
         self._feed.committed.update(marks)

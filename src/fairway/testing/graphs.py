@@ -12,8 +12,8 @@
         run_graph(pricing, play)
 
 Nothing is mocked but the disk and the clock: sources, windows, checkpoints, effects, topics and
-jobs are those of the app. `TestFeed` is a feed that the test holds in its hands, and `crash` lets
-one child of a graph fail at the n-th of its awaits.
+jobs are those of the app. `TestFeed` is a feed that the test controls, and `crash` lets one child
+of a graph fail at the n-th of its awaits.
 """
 
 from __future__ import annotations
