@@ -46,7 +46,7 @@ async def main(directory: str) -> None:
         assert pricing.fired == 1
         # --8<-- [end:pause]
         # --8<-- [start:fire]
-        firing = await pricing.fire()  # whatever the gate says, paused or not
+        firing = await pricing.fire()  # whatever the criterion says, paused or not
         assert (firing.cause, firing.output) == ("forced", 100.0)
 
         instead = {"quotes": Quote(1, 3), "limits": 9.0}

@@ -9,7 +9,7 @@ import msgspec
 
 from fairway import Fairway, Graph
 from fairway.errors import FeedLost
-from fairway.graphs.feed import Event, Surroundings
+from fairway.graphs.feed import Event, FeedContext
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -25,16 +25,16 @@ class Lines:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def open(self, around: Surroundings) -> "OpenLines":
-        return OpenLines(self.path, around)
+    def open(self, context: FeedContext) -> "OpenLines":
+        return OpenLines(self.path, context)
 
 
 class OpenLines:
     """A connection: one task uses it, from `connect` to `aclose`."""
 
-    def __init__(self, path: Path, around: Surroundings) -> None:
+    def __init__(self, path: Path, context: FeedContext) -> None:
         self.path = path
-        self.around = around
+        self.context = context
         self.offset = 0
 
     async def connect(self, marks: dict[str, int]) -> None:
@@ -46,7 +46,7 @@ class OpenLines:
     async def receive(self) -> Sequence[Event]:
         """At least one event. Offsets rise; here, where the line ends in the file."""
         while True:
-            lines = await self.around.in_thread(self.read)  # files block
+            lines = await self.context.in_thread(self.read)  # files block
             if lines:
                 return lines
             await asyncio.sleep(0.05)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from fairway.errors import FeedLost
-from fairway.graphs.feed import Event, Surroundings
+from fairway.graphs.feed import Event, FeedContext
 from fairway.graphs.source import Source
 
 
@@ -28,7 +28,7 @@ class Nats:
         self.subject = subject
         self.server = server
 
-    def open(self, around: Surroundings) -> "NatsConnection":
+    def open(self, context: FeedContext) -> "NatsConnection":
         return NatsConnection(self)
 
 
@@ -113,10 +113,10 @@ async def main(server: str) -> None:
     await client.close()
 
     source = quotes(server)
-    around = Surroundings("prices", source.name, "", print_report, asyncio.to_thread)
+    context = FeedContext("prices", source.name, "", print_report, asyncio.to_thread)
     for already in (last - 2, last - 1):
         assert source.feed is not None
-        connection = source.feed.open(around)
+        connection = source.feed.open(context)
         await connection.connect({"market": already})
         event = (await connection.receive())[0]
         print(event.offset, source.event_schema.of_json(event.data))

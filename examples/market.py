@@ -81,7 +81,7 @@ class SimulatedMarket:
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
-    def open(self, around: object) -> "SimulatedMarket":
+    def open(self, context: object) -> "SimulatedMarket":
         return self
 
     async def connect(self, marks: dict[str, int]) -> None:

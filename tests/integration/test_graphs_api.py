@@ -341,8 +341,8 @@ def test_a_push_waits_for_room_so_long_and_no_longer(site: Site) -> None:
         assert (late.status, late.code) == (429, "throttled")
         async with asyncio.TaskGroup() as group:
             waits = group.create_task(push(api, "waiting", "orders", {"id": 3}))
-            live = site.served.app.graphs.get("waiting").running()
-            await until(lambda: live.reactor._rooms.get("orders"))
+            instance = site.served.app.graphs.get("waiting").running()
+            await until(lambda: instance.reactor._room_broadcasts.get("orders"))
             await api.post("/v0/graphs/waiting/resume")
         assert waits.result().json["accepted"] == 1
         assert [one["outputs"]["done"] for one in await firings(api, "waiting")] == [3, 2, 1]
@@ -458,10 +458,10 @@ def test_an_accepted_push_of_a_checkpointed_graph_is_durable(tmp_path: Path) -> 
             await served.api.post("/v0/graphs/kept/pause")
             answer = await push(served.api, "kept", "quotes", QUOTE, {"bid": 2.0, "ask": 9.0})
             assert answer.json["accepted"] == 2
-            live = served.app.graphs.get("kept").running()
-            assert live.checkpoint.kept("quotes").pushed == 2
-            assert live.journal is not None
-            assert not live.journal.pending
+            instance = served.app.graphs.get("kept").running()
+            assert instance.checkpoint.kept("quotes").pushed == 2
+            assert instance.journal is not None
+            assert not instance.journal.pending
             found = await state(served.api, "kept")
             assert found["checkpoint"]["epoch"] == 1
             assert not found["checkpoint"]["failing"]
@@ -481,13 +481,13 @@ def test_an_accepted_push_of_a_checkpointed_graph_is_durable(tmp_path: Path) -> 
 def test_what_may_be_durable_or_not_is_told_as_unknown(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path, app=desk(tmp_path)) as served:
-            live = served.app.graphs.get("kept").running()
-            assert live.journal is not None
-            live.journal._submit = lambda: None  # type: ignore[method-assign]  # never comes back
+            instance = served.app.graphs.get("kept").running()
+            assert instance.journal is not None
+            instance.journal._submit = lambda: None  # type: ignore[method-assign]  # never comes back
             async with asyncio.TaskGroup() as group:
                 pushed = group.create_task(push(served.api, "kept", "quotes", QUOTE, QUOTE))
-                await until(lambda: live.journal is not None and live.journal.pending)
-                live.reactor.broken(Fenced("somebody else has it"))
+                await until(lambda: instance.journal is not None and instance.journal.pending)
+                instance.reactor.broken(Fenced("somebody else has it"))
             answer = pushed.result()
             assert (answer.status, answer.code) == (503, "outcome_unknown")
             stopped = await push(served.api, "kept", "quotes", QUOTE)
@@ -554,13 +554,13 @@ def test_unload_drains_what_was_accepted(tmp_path: Path) -> None:
         async with serving(tmp_path, app=desk(tmp_path, gate)) as served:
             api = served.api
             fired: list[Any] = []
-            live = served.app.graphs.get("slow").running()
-            live.reactor.listeners.append(fired.append)
+            instance = served.app.graphs.get("slow").running()
+            instance.reactor.listeners.append(fired.append)
             await push(api, "slow", "orders", {"id": 7})
             async with asyncio.TaskGroup() as group:
                 await gate.entered.wait()
                 gone = group.create_task(api.delete("/v0/graphs/slow"))
-                await until(lambda: live.reactor._rest.waiters)
+                await until(lambda: instance.reactor._rest.waiters)
                 gate.open.set()
             assert gone.result().status == 200
             assert [firing.outputs for firing in fired] == [{"held": 7}]
@@ -573,11 +573,11 @@ def test_a_pause_that_may_not_be_recorded_is_not_told_as_done(
 ) -> None:
     async def scenario() -> None:
         async with serving(tmp_path, app=desk(tmp_path)) as served:
-            live = served.app.graphs.get("kept").running()
-            monkeypatch.setattr(live.journal, "_write", lambda: None)
+            instance = served.app.graphs.get("kept").running()
+            monkeypatch.setattr(instance.journal, "_write", lambda: None)
             asked = asyncio.ensure_future(served.api.post("/v0/graphs/kept/pause"))
-            await until(lambda: live.reactor.paused)
-            live.stop(Closing("it is over"))
+            await until(lambda: instance.reactor.paused)
+            instance.stop(Closing("it is over"))
             answer = await asked
             assert (answer.status, answer.code) == (503, "outcome_unknown")
 

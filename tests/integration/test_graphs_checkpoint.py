@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from fairway.graphs.feed import Marks, Surroundings
+    from fairway.graphs.feed import FeedContext, Marks
 
 
 class Old(msgspec.Struct, frozen=True):
@@ -260,7 +260,7 @@ class Bringing:
     def __init__(self, *events: Event) -> None:
         self.events = events
 
-    def open(self, around: Surroundings) -> Bringing:
+    def open(self, context: FeedContext) -> Bringing:
         return self
 
     async def connect(self, marks: Marks) -> None:

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from fairway.cli import main
 from fairway.client import AsyncClient, Client, RetryConfig
 from fairway.errors import Conflict, InvalidRequest, NotFound, Throttled
-from fairway.wire.graphs import FiringsEvent, GraphState
+from fairway.wire.graphs import FiringsEvent, GraphStateView
 from tests.support.graphs_served import graphs_process
 from tests.support.server import ROOT
 from tests.support.terminal import on_terminal
@@ -222,14 +222,14 @@ def test_the_async_client_watches(url: str) -> None:
         async with AsyncClient(url) as client:
             news = client.graphs.watch("shared", tenant="acme", every_ms=50)
             first = await anext(news)
-            assert isinstance(first, GraphState)
+            assert isinstance(first, GraphStateView)
             quote = {"bid": 1, "ask": 2}
             assert await client.graphs.push("shared", "quotes", quote, tenant="acme") == 1
             told = await anext(news)
             assert isinstance(told, FiringsEvent)
             assert [one.firing for one in told.firings] == [first.firing + 1]
             after = await anext(news)
-            assert isinstance(after, GraphState)
+            assert isinstance(after, GraphStateView)
             assert after.cache == {"quotes": {"bid": 1.0, "ask": 2.0}}
             (globex,) = await client.graphs.list(tenant="globex")
             assert globex.fired == 0

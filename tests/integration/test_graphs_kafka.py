@@ -46,15 +46,15 @@ def produce(servers: str, *values: bytes) -> None:
 async def until(graph: Graph, condition: Callable[[], bool]) -> None:
     """Wait for something that shows with a firing, or with a change of state."""
     moved = asyncio.Event()
-    live = graph.running
-    before = live.reactor.changed
+    instance = graph.running
+    before = instance.reactor.changed
 
     def changed() -> None:
         before()
         moved.set()
 
-    live.reactor.changed = changed
-    live.reactor.listeners.append(lambda firing: moved.set())
+    instance.reactor.changed = changed
+    instance.reactor.listeners.append(lambda firing: moved.set())
     async with asyncio.timeout(PATIENCE_S):
         while not condition():
             moved.clear()

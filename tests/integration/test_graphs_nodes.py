@@ -58,7 +58,7 @@ def test_a_process_that_dies_fails_the_firing_and_is_replaced(tmp_path: Path) ->
 def test_a_process_that_hangs_is_killed_when_its_time_is_up(tmp_path: Path) -> None:
     async def play(app: Fairway, graph: Graph) -> None:
         assert "it took longer than 0.5 s" in await failure(graph)
-        warm = app.graphs._hands._warm
+        warm = app.graphs._node_runner._warm
         assert warm is not None
         assert not warm._busy
 

@@ -117,8 +117,8 @@ def test_what_a_source_or_its_gate_makes_of_an_event_is_told_if_it_fails(how: st
         through=bad if how == "through" else None,
         dedupe=bad if how == "dedupe" else None,
     )
-    gate: Any = where(n, lambda inputs: bad(inputs["n"]) >= 0) if how == "where" else n
-    graph = Graph("g", when=gate, inputs="sequential")
+    criterion: Any = where(n, lambda inputs: bad(inputs["n"]) >= 0) if how == "where" else n
+    graph = Graph("g", when=criterion, inputs="sequential")
 
     @graph.node
     def it(n: int) -> int:

@@ -111,9 +111,9 @@ def test_many_pushes_at_once_keep_their_order_and_are_all_answered(site: Site) -
             acks = [await socket.next() for _ in range(window)]
             assert acks == [{"op": "ack", "id": number} for number in range(window)]
             assert (await seen(api, "kept"))[0] == {"spread": window - 1}
-            live = site.served.app.graphs.get("kept").running()
-            assert live.journal is not None
-            assert not live.journal.pending
+            instance = site.served.app.graphs.get("kept").running()
+            assert instance.journal is not None
+            assert not instance.journal.pending
 
     site.run(scenario(site.api))
 
@@ -166,14 +166,14 @@ def test_a_full_source_refuses_with_a_time_and_drops_nothing(site: Site) -> None
 def test_a_full_socket_refuses_with_a_time_and_answers_each_message(site: Site) -> None:
     async def scenario(api: Api) -> None:
         await api.post("/v0/graphs/waiting/pause")
-        live = site.served.app.graphs.get("waiting").running()
+        instance = site.served.app.graphs.get("waiting").running()
         async with opened(api, "waiting", "accumulators/orders") as socket:
             count = sockets.WINDOW + 10
             for number in range(count):
                 await socket.send(data={"id": number}, id=number)
             acks = [await socket.next() for _ in range(2)]  # as many as there is room for
             assert [(one["op"], one["id"]) for one in acks] == [("ack", 0), ("ack", 1)]
-            await until(lambda: live.reactor._rooms.get("orders"))
+            await until(lambda: instance.reactor._room_broadcasts.get("orders"))
             early = []
             while len(early) < 8 or early[-1]["id"] != count - 1:
                 early.append(await socket.next())
@@ -349,7 +349,7 @@ def test_sockets_end_with_the_server_also_when_something_is_under_way(tmp_path: 
             await api.post("/v0/graphs/waiting/pause")
             full = {"events": [{"id": 1}, {"id": 2}]}
             await api.post("/v0/graphs/waiting/accumulators/orders", full)
-            live = served.app.graphs.get("waiting").running()
+            instance = served.app.graphs.get("waiting").running()
             async with (
                 opened(api, "slow", "reactor") as fires,
                 opened(api, "waiting", "accumulators/orders") as pushes,
@@ -358,7 +358,7 @@ def test_sockets_end_with_the_server_also_when_something_is_under_way(tmp_path: 
                 await fires.send(command="fire_with", cache={"orders": {"id": 1}})
                 await pushes.send(data={"id": 3})
                 await gate.entered.wait()
-                await until(lambda: live.reactor._rooms.get("orders"))
+                await until(lambda: instance.reactor._room_broadcasts.get("orders"))
                 served.stop.press()
                 for socket in (fires, pushes, idle):
                     with pytest.raises(ConnectionClosed):

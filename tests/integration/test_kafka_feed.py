@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fairway.errors import FeedLost, InvalidConfig
-from fairway.graphs.feed import Surroundings
+from fairway.graphs.feed import FeedContext
 from fairway.graphs.feeds import kafka as feed_module
 from fairway.graphs.feeds import kafka_reader as reader_module
 from fairway.graphs.feeds.kafka import Kafka, KafkaConnection, kafka
@@ -43,11 +43,11 @@ class Reports:
             return await self.told.get()
 
 
-def around(reports: Reports | None = None, *, tenant: str = "") -> Surroundings:
+def context(reports: Reports | None = None, *, tenant: str = "") -> FeedContext:
     async def in_thread(*call: Any) -> None:
         raise AssertionError("the feed has its own thread")
 
-    return Surroundings("graph", "source", tenant, reports or Reports(), in_thread)
+    return FeedContext("graph", "source", tenant, reports or Reports(), in_thread)
 
 
 def feed(servers: str, topics: str | list[str] = "ticks", **options: Any) -> Kafka:
@@ -58,7 +58,7 @@ def feed(servers: str, topics: str | list[str] = "ticks", **options: Any) -> Kaf
 async def connected(
     declared: Kafka, marks: Marks | None = None, reports: Reports | None = None
 ) -> AsyncIterator[KafkaConnection]:
-    connection = declared.open(around(reports))
+    connection = declared.open(context(reports))
     try:
         async with asyncio.timeout(30):
             await connection.connect(marks or {})
@@ -373,7 +373,7 @@ def test_closing_is_bounded_while_the_broker_is_down(cluster: MockCluster, sende
     async def scenario() -> None:
         sender.send(30)
         reports = Reports()
-        connection = feed(cluster.bootstrap).open(around(reports))
+        connection = feed(cluster.bootstrap).open(context(reports))
         await connection.connect({})
         await connection.commit(marks_of(await read(connection, 30)))
         cluster.down()
@@ -389,7 +389,7 @@ def test_where_nobody_listens_the_feed_is_lost(monkeypatch: pytest.MonkeyPatch) 
 
     async def scenario(cluster: MockCluster) -> None:
         cluster.down()
-        connection = feed(cluster.bootstrap).open(around())
+        connection = feed(cluster.bootstrap).open(context())
         with pytest.raises(FeedLost, match=r"no broker answers at .*refused"):
             await connection.connect({})
         # The same connection may be used again.
@@ -404,7 +404,7 @@ def test_where_nobody_listens_the_feed_is_lost(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_topic_that_is_not_there_is_lost(cluster: MockCluster) -> None:
     async def scenario() -> None:
-        connection = feed(cluster.bootstrap, "nowhere").open(around())
+        connection = feed(cluster.bootstrap, "nowhere").open(context())
         with pytest.raises(FeedLost, match="nowhere"):
             async with asyncio.timeout(20):
                 await connection.connect({})
@@ -431,7 +431,7 @@ def test_who_takes_slowly_is_waited_for(
     cluster: MockCluster, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Reading stops, polling does not, and nothing is lost or repeated."""
-    monkeypatch.setattr(reader_module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(reader_module, "PAUSE_AFTER_S", 0.01)
 
     async def scenario() -> None:
         sender.send(600)
@@ -487,7 +487,7 @@ def test_a_partition_that_comes_back_goes_on_where_it_was(
 def test_a_partition_that_is_taken_while_paused_is_read_when_it_comes_back(
     cluster: MockCluster, monkeypatch: pytest.MonkeyPatch, strategy: str
 ) -> None:
-    monkeypatch.setattr(reader_module, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(reader_module, "PAUSE_AFTER_S", 0.01)
 
     async def scenario() -> None:
         sender = Sender(cluster.bootstrap, 3)
@@ -513,9 +513,9 @@ def test_a_partition_that_is_taken_while_paused_is_read_when_it_comes_back(
 def test_the_group_is_named_after_the_source() -> None:
     declared = kafka("ticks", servers="nowhere:9092")
     for tenant, group in (("", "graph.source"), ("acme", "acme.graph.source")):
-        connection = declared.open(around(tenant=tenant))
+        connection = declared.open(context(tenant=tenant))
         assert connection.statistics().group == group
-    named = kafka("ticks", servers="nowhere:9092", group="mine").open(around())
+    named = kafka("ticks", servers="nowhere:9092", group="mine").open(context())
     assert named.statistics().group == "mine"
 
 
@@ -541,7 +541,7 @@ def test_an_option_that_librdkafka_does_not_know() -> None:
     async def scenario() -> None:
         declared = kafka("ticks", servers="nowhere:9092", options={"no.such.option": 1})
         with pytest.raises(InvalidConfig, match=r"no\.such\.option"):
-            await declared.open(around()).connect({})
+            await declared.open(context()).connect({})
 
     asyncio.run(scenario())
 
@@ -551,12 +551,12 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.delitem(sys.modules, "fairway.graphs.feeds.kafka_reader")
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
     with pytest.raises(InvalidConfig, match=r"pip install 'fairway\[kafka\]'"):
-        declared.open(around())
+        declared.open(context())
 
 
 def test_there_is_no_kafka_on_virtual_time() -> None:
     async def scenario() -> None:
         with pytest.raises(InvalidConfig, match="not simulated"):
-            await kafka("ticks", servers="nowhere:9092").open(around()).connect({})
+            await kafka("ticks", servers="nowhere:9092").open(context()).connect({})
 
     run(scenario)

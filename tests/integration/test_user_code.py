@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fairway.graphs.boundary import Marks
-    from fairway.graphs.feed import Surroundings
+    from fairway.graphs.feed import FeedContext
     from fairway.graphs.firing import DeadLetter
     from fairway.jobs.handles import JobHandle
     from fairway.testing import GraphsUnderTest, JobsUnderTest
@@ -419,7 +419,7 @@ class Bringing:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
 
-    def open(self, around: Surroundings) -> Bringing:
+    def open(self, context: FeedContext) -> Bringing:
         return self
 
     async def connect(self, marks: Marks) -> None:
@@ -463,7 +463,7 @@ class Failing(Bringing):
         self.method = method
         self.left = [culprit]
 
-    def open(self, around: Surroundings) -> Failing:
+    def open(self, context: FeedContext) -> Failing:
         self._come("open")
         return self
 

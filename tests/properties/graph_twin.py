@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from fairway.graphs.criteria import Gate
+    from fairway.graphs.criteria import Criterion
 
 WAITING, ASIDE, TAKEN, DONE = "waiting", "aside", "taken", "done"
 
-Told: TypeAlias = "tuple[Any, dict[str, int], tuple[Any, ...], tuple[Any, ...]]"
+SlowUpdate: TypeAlias = "tuple[Any, dict[str, int], tuple[Any, ...], tuple[Any, ...]]"
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Came:
     stream: str
     offset: int
     keys: tuple[Any, ...]
-    tokens: tuple[Any, ...]
+    waiters: tuple[Any, ...]
     order: int
     at_ns: int
     state: str
@@ -49,9 +49,9 @@ class SlowTaken:
     replaced: bool = False
     """The values were given by whoever forced it."""
 
-    def news(self) -> dict[str, Told]:
-        """By source: the newest value, the marks, the keys and the tokens."""
-        found: dict[str, Told] = {}
+    def updates(self) -> dict[str, SlowUpdate]:
+        """By source: the newest value, the marks, the keys and the waiters."""
+        found: dict[str, SlowUpdate] = {}
         for name in {each.source for each in self.came}:
             mine = [each for each in self.came if each.source == name]
             values = [each.value for each in mine if each.value is not None]
@@ -59,7 +59,7 @@ class SlowTaken:
                 values[-1] if values and not self.replaced else None,
                 {each.stream: each.offset for each in mine},
                 tuple(key for each in mine for key in each.keys),
-                tuple(token for each in mine for token in each.tokens),
+                tuple(waiter for each in mine for waiter in each.waiters),
             )
         return found
 
@@ -69,7 +69,7 @@ class SlowInputs:
     """Everything that came, in one list in order of arrival."""
 
     fires: list[str]
-    gate: Gate
+    criterion: Criterion
     sequential: bool
     next_ns: int
     wanted: Callable[[Mapping[str, Any]], bool]
@@ -93,13 +93,15 @@ class SlowInputs:
         return [name for name in self.fires if self.waiting(name)]
 
     def satisfied(self) -> bool:
-        return len(self.fresh()) >= self.gate.need
+        return len(self.fresh()) >= self.criterion.need
 
     def may_pass(self) -> bool:
-        if not self.gate.timed:
+        if not self.criterion.timed:
             return self.satisfied()
         if self.sequential:
-            return sum(self.waiting(name)[0].may_pass for name in self.fresh()) >= self.gate.need
+            return (
+                sum(self.waiting(name)[0].may_pass for name in self.fresh()) >= self.criterion.need
+            )
         passing = any(each.may_pass for name in self.fires for each in self.waiting(name))
         return self.satisfied() and passing
 
@@ -110,16 +112,20 @@ class SlowInputs:
     # What happens
 
     def arrive(
-        self, source: str, value: Any, at: tuple[str, int], keys: Any, now_ns: int, token: Any
+        self, source: str, value: Any, at: tuple[str, int], keys: Any, now_ns: int, waiter: Any
     ) -> None:
         fires = source in self.fires
-        if self.gate.period_ns and not self.gate.always and (self.refused or not self.satisfied()):
+        if (
+            self.criterion.period_ns
+            and not self.criterion.always
+            and (self.refused or not self.satisfied())
+        ):
             self.skip_looks(now_ns)
         self.refused = False
         self.last_ns = now_ns if fires else self.last_ns
-        tokens = () if token is None else (token,)
+        waiters = () if waiter is None else (waiter,)
         state = WAITING if fires else ASIDE
-        self.came.append(Came(source, value, *at, keys, tokens, len(self.came), now_ns, state))
+        self.came.append(Came(source, value, *at, keys, waiters, len(self.came), now_ns, state))
         if not (fires and self.sequential):
             self.cache[source] = value
 
@@ -139,10 +145,10 @@ class SlowInputs:
 
     def take(self, now_ns: int) -> SlowTaken | None:
         taken = self.asked(False)
-        if taken is None and self.gate.timed and self.looked(now_ns):
+        if taken is None and self.criterion.timed and self.looked(now_ns):
             for each in self.came:
                 each.may_pass = True
-            taken = self.asked(self.gate.always)
+            taken = self.asked(self.criterion.always)
         return taken
 
     def asked(self, in_any_case: bool) -> SlowTaken | None:
@@ -164,13 +170,13 @@ class SlowInputs:
                 each.state = ASIDE
                 if each.source in valued:
                     self.filtered += each.value is not None
-                    self.unwanted += each.tokens
-                    each.value, each.keys, each.tokens = None, (), ()
+                    self.unwanted += each.waiters
+                    each.value, each.keys, each.waiters = None, (), ()
         return None
 
     def force(self) -> SlowTaken:
         names = self.fresh()
-        if self.sequential and self.gate.need == 1 and names:
+        if self.sequential and self.criterion.need == 1 and names:
             names = [min(names, key=lambda name: self.waiting(name)[0].order)]
         firing = [
             each
@@ -226,22 +232,22 @@ class SlowInputs:
 
     def skip_looks(self, now_ns: int) -> None:
         while self.next_ns <= now_ns:
-            self.next_ns += self.gate.period_ns
+            self.next_ns += self.criterion.period_ns
 
     def looked(self, now_ns: int) -> bool:
-        gate = self.gate
-        if gate.period_ns:
+        criterion = self.criterion
+        if criterion.period_ns:
             if now_ns < self.next_ns:
                 return False
             self.skip_looks(now_ns)
-            now_ns = self.next_ns - gate.period_ns  # the multiple that is looked at
-        if gate.always:
+            now_ns = self.next_ns - criterion.period_ns  # the multiple that is looked at
+        if criterion.always:
             return True
         if not self.satisfied():
             return False
         first_ns = min(each.at_ns for name in self.fires for each in self.waiting(name))
-        late = bool(gate.most_ns) and now_ns >= first_ns + gate.most_ns
-        return late or not gate.quiet_ns or now_ns >= self.last_ns + gate.quiet_ns
+        late = bool(criterion.most_ns) and now_ns >= first_ns + criterion.most_ns
+        return late or not criterion.quiet_ns or now_ns >= self.last_ns + criterion.quiet_ns
 
 
 # Windows: all events at once

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from fairway.graphs import inputs as inputs_module
 from fairway.graphs.boundary import PUSH, Boundary
-from fairway.graphs.criteria import Gate, all_, any_, debounce, every, quorum, where
-from fairway.graphs.inputs import PASSED, Inputs, News, PredicateFailed, Slot, Taken
+from fairway.graphs.criteria import Criterion, all_, any_, debounce, every, quorum, where
+from fairway.graphs.inputs import PASSED, Inputs, PredicateFailed, Slot, SourceUpdate, Taken
 from tests.properties.graph_twin import SlowInputs, SlowTaken
 from tests.properties.twins import MANY, histories
 
@@ -47,18 +47,18 @@ class Setup(NamedTuple):
     def names(self) -> list[str]:
         return list("abc"[: self.sources])
 
-    def gate(self, predicate: Any) -> Gate:
+    def criterion(self, predicate: Any) -> Criterion:
         names = self.names
         kinds = {"any": any_, "all": all_, "quorum": lambda *these: quorum(2, *these)}
-        gate: Gate = kinds[self.need if self.sources > 1 else "any"](*names)
+        criterion: Criterion = kinds[self.need if self.sources > 1 else "any"](*names)
         if self.where:
-            gate = where(gate, predicate)
+            criterion = where(criterion, predicate)
         if "debounce" in self.timing:
             most_s = 1.2 if "most" in self.timing else None
-            gate = debounce(gate, quiet_s=0.5, most_s=most_s)
+            criterion = debounce(criterion, quiet_s=0.5, most_s=most_s)
         if "every" in self.timing:
-            gate = every(0.7, gate, always="always" in self.timing)
-        return gate
+            criterion = every(0.7, criterion, always="always" in self.timing)
+        return criterion
 
 
 setups = st.builds(
@@ -101,25 +101,25 @@ class Pair:
         self.setup = setup
         self.apart = apart
         self.asked = 0
-        gate = setup.gate(self.worth_it)
+        criterion = setup.criterion(self.worth_it)
         self.names = [*setup.names, OTHER]
         slots = [
             Slot(name, fires=name != OTHER, size_of=lambda _: 1, hoards=True) for name in self.names
         ]
-        self.inputs = Inputs(slots, gate, setup.strategy, START_NS)
+        self.inputs = Inputs(slots, criterion, setup.strategy, START_NS)
         wanted = self.worth_it if setup.where else lambda values: True
-        next_ns = START_NS + gate.period_ns
+        next_ns = START_NS + criterion.period_ns
         sequential = setup.strategy == "sequential"
-        self.twin = SlowInputs(setup.names, gate, sequential, next_ns, wanted)
+        self.twin = SlowInputs(setup.names, criterion, sequential, next_ns, wanted)
         self.now_ns = START_NS
         self.flying: tuple[Taken, SlowTaken] | None = None
         self.offsets: Counter[tuple[str, str]] = Counter()
         self.number = 0
         self.keys: list[Any] = []
-        self.tokens: list[Any] = []
+        self.waiters: list[Any] = []
         self.marks: dict[tuple[str, str], int] = {}
         self.keys_done: list[Any] = []
-        self.tokens_done: list[Any] = []
+        self.waiters_done: list[Any] = []
         self.fired: list[tuple[str, int]] = []
         self.dropped: set[int] = set()
 
@@ -167,12 +167,12 @@ class Pair:
         self.number += 1
         at = self.offset(source, much)
         keys = self.made_keys(more)
-        token = None
+        waiter = None
         if more % 3 == 0:
-            token = f"token {self.number}"
-            self.tokens.append(token)
-        self.inputs.arrive(source, Boundary(self.number, dict([at]), keys), self.now_ns, token)
-        self.twin.arrive(source, self.number, at, keys, self.now_ns, token)
+            waiter = f"waiter {self.number}"
+            self.waiters.append(waiter)
+        self.inputs.arrive(source, Boundary(self.number, dict([at]), keys), self.now_ns, waiter)
+        self.twin.arrive(source, self.number, at, keys, self.now_ns, waiter)
 
     def offset(self, source: str, much: int) -> tuple[str, int]:
         stream = "pq"[much % 2]
@@ -207,21 +207,21 @@ class Pair:
 
     def fly(self, taken: Taken, slow: SlowTaken) -> None:
         assert taken.values == slow.values
-        assert len({news.source for news in taken.news}) == len(taken.news)
-        got = {n.source: (unpassed(n), n.marks, n.keys, n.tokens) for n in taken.news}
-        assert got == slow.news()
+        assert len({update.source for update in taken.updates}) == len(taken.updates)
+        got = {n.source: (unpassed(n), n.marks, n.keys, n.waiters) for n in taken.updates}
+        assert got == slow.updates()
         assert taken.dirty_since_ns == slow.since_ns
         self.flying = (taken, slow)
 
     def complete(self, taken: Taken, slow: SlowTaken) -> None:
         self.flying = None
         self.twin.complete(slow)
-        for source, value, marks, keys, tokens in taken.news:
+        for source, value, marks, keys, waiters in taken.updates:
             for stream, offset in marks.items():
                 assert offset > self.marks.get((source, stream), 0), "marks went back"
                 self.marks[source, stream] = offset
             self.keys_done += keys
-            self.tokens_done += tokens
+            self.waiters_done += waiters
             if value is not PASSED and source != OTHER:
                 self.fired.append((source, value))
 
@@ -230,13 +230,13 @@ class Pair:
         inputs.check()
         assert inputs.cache == twin.cache
         assert inputs.filtered == twin.filtered
-        assert Counter(tokens_of(inputs.unwanted)) == Counter(twin.unwanted)
+        assert Counter(waiters_of(inputs.unwanted)) == Counter(twin.unwanted)
         assert inputs.dirty == {name: bool(twin.waiting(name)) for name in twin.fires}
         if twin.sequential:
             assert inputs.pending == sum(len(twin.waiting(name)) for name in twin.fires)
         waiting = [each for each in twin.came if each.state in ("waiting", "aside")]
-        tokens = [token for each in waiting for token in each.tokens]
-        assert Counter(inputs.tokens()) == Counter(tokens)
+        waiters = [waiter for each in waiting for waiter in each.waiters]
+        assert Counter(inputs.waiters()) == Counter(waiters)
 
     def check_marks(self) -> None:
         """A crash now, and each source read again after its marks, loses nothing."""
@@ -257,8 +257,8 @@ class Pair:
         assert taken is not None or self.asked > asked, "at its deadline it does not answer"
 
     def clone(self) -> Inputs:
-        gate = self.inputs.gate
-        return copy.deepcopy(self.inputs, {id(PASSED): PASSED, id(gate): gate})
+        criterion = self.inputs.criterion
+        return copy.deepcopy(self.inputs, {id(PASSED): PASSED, id(criterion): criterion})
 
     def drain(self) -> None:
         """To the end: all that is left is taken, and every firing succeeds."""
@@ -267,19 +267,19 @@ class Pair:
         while True:
             self.fly(self.inputs.force(), self.twin.force())
             assert self.flying is not None
-            empty = not self.flying[0].news
+            empty = not self.flying[0].updates
             self.complete(*self.flying)
             self.check_marks()
             if empty:
                 return
 
 
-def tokens_of(unwanted: list[News]) -> list[Any]:
-    return [token for news in unwanted for token in news.tokens]
+def waiters_of(unwanted: list[SourceUpdate]) -> list[Any]:
+    return [waiter for update in unwanted for waiter in update.waiters]
 
 
-def unpassed(news: News) -> Any:
-    return None if news.value is PASSED else news.value
+def unpassed(update: SourceUpdate) -> Any:
+    return None if update.value is PASSED else update.value
 
 
 @MANY
@@ -291,10 +291,10 @@ def test_same_answers_as_the_slow_twin_and_nothing_is_lost(
     for each in history:
         pair.do(each)
     pair.drain()
-    keys = pair.keys_done + [key for news in pair.inputs.unwanted for key in news.keys]
+    keys = pair.keys_done + [key for update in pair.inputs.unwanted for key in update.keys]
     assert Counter(keys) == Counter(pair.keys), "each key comes out exactly once"
-    told = Counter(pair.tokens_done) + Counter(tokens_of(pair.inputs.unwanted))
-    assert told == Counter(pair.tokens), "so is each token"
+    told = Counter(pair.waiters_done) + Counter(waiters_of(pair.inputs.unwanted))
+    assert told == Counter(pair.waiters), "so is each waiter"
     assert pair.marks == {at: offset for at, offset in pair.offsets.items() if offset}
     event(f"{setup.strategy}, {setup.timing or 'at once'}: fired {min(len(pair.fired), 3)}")
 
@@ -326,7 +326,7 @@ def test_sequential_takes_each_value_once_and_in_order(
     for name in setup.names:
         numbers = [value for source, value in fired if source == name]
         assert numbers == sorted(numbers)
-    if pair.inputs.gate.need == 1:
+    if pair.inputs.criterion.need == 1:
         assert [value for _, value in fired] == sorted(value for _, value in fired)
     missing = {value for _, value in expected} - {value for _, value in fired}
     assert pair.dropped <= missing
@@ -348,7 +348,7 @@ def test_latest_takes_the_newest_of_each_source_and_each_flag_once(
             taken = inputs.take(1)
             assert taken is not None
             assert taken.values == newest
-            assert {news.source: news.value for news in taken.news} == {
+            assert {update.source: update.value for update in taken.updates} == {
                 name: newest[name] for name in fresh
             }
             fresh.clear()
@@ -358,9 +358,9 @@ def test_latest_takes_the_newest_of_each_source_and_each_flag_once(
 # Defects of upstream, by name
 
 
-def made(gate: Gate, strategy: Strategy, *others: str) -> Inputs:
-    slots = [Slot(name) for name in gate.sources]
-    return Inputs([*slots, *(Slot(name, fires=False) for name in others)], gate, strategy, 0)
+def made(criterion: Criterion, strategy: Strategy, *others: str) -> Inputs:
+    slots = [Slot(name) for name in criterion.sources]
+    return Inputs([*slots, *(Slot(name, fires=False) for name in others)], criterion, strategy, 0)
 
 
 def at(number: int) -> Boundary:
@@ -392,7 +392,7 @@ def test_defect_2_force_with_nothing_waiting_still_fires(strategy: Strategy) -> 
     assert inputs.take(1) is not None
     taken = inputs.force()
     assert taken.values == {"a": 1}
-    assert list(taken.news) == []
+    assert list(taken.updates) == []
     assert inputs.force_with({"a": 9}).values == {"a": 9}
 
 
@@ -408,7 +408,7 @@ def test_defect_3_a_failed_firing_comes_back_first_sequential() -> None:
     assert "a" not in inputs.cache
     order = []
     while (taken := inputs.take(6)) is not None:
-        order += [(news.value, news.marks, news.keys) for news in taken.news]
+        order += [(update.value, update.marks, update.keys) for update in taken.updates]
     assert order == [(n, {"p": n}, (f"key {n}",)) for n in (1, 2, 3, 4, 5)]
 
 
@@ -418,16 +418,16 @@ def test_defect_3_a_failed_firing_raises_its_flags_again_latest() -> None:
     inputs.arrive("b", at(2), 2)
     taken = inputs.take(2)
     assert taken is not None
-    inputs.arrive("a", at(3), 3, token="waits")
+    inputs.arrive("a", at(3), 3, waiter="waits")
     inputs.restore(taken)
     assert inputs.dirty == {"a": True, "b": True}
     again = inputs.take(4)
     assert again is not None
     assert again.values == {"a": 3, "b": 2}
     assert again.dirty_since_ns == 1
-    news = {each.source: each for each in again.news}
-    assert news["a"] == News("a", 3, {"p": 3}, ("key 1", "key 3"), ("waits",))
-    assert news["b"] == News("b", 2, {"p": 2}, ("key 2",), ())
+    updates = {each.source: each for each in again.updates}
+    assert updates["a"] == SourceUpdate("a", 3, {"p": 3}, ("key 1", "key 3"), ("waits",))
+    assert updates["b"] == SourceUpdate("b", 2, {"p": 2}, ("key 2",), ())
 
 
 def test_what_comes_before_a_candidate_is_refused_is_asked_about_too() -> None:
@@ -454,13 +454,13 @@ def test_a_firing_with_other_values_that_fails_gives_everything_back(strategy: S
     before = dict(inputs.cache)
     taken = inputs.force_with({"a": 99})
     assert inputs.cache == {"a": 99}
-    assert all(news.value is PASSED for news in taken.news)
+    assert all(update.value is PASSED for update in taken.updates)
     inputs.restore(taken)
     assert inputs.cache == before
     again = inputs.take(4)
     assert again is not None
     assert again.values == {"a": 2, "z": 3}
-    assert {news.source: news.value for news in again.news} == {"a": 2, "z": 3}
+    assert {update.source: update.value for update in again.updates} == {"a": 2, "z": 3}
 
 
 def test_what_is_passed_during_a_firing_that_fails_is_not_consumed_before_it() -> None:
@@ -471,10 +471,10 @@ def test_what_is_passed_during_a_firing_that_fails_is_not_consumed_before_it() -
     assert taken is not None
     inputs.passed("a", {"p": 2})
     inputs.restore(taken)
-    assert list(inputs.force_with({}).news) == []
+    assert list(inputs.force_with({}).updates) == []
     again = inputs.take(2)
     assert again is not None
-    assert [(news.value, news.marks) for news in again.news] == [(1, {"p": 2})]
+    assert [(update.value, update.marks) for update in again.updates] == [(1, {"p": 2})]
 
 
 def test_a_source_that_is_never_needed_does_not_hold_back_its_marks() -> None:
@@ -486,8 +486,8 @@ def test_a_source_that_is_never_needed_does_not_hold_back_its_marks() -> None:
     inputs.arrive("a", at(2), 2)
     taken = inputs.take(2)
     assert taken is not None
-    news = {each.source: (each.value, each.marks) for each in taken.news}
-    assert news == {"a": (2, {"p": 2}), "z": (7, {"p": 7})}
+    updates = {each.source: (each.value, each.marks) for each in taken.updates}
+    assert updates == {"a": (2, {"p": 2}), "z": (7, {"p": 7})}
 
 
 @pytest.mark.parametrize("strategy", ["latest", "sequential"])
@@ -539,12 +539,12 @@ def test_most_counts_from_what_waits_and_not_from_what_was_taken() -> None:
 def test_overtaken_news_costs_the_same_however_much_was_overtaken() -> None:
     inputs = made(all_("a", "b"), "latest")
     for number in range(1, 5_001):
-        inputs.arrive("a", at(number), number, token=number)
+        inputs.arrive("a", at(number), number, waiter=number)
     assert inputs.depth("a") == 1
     taken = inputs.force()
-    assert taken.news[0].tokens == tuple(range(1, 5_001))
-    assert len(taken.news[0].keys) == 5_000
-    assert taken.news[0].marks == {"p": 5_000}
+    assert taken.updates[0].waiters == tuple(range(1, 5_001))
+    assert len(taken.updates[0].keys) == 5_000
+    assert taken.updates[0].marks == {"p": 5_000}
 
 
 @pytest.mark.parametrize("fires", [True, False])

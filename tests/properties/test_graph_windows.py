@@ -462,10 +462,10 @@ def test_late_events_do_not_add_up_behind_one_from_the_future() -> None:
     assert window.marks["p"] == 999, "they are consumed with it"
 
 
-def test_tokens_go_with_the_first_window_after_them() -> None:
+def test_waiters_go_with_the_first_window_after_them() -> None:
     collector = collector_of(Window(count=2, step=1))
     given = feed(collector, [Event("p", n, n) for n in (1, 2, 3)])
-    assert [window.tokens for window in given] == [(("p", 1), ("p", 2)), (("p", 3),)]
+    assert [window.waiters for window in given] == [(("p", 1), ("p", 2)), (("p", 3),)]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from fairway import Batch, Fairway, FiringContext, Source, any_, retry
 from fairway.errors import Closing, Conflict, FairwayError, GraphFailed, OutcomeUnknown
 from fairway.graphs.engine import Graphs
 from fairway.graphs.health import IllegalMove
-from fairway.graphs.live import LiveGraph
+from fairway.graphs.running import RunningGraph
 from fairway.jobs.job import Filter
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import Deadlock, Livelock, TestFeed, run
@@ -224,7 +224,7 @@ def deaths_noted() -> Iterator[None]:
 
     with (
         patch.object(Graphs, "_happened", noted(Graphs._happened)),
-        patch.object(LiveGraph, "_happened", noted(LiveGraph._happened)),
+        patch.object(RunningGraph, "_happened", noted(RunningGraph._happened)),
     ):
         try:
             yield
@@ -345,8 +345,8 @@ async def put_right(world: World, kit: GraphsUnderTest) -> None:
         if managed.failed is not None:
             world.tally["failed graph restarted"] += 1
             await kit.app.graphs.restart(managed.graph.name)
-        if managed.live is not None and managed.live.reactor.paused:
-            await managed.live.reactor.resume("person")
+        if managed.instance is not None and managed.instance.reactor.paused:
+            await managed.instance.reactor.resume("person")
 
 
 async def kill(world: World, kit: GraphsUnderTest) -> None:
@@ -406,9 +406,9 @@ async def command(world: World, kit: GraphsUnderTest) -> None:
 
 
 async def force(world: World, kit: GraphsUnderTest) -> None:
-    live = kit._declared[0].running
+    instance = kit._declared[0].running
     with suppress(FairwayError):
-        await asyncio.wait_for(live.force(), 60)
+        await asyncio.wait_for(instance.force(), 60)
 
 
 TROUBLES = {
@@ -473,8 +473,8 @@ async def check(world: World, kit: GraphsUnderTest) -> None:
     demand(state.windows["total"] == ([total] if lines else []), f"{state.windows} is not {total}")
     demand(not state.dead, f"dead letters: {state.dead}")
     for managed in app.graphs:
-        assert managed.live is not None
-        managed.live.reactor.inputs.check()
+        assert managed.instance is not None
+        managed.instance.reactor.inputs.check()
     world.tally["firings"] += len(lines)
     world.tally["checked"] += 1
 

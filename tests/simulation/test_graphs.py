@@ -164,9 +164,9 @@ def marks_run_ahead() -> Iterator[None]:
     """As with auto-commit: what was received counts as consumed."""
     real = Reactor.arrived
 
-    def eager(self: Reactor, source: str, boundary: Any, token: Any = None) -> None:
+    def eager(self: Reactor, source: str, boundary: Any, waiter: Any = None) -> None:
         ahead = {name: at + (name[:1] != "~") for name, at in boundary.marks.items()}
-        real(self, source, boundary._replace(marks=ahead), token)
+        real(self, source, boundary._replace(marks=ahead), waiter)
 
     with plant(Reactor, "arrived", eager):
         yield

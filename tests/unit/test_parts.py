@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fairway.errors import FeedLost
-from fairway.graphs.feed import Surroundings
+from fairway.graphs.feed import FeedContext
 from fairway.graphs.feeds.topic import TopicReading, topic
 from fairway.parts import TopicArrivals
 from fairway.storage.wals.memory import MemoryWal
@@ -24,7 +24,7 @@ def reading_of(topics: Topics, name: str) -> TopicReading:
         raise AssertionError("a lost feed is raised")
 
     arrivals = TopicArrivals(topics)
-    return topic(name).open(Surroundings("graph", "source", "", report, lambda: None, arrivals))
+    return topic(name).open(FeedContext("graph", "source", "", report, lambda: None, arrivals))
 
 
 def test_a_topic_that_does_not_exist_is_created_and_then_read() -> None:

@@ -23,7 +23,7 @@ from fairway.cli.remote import (
     remote_options,
 )
 from fairway.errors import Conflict, FairwayError, NotFound
-from fairway.wire.graphs import DEAD_MAX, EVENTS_MAX, FIRINGS_MAX, GraphState
+from fairway.wire.graphs import DEAD_MAX, EVENTS_MAX, FIRINGS_MAX, GraphStateView
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -200,7 +200,7 @@ def _follow(client: Client, output: Output, name: str, tenant: str | None, *, ca
     for news in client.graphs.watch(name, tenant=tenant, cache=cache):
         if output.json:
             output.message(news)
-        elif isinstance(news, GraphState):
+        elif isinstance(news, GraphStateView):
             told = views.state(news.state, paused=news.paused, halted=news.halted)
             if told != shown:
                 shown = told

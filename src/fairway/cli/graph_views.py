@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         DeadLetterView,
         FiringSummary,
         FiringView,
-        GraphState,
+        GraphStateView,
         GraphSummary,
         GraphView,
         NodeView,
@@ -110,7 +110,7 @@ def node_line(node: NodeView) -> tuple[str, ...]:
     return (f"  {mark}", f"<- {', '.join(taken)}", numbers, where)
 
 
-def facts(found: GraphState) -> Iterator[tuple[str, object]]:
+def facts(found: GraphStateView) -> Iterator[tuple[str, object]]:
     yield "graph", found.graph
     if found.tenant:
         yield "tenant", found.tenant

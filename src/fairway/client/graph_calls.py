@@ -36,11 +36,11 @@ Firings: TypeAlias = list[wire.FiringView]
 DeadLetters: TypeAlias = list[wire.DeadLetterView]
 Recoveries: TypeAlias = list[wire.RecoveryView]
 Audited: TypeAlias = list[wire.AuditEntry]
-GraphNews: TypeAlias = wire.GraphState | wire.FiringsEvent
+GraphNews: TypeAlias = wire.GraphStateView | wire.FiringsEvent
 
 _encode = msgspec.json.Encoder().encode
 _summary = reading(wire.GraphSummary)
-_state_event = msgspec.json.Decoder(wire.GraphState).decode
+_state_event = msgspec.json.Decoder(wire.GraphStateView).decode
 _firings_event = msgspec.json.Decoder(wire.FiringsEvent).decode
 
 
@@ -72,10 +72,10 @@ def graph(name: str, tenant: str | None) -> Call[wire.GraphView]:
     return Call(method="GET", path=_path(name), query=_of(tenant), decode=reading(wire.GraphView))
 
 
-def state(name: str, tenant: str | None, *, cache: bool = True) -> Call[wire.GraphState]:
+def state(name: str, tenant: str | None, *, cache: bool = True) -> Call[wire.GraphStateView]:
     query = _of(tenant) if cache else _of(tenant, ("cache", "false"))
     return Call(
-        method="GET", path=_path(name, "state"), query=query, decode=reading(wire.GraphState)
+        method="GET", path=_path(name, "state"), query=query, decode=reading(wire.GraphStateView)
     )
 
 

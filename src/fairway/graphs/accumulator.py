@@ -19,10 +19,10 @@ from fairway.graphs.boundary import PUSH, WHOLE, Boundary
 from fairway.graphs.checkpoint import STATE, Pushed
 from fairway.graphs.journal import RECORD_BYTES_MAX
 from fairway.graphs.pace import RETRY_CAP_NS
+from fairway.graphs.push_waiters import PushWaiter, PushWaiters
 from fairway.graphs.repeats import Repeats, hashable, lasting, size_of
 from fairway.graphs.source import KEYS_MAX
-from fairway.graphs.tickets import Several, Ticket
-from fairway.graphs.waiting import Bell
+from fairway.graphs.waiting import Broadcast
 from fairway.graphs.windows import Batching, Bound, collector_of
 from fairway.runtime.usercode import reraise_interrupt, without_task
 from fairway.runtime.words import brief, described, message_of, named
@@ -69,7 +69,7 @@ class Accumulator:
         self.repeated = 0
         self.suppressed = 0
         """Events that `through` left out, and None where the type has room for it."""
-        self.buried = 0
+        self.undecodable = 0
         """Events that did not decode, or did not fit."""
         self.marks: Marks = {}
         """How far the feed was received."""
@@ -84,7 +84,7 @@ class Accumulator:
             if journaled:  # it goes into the record of one firing
                 most = min(most, VALUE_BYTES_MAX)
             self._collector = collector_of(source.batch, Bound(most, self._size_of))
-        self._flushed = Bell()
+        self._flushed = Broadcast()
         queues = reactor.inputs.queues(source.name)
         # What is overtaken is dropped as it is: what fills its source is what tells repeats.
         self._drops = queues and source.on_full == "drop_oldest"
@@ -97,7 +97,8 @@ class Accumulator:
         self._first = source.keep is not None or overlaps
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._plain = (
+        # Whether a push is handed to the reactor as it is.
+        self._direct = (
             source.through is None
             and source.dedupe is None
             and not source.collects
@@ -139,8 +140,8 @@ class Accumulator:
             value = self.source.item_schema.load(stored)
             self._take_in(value, self._keys_of(value), {PUSH: offset}, None)
         except InvalidRequest as error:
-            self.buried += 1
-            self._reactor.buried(self._name, str(error), stored.data, {PUSH: offset})
+            self.undecodable += 1
+            self._reactor.dead_letter(self._name, str(error), stored.data, {PUSH: offset})
             self._pass({PUSH: offset})
 
     def _restored(self, kept: Kept) -> Any:
@@ -167,7 +168,7 @@ class Accumulator:
             and not self._window_full
         )
 
-    def push(self, value: Any, ticket: Ticket | None) -> None:
+    def push(self, value: Any, waiter: PushWaiter | None) -> None:
         """Take in a value. Raises `Backpressure` or `InvalidRequest`; then nothing happened."""
         # What runs code of the user's does not see the task of whoever pushes.
         if type(value) is not self._class and self._typed:
@@ -177,16 +178,16 @@ class Accumulator:
                 self._finite(value)
             except ValueError as error:
                 raise self._not_json(error) from None
-        if self._plain and value is not None:
+        if self._direct and value is not None:
             if self._reactor.inputs.room(self._name) <= 0:
                 self._make_room()
             self.events += 1
             self._heard()
-            self._reactor.arrived(self._name, Boundary(value), ticket)
+            self._reactor.arrived(self._name, Boundary(value), waiter)
             return
-        without_task(self._push_kept, value, ticket)
+        without_task(self._push_kept, value, waiter)
 
-    def _push_kept(self, value: Any, ticket: Ticket | None) -> None:
+    def _push_kept(self, value: Any, waiter: PushWaiter | None) -> None:
         if self.source.through is not None:
             value = self._through(value)
         # What may refuse it comes first: then nothing happened.
@@ -202,19 +203,19 @@ class Accumulator:
         self.events += 1
         self._heard()
         if not self._journaled:
-            self._take_in(value, keys, {}, ticket)
+            self._take_in(value, keys, {}, waiter)
             return
-        ticket = ticket or Ticket(None, asks=False)
+        waiter = waiter or PushWaiter(None, asks=False)
         offset = self._reactor.next_push()
         if self._first and stored is not None and not self._repeats.met(keys):
-            ticket.recorded = True
+            waiter.recorded = True
             consumed = keys if self.source.keep is not None else ()
-            self._reactor.remember(Pushed(self._name, offset, stored, consumed), ticket.kept)
-        self._take_in(value, keys, {PUSH: offset}, ticket)
-        if stored is not None and not ticket.recorded:
+            self._reactor.remember(Pushed(self._name, offset, stored, consumed), waiter.kept)
+        self._take_in(value, keys, {PUSH: offset}, waiter)
+        if stored is not None and not waiter.recorded:
             # It waits for other news, or for its firing to end: it must not be lost meanwhile.
-            ticket.recorded = True
-            self._reactor.remember(Pushed(self._name, offset, stored), ticket.kept)
+            waiter.recorded = True
+            self._reactor.remember(Pushed(self._name, offset, stored), waiter.kept)
 
     def _stored(self, value: Any) -> Stored:
         try:
@@ -296,8 +297,8 @@ class Accumulator:
         self._repeats.forget(dropped.keys)
         if PUSH in dropped.marks:  # it is kept: after a crash it must not come back
             self._reactor.dropped(self._name, dropped.marks[PUSH])
-        for token in dropped.tokens:
-            token.failed(self._refusal("it was dropped for newer ones"))
+        for waiter in dropped.waiters:
+            waiter.failed(self._refusal("it was dropped for newer ones"))
 
     def _bound(self) -> str:
         """Which of the bounds is reached."""
@@ -319,28 +320,28 @@ class Accumulator:
     # What both ways in have in common
 
     def _take_in(
-        self, value: Any, keys: tuple[Any, ...], marks: Marks, ticket: Ticket | None
+        self, value: Any, keys: tuple[Any, ...], marks: Marks, waiter: PushWaiter | None
     ) -> None:
         """Raises `InvalidRequest` if it cannot be collected; then nothing happened."""
         if value is None or (keys and self._repeats.met(keys)):
             self.suppressed += value is None
             self.repeated += value is not None
             self._pass(marks)
-            if ticket is not None:
-                ticket.passed()
+            if waiter is not None:
+                waiter.passed()
         elif self._collector is not None:
-            windows = self._collector.push(value, marks, keys, ticket, self._clock.now_ns())
+            windows = self._collector.push(value, marks, keys, waiter, self._clock.now_ns())
             self._repeats.remember(keys)
             for window in windows:
                 self._give(window)
             self._arm()
         elif self.source.keep is not None:
             self._repeats.remember(keys)
-            self._write(value, ticket)
+            self._write(value, waiter)
         else:
             if keys:
                 self._repeats.remember(keys)
-            self._reactor.arrived(self._name, Boundary(value, marks, keys), ticket)
+            self._reactor.arrived(self._name, Boundary(value, marks, keys), waiter)
 
     def _heard(self) -> None:
         now_ns = self._clock.now_ns()
@@ -377,11 +378,11 @@ class Accumulator:
         """The graph wrote to this state."""
         self._write(value, None)
 
-    def _write(self, value: Any, ticket: Ticket | None) -> None:
+    def _write(self, value: Any, waiter: PushWaiter | None) -> None:
         self._written += 1
         self._window.append(value)
         self._window = self._newest(self._window)
-        self._give_state(ticket)
+        self._give_state(waiter)
 
     def _newest(self, values: list[Any]) -> list[Any]:
         """Of the values that were written, those that are kept."""
@@ -391,20 +392,22 @@ class Accumulator:
             del values[: max(0, len(values) - keep)]
         return values
 
-    def _give_state(self, ticket: Ticket | None) -> None:
+    def _give_state(self, waiter: PushWaiter | None) -> None:
         if self.source.keep == 0:
-            if ticket is not None:
-                ticket.passed()
+            if waiter is not None:
+                waiter.passed()
             return
         marks = {STATE: self._written} if self._journaled else {}
-        self._reactor.arrived(self._name, Boundary(list(self._window), marks), ticket)
+        self._reactor.arrived(self._name, Boundary(list(self._window), marks), waiter)
 
     # Collecting
 
     def _give(self, window: Any) -> None:
-        values, marks, keys, tokens = window
-        ticket: Any = Several(tokens) if len(tokens) > 1 else (tokens[0] if tokens else None)
-        self._reactor.arrived(self._name, Boundary(values, marks, keys), ticket)
+        values, marks, keys, waiters = window
+        waiter: Any = (
+            PushWaiters(waiters) if len(waiters) > 1 else (waiters[0] if waiters else None)
+        )
+        self._reactor.arrived(self._name, Boundary(values, marks, keys), waiter)
 
     def _arm(self) -> None:
         assert self._collector is not None
@@ -440,7 +443,7 @@ class Accumulator:
         if self._collector is not None:
             for window in self._collector.flush():
                 self._give(window)
-            self._flushed.ring()
+            self._flushed.notify_all()
 
     def _size_of(self, value: Any, keys: tuple[Any, ...]) -> int:
         return self.source.item_schema.size_of(value) + size_of(keys)
@@ -488,10 +491,10 @@ class Accumulator:
         self._heard()
         data, stream, offset = event
         if type(offset) is not int or not 0 <= offset <= OFFSET_MAX or not _is_written(stream):
-            self.buried += 1
+            self.undecodable += 1
             reason = "its stream is a text, and its offset 0 or a number of 63 bits above it, not"
             reason = f"{reason} {brief(stream)} and {brief(offset)}"
-            self._reactor.buried(self._name, reason, _bytes_of(data), {})
+            self._reactor.dead_letter(self._name, reason, _bytes_of(data), {})
             return
         marks = {stream: offset} if offset else {}
         if offset:
@@ -509,8 +512,8 @@ class Accumulator:
             keys = () if value is None else self._keys_of(value)
             self._take_in(value, keys, marks, None)
         except InvalidRequest as error:
-            self.buried += 1
-            self._reactor.buried(self._name, str(error), _bytes_of(data), marks)
+            self.undecodable += 1
+            self._reactor.dead_letter(self._name, str(error), _bytes_of(data), marks)
             self._pass(marks)
 
     def stop(self) -> None:

@@ -103,7 +103,7 @@ class Schema:
             reraise_interrupt(error)
             raise InvalidRequest(f"the boundary does not decode: {named(error)}") from error
 
-    def of_plain(self, data: Any) -> Any:
+    def of_builtins(self, data: Any) -> Any:
         """A value from dicts and lists, checked in the same way."""
         try:
             return msgspec.convert(data, self.type)
@@ -120,7 +120,7 @@ class Schema:
         cls = self.cls
         if cls is not None and isinstance(value, cls) and type(value) is not bool:
             return value
-        return self.of_plain(value)
+        return self.of_builtins(value)
 
     def store(self, value: Any) -> Stored:
         return Stored(self.version, _encode(value))
@@ -149,7 +149,7 @@ class Schema:
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise InvalidRequest(f"a kept value does not fit its type: {error}") from None
 
-    def _upgraded(self, version: int, plain: Any) -> Any:
+    def _upgraded(self, version: int, data: Any) -> Any:
         for step in range(version, self.version):
             if step not in self.upgrades:
                 raise InvalidRequest(
@@ -157,13 +157,13 @@ class Schema:
                     f" and there is no upgrade from {step}"
                 )
             try:
-                plain = without_task(self.upgrades[step], plain)
+                data = without_task(self.upgrades[step], data)
             except BaseException as error:
                 reraise_interrupt(error)
                 raise InvalidRequest(
                     f"the upgrade from version {step} failed: {named(error)}"
                 ) from error
-        return plain
+        return data
 
 
 def _encoded_size(value: Any) -> int:

@@ -37,7 +37,7 @@ class Consumed(msgspec.Struct, array_like=True, frozen=True):
     keys: tuple[Any, ...] = ()
 
 
-class Write(msgspec.Struct, array_like=True, frozen=True):
+class StateWrite(msgspec.Struct, array_like=True, frozen=True):
     """A value that a firing wrote to a state."""
 
     source: str
@@ -60,7 +60,7 @@ class Fired(msgspec.Struct, array_like=True, frozen=True, tag=0):
     wall_ns: int
     cause: str
     news: tuple[Consumed, ...]
-    writes: tuple[Write, ...] = ()
+    writes: tuple[StateWrite, ...] = ()
     effects: tuple[EffectRecord, ...] = ()
     outputs: bytes | None = None
     """What the terminal nodes returned, by name, if the graph is recorded."""
@@ -81,7 +81,7 @@ class Pushed(msgspec.Struct, array_like=True, frozen=True, tag=1):
     """Of what is consumed by being written to a state."""
 
 
-class Died(msgspec.Struct, array_like=True, frozen=True, tag=2):
+class DeadLettered(msgspec.Struct, array_like=True, frozen=True, tag=2):
     """A boundary did not decode, or a firing failed for good: it is kept aside."""
 
     wall_ns: int
@@ -155,7 +155,7 @@ class Trying(msgspec.Struct, array_like=True, frozen=True, tag=9):
 
 
 Record: TypeAlias = (
-    Fired | Pushed | Died | Steered | Began | Recovered | Sent | Dropped | Passed | Trying
+    Fired | Pushed | DeadLettered | Steered | Began | Recovered | Sent | Dropped | Passed | Trying
 )
 
 _RECORDS: Final = msgspec.msgpack.Decoder(list[Record])
@@ -250,7 +250,7 @@ class Checkpoint(msgspec.Struct):
     sources: dict[str, Kept] = {}
     unsent: dict[int, tuple[int, tuple[EffectRecord, ...]]] = {}
     """Effects that may not have gone out: by number of their firing, with its epoch."""
-    dead: list[Died] = []
+    dead: list[DeadLettered] = []
     dead_ids: int = 0
     """How many dead letters there ever were: the last one has this id."""
     recoveries: list[Recovered] = []
@@ -267,7 +267,7 @@ class Checkpoint(msgspec.Struct):
             found = self.sources[source] = Kept()
         return found
 
-    def apply(self, record: Record, limits: Limits) -> None:
+    def apply(self, record: Record, limits: RetentionLimits) -> None:
         """Add a record."""
         self.records += 1
         if isinstance(record, Fired):
@@ -282,7 +282,7 @@ class Checkpoint(msgspec.Struct):
                     kept.pushes.clear()
                 kept.pushes[record.offset] = record.stored
                 kept.pushed = max(kept.pushed, record.offset)
-        elif isinstance(record, Died):
+        elif isinstance(record, DeadLettered):
             if record.number:
                 self._went_on(record.number)
             self._consume(record.news, limits)
@@ -329,9 +329,12 @@ class Checkpoint(msgspec.Struct):
             return True
         return bool(kept.pushes) and next(iter(kept.pushes)) <= marks.get(PUSH, 0)
 
-    def minds(self, over: Sequence[Consumed]) -> bool:
-        """Whether it matters after a crash that these were passed over: some have keys, by which
-        repeats of them are told, are kept, or would be read again without a push beside them."""
+    def must_record(self, over: Sequence[Consumed]) -> bool:
+        """Whether a record must say that these were passed over, for a restart after a crash.
+
+        It must if one of them has a key, by which its repeats are recognised, if one of them is
+        kept here, or if one would be read again without the push that was passed over with it.
+        """
         streams = [stream for each in over for stream in each.marks]
         if len(streams) > 1 and PUSH in streams:
             return True
@@ -341,8 +344,8 @@ class Checkpoint(msgspec.Struct):
         """The dead letters, oldest first."""
         first = self.dead_ids - len(self.dead) + 1
         return [
-            DeadLetter(first + at, died.wall_ns, died.source, died.reason, died.data)
-            for at, died in enumerate(self.dead)
+            DeadLetter(first + at, letter.wall_ns, letter.source, letter.reason, letter.data)
+            for at, letter in enumerate(self.dead)
         ]
 
     def _went_on(self, number: int) -> None:
@@ -350,7 +353,7 @@ class Checkpoint(msgspec.Struct):
         self.number = max(self.number, number)
         self.starts = self.crashes = 0
 
-    def _fired(self, record: Fired, limits: Limits) -> None:
+    def _fired(self, record: Fired, limits: RetentionLimits) -> None:
         self._went_on(record.number)
         if record.replaced:
             for kept in self.sources.values():
@@ -362,7 +365,7 @@ class Checkpoint(msgspec.Struct):
             self.unsent[record.number] = (record.epoch, record.effects)
         self._sent(record.sent)
 
-    def _write(self, source: str, stored: Stored, limits: Limits) -> None:
+    def _write(self, source: str, stored: Stored, limits: RetentionLimits) -> None:
         kept = self.kept(source)
         kept.written += 1
         kept.window.append(stored)
@@ -372,7 +375,7 @@ class Checkpoint(msgspec.Struct):
         if keep >= 0:
             del kept.window[: max(0, len(kept.window) - keep)]
 
-    def _consume(self, news: Iterable[Consumed], limits: Limits) -> None:
+    def _consume(self, news: Iterable[Consumed], limits: RetentionLimits) -> None:
         for consumed in news:
             kept = self.kept(consumed.source)
             for stream, offset in consumed.marks.items():
@@ -389,7 +392,7 @@ class Checkpoint(msgspec.Struct):
             if consumed.keys:
                 self._remember(kept, consumed.keys, limits)
 
-    def _remember(self, kept: Kept, keys: Iterable[Any], limits: Limits) -> None:
+    def _remember(self, kept: Kept, keys: Iterable[Any], limits: RetentionLimits) -> None:
         kept.keys.extend(keys)
         del kept.keys[: -limits.keys]
 
@@ -406,7 +409,7 @@ def _drop_upto(held: dict[int, Any], upto: int) -> None:
         del held[first]
 
 
-class Limits(msgspec.Struct, frozen=True):
+class RetentionLimits(msgspec.Struct, frozen=True):
     """What a graph declares about how much is kept."""
 
     keep: dict[str, int]

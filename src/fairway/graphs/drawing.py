@@ -61,7 +61,7 @@ def to_mermaid(wiring: Wiring, kinds: Mapping[str, str] | None = None) -> str:
     kinds = kinds or {}
     names = [*wiring.sources, *(node.name for node in wiring.nodes)]
     ids = {
-        name: name if _plain(name) else _unused(f"node_{at}", names)
+        name: name if _is_mermaid_id(name) else _unused(f"node_{at}", names)
         for at, name in enumerate(names)
     }
     lines = ["flowchart LR"]
@@ -72,11 +72,11 @@ def to_mermaid(wiring: Wiring, kinds: Mapping[str, str] | None = None) -> str:
         opening, closing = ("[[", "]]") if node.name in wiring.terminal else ("[", "]")
         lines.append(f'    {ids[node.name]}{opening}"{_quoted(node.name)}"{closing}')
     for edge in wiring.edges:
-        told = _quoted(_types(edge))
+        label = _quoted(_types(edge))
         if edge.optional:
-            arrow = f'-. "{told}" .->' if told else "-.->"
+            arrow = f'-. "{label}" .->' if label else "-.->"
         else:
-            arrow = f'-- "{told}" -->' if told else "-->"
+            arrow = f'-- "{label}" -->' if label else "-->"
         lines.append(f"    {ids[edge.source]} {arrow} {ids[edge.node]}")
     return "\n".join(lines) + "\n"
 
@@ -96,9 +96,9 @@ def to_svg(
     below = {name: _joined(kinds.get(name), numbers.get(name)) for name in wiring.sources}
     below.update({node.name: numbers.get(node.name, "") for node in wiring.nodes})
     sizes = {name: _size(name, text) for name, text in below.items()}
-    told = {(e.source, e.node): _told(e, numbers) for e in wiring.edges}
-    labels = {key: _width(_cut(text, LABEL_MAX), SMALL_SIZE) for key, text in told.items() if text}
-    layout = lay_out(wiring.sources, sizes, told, labels)
+    texts = {(e.source, e.node): _edge_label(e, numbers) for e in wiring.edges}
+    labels = {key: _width(_cut(text, LABEL_MAX), SMALL_SIZE) for key, text in texts.items() if text}
+    layout = lay_out(wiring.sources, sizes, texts, labels)
     own = f"{crc32(wiring.name.encode(errors='replace')):08x}"
     width, height = f"{layout.width:.0f}", f"{layout.height:.0f}"
     parts = [
@@ -115,7 +115,7 @@ def to_svg(
     ]
     for edge in wiring.edges:
         line = layout.lines[edge.source, edge.node]
-        parts += _line(edge, line, told[edge.source, edge.node], own)
+        parts += _line(edge, line, texts[edge.source, edge.node], own)
     for name, box in layout.boxes.items():
         kind = "source" if name in wiring.sources else "node"
         kind += " terminal" if name in wiring.terminal else ""
@@ -133,7 +133,7 @@ def _types(edge: Edge) -> str:
 # Mermaid
 
 
-def _plain(name: str) -> bool:
+def _is_mermaid_id(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII) is not None and name.lower() not in RESERVED
 
 
@@ -155,7 +155,7 @@ def _joined(*texts: str | None) -> str:
     return " · ".join(text for text in texts if text)
 
 
-def _told(edge: Edge, numbers: Mapping[str, str]) -> str:
+def _edge_label(edge: Edge, numbers: Mapping[str, str]) -> str:
     return _joined(_types(edge), numbers.get(f"{edge.source}->{edge.node}"))
 
 
@@ -175,10 +175,10 @@ def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def _line(edge: Edge, line: Line, told: str, own: str) -> list[str]:
+def _line(edge: Edge, line: Line, text: str, own: str) -> list[str]:
     kind = "edge optional" if edge.optional else "edge"
     name = _xml(f"{edge.source}->{edge.node}")
-    hint = _xml(f"{edge.source} to {edge.node}" + (f": {told}" if told else ""))
+    hint = _xml(f"{edge.source} to {edge.node}" + (f": {text}" if text else ""))
     parts = [
         f'<path class="{kind}" data-edge="{name}" d="{_path(line.points)}"'
         f' marker-end="url(#tip-{own})"><title>{hint}</title></path>'
@@ -187,7 +187,7 @@ def _line(edge: Edge, line: Line, told: str, own: str) -> list[str]:
         x, y = line.label.middle.x, line.label.y + line.label.height - 2
         parts.append(
             f'<text class="small" data-edge="{name}" x="{x:.1f}" y="{y:.1f}">'
-            f"{_xml(_cut(told, LABEL_MAX))}</text>"
+            f"{_xml(_cut(text, LABEL_MAX))}</text>"
         )
     return parts
 
@@ -229,8 +229,8 @@ def _described(wiring: Wiring, kinds: Mapping[str, str]) -> str:
     sources = [f"{n} ({kinds[n]})" if kinds.get(n) else n for n in wiring.sources]
     edges = []
     for edge in wiring.edges:
-        told = _joined(_types(edge), "optional" if edge.optional else "")
-        edges.append(f"{edge.source} to {edge.node}{f' ({told})' if told else ''}")
+        note = _joined(_types(edge), "optional" if edge.optional else "")
+        edges.append(f"{edge.source} to {edge.node}{f' ({note})' if note else ''}")
     return (
         f"Sources: {', '.join(sources) or 'none'}. Edges: {'; '.join(edges)}."
         f" Results: {', '.join(wiring.terminal)}."

@@ -34,11 +34,11 @@ from fairway.errors import (
 )
 from fairway.graphs.checkpoint import RECOVERIES_MAX, Recovered
 from fairway.graphs.graph import Graph
-from fairway.graphs.hands import Hands
 from fairway.graphs.health import ReactorState
 from fairway.graphs.journal import BACKOFF, history, page
-from fairway.graphs.live import SUPERVISION, Around, LiveGraph, restored
 from fairway.graphs.metrics import series_of
+from fairway.graphs.node_runner import NodeRunner
+from fairway.graphs.running import SUPERVISION, Environment, RunningGraph, restored
 from fairway.graphs.traversal import node_in
 from fairway.kernel.part import OK, Part, PartHealth
 from fairway.runtime.clock import clock_of, sleep_ns
@@ -76,7 +76,8 @@ class Managed:
     def __init__(self, graph: Graph, partition: int | None) -> None:
         self.graph = graph
         self.partition = partition
-        self.live: LiveGraph | None = None
+        self.instance: RunningGraph | None = None
+        """The graph as it runs, while it does."""
         self.failed: str | None = None
         """Why it was given up, if it was."""
         self.failures = 0
@@ -96,16 +97,16 @@ class Managed:
         """starting, warming, live, degraded, stopped or failed."""
         if self.failed is not None:
             return "failed"
-        if self.live is None:
+        if self.instance is None:
             return ReactorState.STARTING.value if self.task is not None else "stopped"
-        return self.live.reactor.state.value
+        return self.instance.reactor.state.value
 
-    def running(self) -> LiveGraph:
+    def running(self) -> RunningGraph:
         """The graph as it runs now, or why it does not."""
-        if self.live is None:
+        if self.instance is None:
             why = self.failed or "it is being started"
             raise Conflict(f"graph {self.graph.name!r} does not run: {why}", code="graph_stopped")
-        return self.live
+        return self.instance
 
     def changed(self) -> None:
         for watcher in list(self.watchers):
@@ -147,11 +148,11 @@ class Graphs(Part):
         self._closing = True
 
     async def open(self) -> None:
-        self._hands = Hands()
+        self._node_runner = NodeRunner()
         kernel = self._kernel
-        self._around = Around(
+        self._environment = Environment(
             clock=clock_of(),
-            hands=self._hands,
+            node_runner=self._node_runner,
             random=self._random,
             holder=f"{socket.gethostname()}:{os.getpid()}",
             log=self._log,
@@ -167,7 +168,7 @@ class Graphs(Part):
             kernel.partitions.when_lost.append(self._replaced)
             kernel.telemetry.collectors.append(self._series)
         for graph in self._declared:
-            with suppress(GraphFailed):  # it is told and shown so; the others run
+            with suppress(GraphFailed):  # it is logged and shown as failed; the others run
                 await self.load(graph)
 
     def stop_admitting(self) -> None:
@@ -187,13 +188,13 @@ class Graphs(Part):
             await self._end(managed)
 
     async def aclose(self) -> None:
-        await self._hands.__aexit__(None, None, None)
+        await self._node_runner.__aexit__(None, None, None)
 
     def _replaced(self, error: Fenced) -> None:
         """Another process has the log, and runs the graphs: these fire no more."""
         for managed in self._managed.values():
-            if managed.live is not None:
-                managed.live.reactor.broken(error)
+            if managed.instance is not None:
+                managed.instance.reactor.broken(error)
 
     def _series(self) -> list[Series]:
         return list(series_of(self, clock_of().now_ns()))
@@ -408,12 +409,12 @@ class Graphs(Part):
         moved = asyncio.Event()
         managed.watchers.append(moved.set)
         try:
-            while not (managed.live or managed.failed or managed.task is None):
+            while not (managed.instance or managed.failed or managed.task is None):
                 moved.clear()
                 await moved.wait()
         finally:
             managed.watchers.remove(moved.set)
-        if managed.live is None:
+        if managed.instance is None:
             why = managed.failed or "it was stopped before it had started"
             raise GraphFailed(f"graph {managed.graph.name!r}: {why}")
 
@@ -424,7 +425,7 @@ class Graphs(Part):
             config=self._supervision,
             random=self._random,
             report=lambda event: self._happened(managed, event),
-            clock=self._around.clock,
+            clock=self._environment.clock,
             tells_health=True,
         )
         try:
@@ -441,7 +442,11 @@ class Graphs(Part):
             return
         error = "" if event.error is None else safe_repr(_innermost(event.error))
         record = Recovered(
-            self._around.clock.wall_ns(), event.name, event.happening.value, event.failures, error
+            self._environment.clock.wall_ns(),
+            event.name,
+            event.happening.value,
+            event.failures,
+            error,
         )
         managed.recoveries.append(record)
         managed.unkept.append(record)
@@ -453,8 +458,8 @@ class Graphs(Part):
     async def _end(self, managed: Managed) -> None:
         """Drain what runs, and stop it."""
         try:
-            if managed.live is not None:
-                await managed.live.drain(DRAIN_S)
+            if managed.instance is not None:
+                await managed.instance.drain(DRAIN_S)
         finally:
             task, managed.task = managed.task, None
             if task is not None:
@@ -494,9 +499,9 @@ class Graphs(Part):
             managed.recoveries.extend(
                 record for record in loaded.checkpoint.recoveries if record not in known
             )
-        live = LiveGraph(
+        instance = RunningGraph(
             graph,
-            self._around,
+            self._environment,
             loaded,
             managed.partition,
             recoveries=managed.recoveries.append,
@@ -506,19 +511,19 @@ class Graphs(Part):
         def started() -> None:
             unkept, managed.unkept = managed.unkept, []
             for record in unkept:
-                live.reactor.remember(record, _nothing)
-            managed.live = graph.live = live
+                instance.reactor.remember(record, _nothing)
+            managed.instance = graph.instance = instance
             graph.failed = None
             managed.changed()
 
         def changed() -> None:
-            healthy(live.reactor.state is ReactorState.LIVE)
+            healthy(instance.reactor.state is ReactorState.LIVE)
             managed.changed()
 
-        live.reactor.changed = changed
-        live.reactor.listeners.append(graph.tell)
+        instance.reactor.changed = changed
+        instance.reactor.listeners.append(graph.notify_listeners)
         try:
-            await live.run(started)
+            await instance.run(started)
         except BaseException as error:
             found = _innermost(error)
             if is_a(found, FairwayError):
@@ -527,12 +532,16 @@ class Graphs(Part):
                 why = Closing(f"the graph broke: {message_of(found)}")
             raise
         finally:
-            live.stop(why)
-            if live.journal is not None and live.journal.writing and managed.partition is not None:
-                self._writing[managed.partition] = live.journal
-            managed.live = None
-            if graph.live is live:
-                graph.live = None
+            instance.stop(why)
+            if (
+                instance.journal is not None
+                and instance.journal.writing
+                and managed.partition is not None
+            ):
+                self._writing[managed.partition] = instance.journal
+            managed.instance = None
+            if graph.instance is instance:
+                graph.instance = None
 
 
 class _GraphService:

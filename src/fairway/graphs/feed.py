@@ -73,7 +73,7 @@ class Arrivals(Protocol):
     ) -> AsyncIterator[tuple[int, Sequence[tuple[int, bytes]]]]: ...
 
 
-class Surroundings(NamedTuple):
+class FeedContext(NamedTuple):
     """What a feed may use of the process it runs in."""
 
     graph: str
@@ -89,4 +89,4 @@ class Surroundings(NamedTuple):
 class Feed(Protocol):
     """What to read. Anything with `open` will do."""
 
-    def open(self, around: Surroundings) -> Connection: ...
+    def open(self, context: FeedContext) -> Connection: ...

@@ -1,4 +1,4 @@
-"""A firing: one run of a graph, as it is told; and what is done about one that fails."""
+"""A firing: one run of a graph, as listeners get it; and what is done about one that fails."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Firing(NamedTuple):
 
 
 def packed(outputs: Mapping[str, Any]) -> bytes:
-    """Outputs as they are recorded; what has no such form is told by its `repr`."""
+    """Outputs as they are recorded; what has no such form is kept as its `repr`."""
     return _pack(outputs)
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from fairway.errors import Closing, InvalidConfig, InvalidRequest
 from fairway.graphs.context import FiringContext
-from fairway.graphs.criteria import Gate, any_
+from fairway.graphs.criteria import Criterion, any_
 from fairway.graphs.drawing import to_mermaid, to_svg
 from fairway.graphs.feeds.topic import TopicFeed
 from fairway.graphs.firing import OnError, on_error_of
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from fairway.graphs.boundary import Schema
     from fairway.graphs.firing import DeadLetter, Firing, Then
     from fairway.graphs.inputs import Strategy
-    from fairway.graphs.live import LiveGraph
     from fairway.graphs.node import Isolation
+    from fairway.graphs.running import RunningGraph
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -82,7 +82,7 @@ class Graph:
         self,
         name: str,
         *,
-        when: Gate | Source[Any] | Any,
+        when: Criterion | Source[Any] | Any,
         uses: Iterable[Any] = (),
         inputs: Strategy = "latest",
         tenant: str = "",
@@ -121,7 +121,7 @@ class Graph:
             warm_timeout_ns = length_ns(what, warm_timeout_s, zero=True)
         self.name = name
         self.tenant = tenant
-        self.gate = when if isinstance(when, Gate) else any_(when)
+        self.criterion = when if isinstance(when, Criterion) else any_(when)
         self.inputs: Strategy = inputs
         self.on_error = on_error_of(on_error)
         self.warm_timeout_ns = warm_timeout_ns
@@ -129,7 +129,7 @@ class Graph:
         self.record = record
         self.sources: dict[str, Source[Any]] = {}
         self.firing_sources: set[str] = set()
-        for given in self.gate.sources:
+        for given in self.criterion.sources:
             self.firing_sources.add(self._add_source(given).name)
         if not isinstance(uses, Iterable):
             raise InvalidConfig(f"graph {name!r}: uses is a list of sources: [{uses!r}]")
@@ -138,7 +138,7 @@ class Graph:
         self.nodes: list[Node] = []
         self.bridges: list[Bridge] = []
         self._built: Traversal | None = None
-        self.live: LiveGraph | None = None
+        self.instance: RunningGraph | None = None
         """Where it runs, while it does."""
         self.failed: str | None = None
         """Why it was given up, if it was."""
@@ -236,11 +236,11 @@ class Graph:
 
     async def invoke(self, **inputs: Any) -> Mapping[str, Any]:
         """As `call`, for any graph: what a task of a workflow does with a graph."""
-        from fairway.graphs.hands import Hands
+        from fairway.graphs.node_runner import NodeRunner
 
         outputs: dict[str, Any] = {}
-        async with Hands() as hands:
-            await self.build().arun(self.checked(inputs), self._context(), outputs, hands)
+        async with NodeRunner() as runner:
+            await self.build().arun(self.checked(inputs), self._context(), outputs, runner)
         return outputs
 
     def checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,10 +263,10 @@ class Graph:
     # While it runs
 
     @property
-    def running(self) -> LiveGraph:
-        if self.live is None:
+    def running(self) -> RunningGraph:
+        if self.instance is None:
             raise self._not_running()
-        return self.live
+        return self.instance
 
     def _not_running(self) -> Closing:
         why = self.failed or "enter its app, or load it"
@@ -279,10 +279,10 @@ class Graph:
         the value does not fit, or has `nan` or `inf` in it. In a checkpointed graph the value is
         durable some time later: `await push` waits for that.
         """
-        live = self.live
-        if live is None:
+        instance = self.instance
+        if instance is None:
             raise self._not_running()
-        live.push_nowait(_source_name(source), value)
+        instance.push_nowait(_source_name(source), value)
 
     async def push(self, source: Source[Any] | str, value: Any) -> None:
         """Give a source a value, and return when it is accepted: durably, if checkpointed.
@@ -310,18 +310,19 @@ class Graph:
         """How many times it has fired since it was loaded."""
         return self.running.reactor.fired
 
-    def listen(self, told: Callable[[Firing], None]) -> Callable[[], None]:
-        """Have each firing told, failed ones too, once it is recorded; returns how to end that.
+    def listen(self, listener: Callable[[Firing], None]) -> Callable[[], None]:
+        """Call `listener` with each firing, failed ones too, once it is recorded; returns how to
+        end that.
 
         It is called on the event loop and must not wait. It outlives restarts of the graph.
         """
-        if not callable(told):
-            raise InvalidRequest(f"a function is told of firings, not {brief(told)}")
-        self._listeners.append(told)
-        return lambda: self._listeners.remove(told)
+        if not callable(listener):
+            raise InvalidRequest(f"a listener is a function of a firing, not {brief(listener)}")
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
-    def tell(self, firing: Firing) -> None:
-        """A firing is over."""
+    def notify_listeners(self, firing: Firing) -> None:
+        """A firing is over: call whoever listens."""
         if self._listeners:
             for listener in list(self._listeners):
                 try:

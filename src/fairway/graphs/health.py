@@ -112,7 +112,7 @@ def _nobody() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingSources:
     """Why a reactor is not live: the required sources that are not healthy."""
 
     healthy: tuple[str, ...]
@@ -165,9 +165,9 @@ class ReactorHealth:
     def stopped(self, now_ns: int) -> None:
         self._move(ReactorState.STOPPED, now_ns)
 
-    def waiting(self, now_ns: int) -> Waiting:
+    def waiting(self, now_ns: int) -> WaitingSources:
         required = [source for source in self.sources.values() if source.required]
-        return Waiting(
+        return WaitingSources(
             tuple(source.name for source in required if source.healthy(now_ns)),
             tuple(source.name for source in required if not source.healthy(now_ns)),
         )

@@ -1,7 +1,8 @@
 """What a graph will be given: the newest or the next of each source, and when that is due. Pure.
 
-Boundaries arrive in any order; `take` gives the inputs of the next firing, or None while the gate
-is shut. What was taken can be given back, so that a firing that failed loses nothing.
+Boundaries arrive in any order; `take` gives the inputs of the next firing, or None while the
+criterion does not hold. What was taken can be given back, so that a firing that failed loses
+nothing.
 
 `latest` keeps the newest value of each source and a flag that it is news; values that a newer one
 overtook are skipped. `sequential` keeps them all, and takes them so that
@@ -10,7 +11,8 @@ overtook are skipped. `sequential` keeps them all, and takes them so that
     need  > 1   there is a queue per source, and a firing takes the head of each that has one,
                 once so many have.
 
-Sources that the gate does not name are inputs only: their newest value is used, and is never news.
+Sources that the criterion does not name are inputs only: their newest value is used, and is never
+news.
 
 Marks tell that all up to them is consumed, so they must never run ahead of what waits. There are
 three places, and of one source what is in an earlier one always came first:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fairway.graphs.boundary import Boundary, Marks
-    from fairway.graphs.criteria import Gate
+    from fairway.graphs.criteria import Criterion
 
 Strategy: TypeAlias = Literal["latest", "sequential"]
 
@@ -62,7 +64,7 @@ class Slot:
     name: str
     capacity: int = CAPACITY
     fires: bool = True
-    """Whether the gate names it."""
+    """Whether the criterion names it."""
     capacity_bytes: int = CAPACITY_BYTES
     size_of: Callable[[Any], int] = _weightless
     """The bytes of a value, as they count."""
@@ -71,8 +73,8 @@ class Slot:
     keys, or since they were collected."""
 
 
-class News(NamedTuple):
-    """What one source brought into a firing."""
+class SourceUpdate(NamedTuple):
+    """What one source brought into a firing: a new value, or only that it is consumed further."""
 
     source: str
     value: Any
@@ -80,18 +82,18 @@ class News(NamedTuple):
     marks: Marks
     """How far it is consumed by this."""
     keys: tuple[Any, ...]
-    tokens: tuple[Any, ...]
-    """Whoever waits for these boundaries: told when the firing is over."""
+    waiters: tuple[Any, ...]
+    """The callers who wait for these boundaries: notified when the firing is over."""
 
 
-class Passed:
+class PassedValue:
     """The value of what was consumed without one: filtered, dropped, a repeat, undecodable."""
 
     def __repr__(self) -> str:
         return "PASSED"
 
 
-PASSED: Final = Passed()
+PASSED: Final = PassedValue()
 
 
 class Taken(NamedTuple):
@@ -99,7 +101,7 @@ class Taken(NamedTuple):
 
     values: dict[str, Any]
     """By source. A source that brought nothing yet is absent."""
-    news: Sequence[News]
+    updates: Sequence[SourceUpdate]
     """At most one of each source."""
     before: Mapping[str, Any]
     """What the cache held of them before (`sequential`), to be put back if it fails."""
@@ -110,7 +112,8 @@ class Taken(NamedTuple):
 
 
 class PredicateFailed(Exception):
-    """A predicate of the gate raised. `taken` are the inputs it was asked about: they are taken."""
+    """A predicate of the criterion raised. `taken` are the inputs it was asked about, which are
+    taken."""
 
     def __init__(self, taken: Taken, error: BaseException) -> None:
         super().__init__(f"where: {named(error)}")
@@ -124,7 +127,7 @@ class _Waiting(NamedTuple):
     number: int
     """In order of arrival over all sources; 0 if it was given back."""
     at_ns: int
-    news: News
+    update: SourceUpdate
     size: int
     """Its bytes; 0 if it was next when it came, or was given back."""
 
@@ -172,28 +175,28 @@ class Inputs:
     """The input cache, the flags and the queues of one graph."""
 
     def __init__(
-        self, slots: Sequence[Slot], gate: Gate, strategy: Strategy, now_ns: int = 0
+        self, slots: Sequence[Slot], criterion: Criterion, strategy: Strategy, now_ns: int = 0
     ) -> None:
         self.slots = {slot.name: slot for slot in slots}
-        self.gate = gate
+        self.criterion = criterion
         self.strategy = strategy
         self.cache: dict[str, Any] = {}
         """The newest value of each source (`latest`), or the newest that was taken."""
         self.filtered = 0
         """Boundaries that a predicate passed over (`sequential`)."""
-        self.unwanted: list[News] = []
-        """Those that whoever asks has not seen to yet, with their keys and tokens: no firing comes
+        self.unwanted: list[SourceUpdate] = []
+        """Those that whoever asks has not seen to yet, with their keys and waiters: no firing comes
         of them. Their marks go with the next one."""
         self._sequential = strategy == "sequential"
         self._fires = {slot.name for slot in slots if slot.fires}
-        self._need = gate.need
-        self._timed = gate.timed
-        self._plain = not gate.timed and not gate.predicates
+        self._need = criterion.need
+        self._timed = criterion.timed
+        self._count_decides = not criterion.timed and not criterion.predicates
         # What came of a source is kept in parts, oldest first, and put together when it is taken:
         # however much is overtaken, each arrival costs the same.
-        self._aside: dict[str, list[News]] = {}
+        self._aside: dict[str, list[SourceUpdate]] = {}
         # `latest`: the sources that have news. All that are needed, not all that were seen so far.
-        self._dirty: dict[str, list[News]] = {}
+        self._dirty: dict[str, list[SourceUpdate]] = {}
         self._overtaken = {
             slot.name: _Overtaken()
             for slot in slots
@@ -210,7 +213,7 @@ class Inputs:
         self._count = 0
         self._numbers = 0
         self._passing = 0  # time has let pass what came up to this number
-        self._timing = Timing(gate, now_ns)
+        self._timing = Timing(criterion, now_ns)
 
     # What comes in
 
@@ -250,10 +253,12 @@ class Inputs:
             return queue.bytes
         return self._overtaken[source].pushes if source in self._overtaken else 0
 
-    def arrive(self, source: str, boundary: Boundary, now_ns: int, token: Any = None) -> None:
+    def arrive(self, source: str, boundary: Boundary, now_ns: int, waiter: Any = None) -> None:
         """Take in a boundary. The caller has seen to it that there is room."""
         value, marks, keys = boundary
-        news = _news(News, (source, value, marks, keys, () if token is None else (token,)))
+        update = _update(
+            SourceUpdate, (source, value, marks, keys, () if waiter is None else (waiter,))
+        )
         fires = source in self._fires
         if self._timed or self._refused:
             self._hear(now_ns, fires)
@@ -267,7 +272,7 @@ class Inputs:
                 self._heads += 1
             self._count += 1
             self._numbers += 1
-            queue.append(_waiting(_Waiting, (self._numbers, now_ns, news, size)))
+            queue.append(_waiting(_Waiting, (self._numbers, now_ns, update, size)))
             return
         self.cache[source] = value
         if self._overtaken and source in self._overtaken:
@@ -276,35 +281,35 @@ class Inputs:
             if PUSH in marks and (source in self._dirty or source in self._aside):
                 kept.pushes += self.slots[source].size_of(value)
         if not fires:
-            self._put_aside(news)
+            self._put_aside(update)
         elif source in self._dirty:
-            _overtake(self._dirty[source], news)
+            _overtake(self._dirty[source], update)
         else:
             if not self._dirty:
                 self._first_ns = now_ns
-            self._dirty[source] = [news]
+            self._dirty[source] = [update]
 
     def passed(self, source: str, marks: Marks, keys: tuple[Any, ...] = ()) -> None:
         """Note that a source went on without bringing a value.
 
         It counts as consumed with whatever came before it, and not sooner.
         """
-        news = News(source, PASSED, marks, keys, ())
+        update = SourceUpdate(source, PASSED, marks, keys, ())
         if keys and source in self._overtaken:
             self._overtaken[source].keys += size_of(keys)
         queue = self._queues.get(source)
         if queue:
             tail = queue[-1]
-            queue[-1] = tail._replace(news=_together((tail.news, news)))
+            queue[-1] = tail._replace(update=_together((tail.update, update)))
         elif source in self._dirty:
-            _overtake(self._dirty[source], news)
+            _overtake(self._dirty[source], update)
         else:
-            self._put_aside(news)
+            self._put_aside(update)
 
-    def drop_oldest(self, source: str) -> News:
+    def drop_oldest(self, source: str) -> SourceUpdate:
         """Make room in a full queue; what was dropped, for whoever counts.
 
-        Its tokens go with the next firing, like its marks. Its keys go nowhere: it was not used,
+        Its waiters go with the next firing, like its marks. Its keys go nowhere: it was not used,
         so what brings it again is no repeat.
         """
         queue = self._queues[source]
@@ -318,28 +323,28 @@ class Inputs:
     # What goes out
 
     def take(self, now_ns: int) -> Taken | None:
-        """The inputs of the next firing, or None while the gate is shut.
+        """The inputs of the next firing, or None while the criterion does not hold.
 
         Raises `PredicateFailed`.
         """
-        if self._plain:  # nothing to ask but the count: this is what most graphs do
+        if self._count_decides:  # nothing to ask but the count: this is what most graphs do
             if self._sequential:
                 return self._next() if self._heads >= self._need else None
             return self._newest() if len(self._dirty) >= self._need else None
         taken = self._asked()
         if taken is None and self._timed and self._look(now_ns):
-            taken = self._asked(always=self.gate.always)
+            taken = self._asked(always=self.criterion.always)
         return taken
 
     def candidate(self, now_ns: int) -> Taken | None:
-        """What `take` would ask the predicates about next, or None while the gate is shut.
+        """What `take` would ask the predicates about next, or None while there is nothing to ask.
 
         It is taken. Whoever calls this goes on with `wanted`, or gives it back.
         """
         if not self._may_pass:
             if not (self._timed and self._look(now_ns)):
                 return None
-            if not (self.gate.always or self._may_pass):
+            if not (self.criterion.always or self._may_pass):
                 return None
         return self.force() if self._sequential else self._newest()
 
@@ -350,7 +355,7 @@ class Inputs:
         Raises `PredicateFailed`.
         """
         try:
-            wanted = all(predicate(taken.values) for predicate in self.gate.predicates)
+            wanted = all(predicate(taken.values) for predicate in self.criterion.predicates)
         except BaseException as error:
             reraise_interrupt(error)
             raise PredicateFailed(taken, error) from error
@@ -362,13 +367,13 @@ class Inputs:
             if not since:
                 self._refuse()
             return False
-        for news in taken.news:
-            if news.source in self._fires and news.value is not PASSED:
+        for update in taken.updates:
+            if update.source in self._fires and update.value is not PASSED:
                 self.filtered += 1
-                self._put_back(news.source, taken.before)
-                self.unwanted.append(news)
-                news = news._replace(value=PASSED, keys=(), tokens=())
-            self._put_aside(news)
+                self._put_back(update.source, taken.before)
+                self.unwanted.append(update)
+                update = update._replace(value=PASSED, keys=(), waiters=())
+            self._put_aside(update)
         for kept in self._overtaken.values():
             kept.restore()
         return False
@@ -379,7 +384,7 @@ class Inputs:
         return self._refused
 
     def force(self) -> Taken:
-        """The inputs of a firing now, whatever the gate says: all that is news, or the next."""
+        """The inputs of a firing now, whatever the criterion says: all news, or the next."""
         return self._next() if self._heads else self._newest()
 
     def force_with(self, values: Mapping[str, Any]) -> Taken:
@@ -389,8 +394,8 @@ class Inputs:
         """
         overtaken = self._newest()
         self.cache = dict(values)
-        news = [each._replace(value=PASSED) for each in overtaken.news]
-        return Taken(dict(values), news, _NOTHING, overtaken.dirty_since_ns, overtaken)
+        updates = [each._replace(value=PASSED) for each in overtaken.updates]
+        return Taken(dict(values), updates, _NOTHING, overtaken.dirty_since_ns, overtaken)
 
     def restore(self, taken: Taken) -> None:
         """Give back what was taken, as if it had not been: flags up again, heads in front."""
@@ -402,10 +407,10 @@ class Inputs:
         for kept in self._overtaken.values():
             kept.restore()
         since_ns = taken.dirty_since_ns
-        for news in taken.news:
-            name = news.source
-            parts = [news, *self._aside.pop(name, ())]  # that came after it, and before any other
-            if news.value is PASSED or name not in self._fires:
+        for update in taken.updates:
+            name = update.source
+            parts = [update, *self._aside.pop(name, ())]  # that came after it, and before any other
+            if update.value is PASSED or name not in self._fires:
                 self._aside[name] = parts
             elif self._sequential:
                 queue = self._queues[name]
@@ -425,12 +430,12 @@ class Inputs:
             return None
         return self._timing.deadline_ns(None if self._refused else self._since_ns)
 
-    def tokens(self) -> list[Any]:
+    def waiters(self) -> list[Any]:
         """Everybody who waits for something that was not taken yet."""
-        news = [each for parts in self._dirty.values() for each in parts]
-        news += [each for parts in self._aside.values() for each in parts]
-        news += [each.news for queue in self._queues.values() for each in queue]
-        return [token for each in news for token in each.tokens]
+        updates = [each for parts in self._dirty.values() for each in parts]
+        updates += [each for parts in self._aside.values() for each in parts]
+        updates += [each.update for queue in self._queues.values() for each in queue]
+        return [waiter for each in updates for waiter in each.waiters]
 
     @property
     def dirty(self) -> dict[str, bool]:
@@ -481,7 +486,7 @@ class Inputs:
 
     def _hear(self, now_ns: int, fires: bool) -> None:
         """Something comes, and time or a predicate makes a difference."""
-        if not self.gate.always and (self._refused or not self._satisfied):
+        if not self.criterion.always and (self._refused or not self._satisfied):
             self._timing.idled(now_ns)
         self._refused = False
         if fires:
@@ -498,7 +503,7 @@ class Inputs:
             return None
         values = self.cache.copy()
         try:
-            wanted = all(predicate(values) for predicate in self.gate.predicates)
+            wanted = all(predicate(values) for predicate in self.criterion.predicates)
         except BaseException as error:
             reraise_interrupt(error)
             raise PredicateFailed(self._newest(), error) from error
@@ -531,10 +536,10 @@ class Inputs:
             for name, parts in dirty.items():
                 self._aside[name] = [*self._aside.get(name, ()), *parts]
             dirty, self._aside = self._aside, {}
-        news = [parts[0] if len(parts) == 1 else _together(parts) for parts in dirty.values()]
+        updates = [parts[0] if len(parts) == 1 else _together(parts) for parts in dirty.values()]
         self._dirty = {}
         self._released = False
-        return _taken(Taken, (self.cache.copy(), news, _NOTHING, since_ns, None))
+        return _taken(Taken, (self.cache.copy(), updates, _NOTHING, since_ns, None))
 
     def _next(self) -> Taken:
         """The next of one queue, or of each; and what is aside."""
@@ -551,7 +556,7 @@ class Inputs:
         cache = self.cache
         for name in names:
             queue = self._queues[name]
-            _, at_ns, news, size = queue.popleft()
+            _, at_ns, update, size = queue.popleft()
             queue.bytes -= size
             if not queue:
                 self._heads -= 1
@@ -560,10 +565,10 @@ class Inputs:
                 since_ns = at_ns
             if name in cache:
                 before[name] = cache[name]
-            cache[name] = news.value
+            cache[name] = update.value
             if name in self._aside:
-                news = _together((*self._aside.pop(name), news))
-            taken.append(news)
+                update = _together((*self._aside.pop(name), update))
+            taken.append(update)
         if self._aside:
             taken += map(_together, self._aside.values())
             self._aside = {}
@@ -579,11 +584,11 @@ class Inputs:
                 best, lowest = name, queue[0][0]
         return best
 
-    def _put_aside(self, news: News) -> None:
-        if news.source in self._aside:
-            _overtake(self._aside[news.source], news)
+    def _put_aside(self, update: SourceUpdate) -> None:
+        if update.source in self._aside:
+            _overtake(self._aside[update.source], update)
         else:
-            self._aside[news.source] = [news]
+            self._aside[update.source] = [update]
 
     def _put_back(self, source: str, before: Mapping[str, Any]) -> None:
         if source in before:
@@ -605,12 +610,12 @@ class Inputs:
             assert set(self._dirty) <= self._fires
         for name, parts in (*self._aside.items(), *self._dirty.items()):
             assert parts, f"{name} has no parts"
-            assert all(news.source == name for news in parts)
+            assert all(update.source == name for update in parts)
         for name, kept in self._overtaken.items():
             parts = [*self._aside.get(name, ()), *self._dirty.get(name, ())]
-            assert kept.keys == sum(size_of(news.keys) for news in parts)
+            assert kept.keys == sum(size_of(update.keys) for update in parts)
         for name in self._fires & set(self._aside):
-            values = [news for news in self._aside[name] if news.value is not PASSED]
+            values = [update for update in self._aside[name] if update.value is not PASSED]
             assert not values, f"a value of {name} is aside, where it never fires"
         assert set(self.cache) <= set(self.slots)
 
@@ -618,34 +623,34 @@ class Inputs:
 _NOTHING: Mapping[str, Any] = {}
 
 # A third faster than calling the class, three times per firing.
-_news = _waiting = _taken = tuple.__new__
+_update = _waiting = _taken = tuple.__new__
 
 
-def _overtake(parts: list[News], news: News) -> None:
-    """Add what came later. Of what it overtakes only marks, keys and tokens matter."""
-    source, value, marks, keys, tokens = parts[-1]
-    if tokens:
-        tokens = tuple([token for token in tokens if not getattr(token, "over", False)])
-    if keys or tokens:
-        if news.value is not PASSED:
-            parts[-1] = News(source, PASSED, marks, keys, tokens)
-        parts.append(news)
+def _overtake(parts: list[SourceUpdate], update: SourceUpdate) -> None:
+    """Add what came later. Of what it overtakes only marks, keys and waiters matter."""
+    source, value, marks, keys, waiters = parts[-1]
+    if waiters:
+        waiters = tuple([waiter for waiter in waiters if not getattr(waiter, "over", False)])
+    if keys or waiters:
+        if update.value is not PASSED:
+            parts[-1] = SourceUpdate(source, PASSED, marks, keys, waiters)
+        parts.append(update)
         return
-    marks = news.marks if marks.keys() <= news.marks.keys() else {**marks, **news.marks}
-    value = value if news.value is PASSED else news.value
-    parts[-1] = News(source, value, marks, news.keys, news.tokens)
+    marks = update.marks if marks.keys() <= update.marks.keys() else {**marks, **update.marks}
+    value = value if update.value is PASSED else update.value
+    parts[-1] = SourceUpdate(source, value, marks, update.keys, update.waiters)
 
 
-def _together(parts: Sequence[News]) -> News:
+def _together(parts: Sequence[SourceUpdate]) -> SourceUpdate:
     """One of several of the same source, oldest first."""
     value: Any = PASSED
     marks: Marks = {}
     keys: list[Any] = []
-    tokens: list[Any] = []
-    for news in parts:
-        if news.value is not PASSED:
-            value = news.value
-        marks.update(news.marks)
-        keys += news.keys
-        tokens += news.tokens
-    return News(parts[0].source, value, marks, tuple(keys), tuple(tokens))
+    waiters: list[Any] = []
+    for update in parts:
+        if update.value is not PASSED:
+            value = update.value
+        marks.update(update.marks)
+        keys += update.keys
+        waiters += update.waiters
+    return SourceUpdate(parts[0].source, value, marks, tuple(keys), tuple(waiters))

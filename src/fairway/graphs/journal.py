@@ -30,13 +30,13 @@ from fairway.graphs.checkpoint import (
     encode_record,
     encode_records,
 )
-from fairway.graphs.waiting import Bell
+from fairway.graphs.waiting import Broadcast
 from fairway.storage.wal import Entry, Operation
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
-    from fairway.graphs.checkpoint import Limits, Record
+    from fairway.graphs.checkpoint import Record, RetentionLimits
     from fairway.storage.partitions import Partitions
 
 logger = logging.getLogger("fairway.graphs")
@@ -80,7 +80,7 @@ class Loaded(NamedTuple):
     """The records that each snapshot adds up, rising."""
 
 
-async def load(log: Partitions, partition: int, limits: Limits) -> Loaded:
+async def load(log: Partitions, partition: int, limits: RetentionLimits) -> Loaded:
     """The state that the records in a partition add up to."""
     found = await log.meta_scan(partition, prefix=SNAPSHOT)
     checkpoint = _decoded(partition, *found[-1]) if found else Checkpoint()
@@ -139,15 +139,16 @@ class Journal:
         log: Partitions,
         partition: int,
         loaded: Loaded,
-        limits: Limits,
+        limits: RetentionLimits,
         *,
         keep_records: int = 0,
         health: Callable[[int], None],
-        room: Callable[[], None],
+        room_freed: Callable[[], None],
         lost: Callable[[FairwayError], None],
     ) -> None:
-        """`health` is told how many writes in a row have failed, `room` when there is some again
-        after `full`, and `lost` when the graph belongs to somebody else, or the log is closed."""
+        """`health` is told how many writes in a row have failed, `room_freed` when there is room
+        again after `full`, and `lost` when the graph belongs to somebody else, or the log is
+        closed."""
         self.checkpoint = loaded.checkpoint
         self._snapshots = loaded.snapshots
         self._log = log
@@ -155,7 +156,7 @@ class Journal:
         self._limits = limits
         self._keep_records = keep_records
         self._health = health
-        self._room = room
+        self._room_freed = room_freed
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._records: list[bytes] = []
@@ -169,7 +170,7 @@ class Journal:
         self._full = False
         self._closed = False
         self._snapshot_at = self._snapshots[-1] if self._snapshots else 0
-        self._idle = Bell()
+        self._idle = Broadcast()
 
     @property
     def full(self) -> bool:
@@ -217,7 +218,7 @@ class Journal:
     def close(self) -> None:
         """Write no more. What was not written is lost, as by a crash."""
         self._closed = True
-        self._idle.ring()
+        self._idle.notify_all()
 
     # Writing
 
@@ -289,7 +290,7 @@ class Journal:
     def _settled(self, error: BaseException | None) -> None:
         self._submitted = False
         if self._closed:
-            self._idle.ring()
+            self._idle.notify_all()
             return
         if isinstance(error, OutcomeUnknown):
             self._doubtful = True
@@ -312,13 +313,13 @@ class Journal:
             each()
         if self._full and len(self._records) < PENDING_MAX // 2 and self._bytes < BYTES_MAX:
             self._full = False
-            self._room()
-        self._idle.ring()
+            self._room_freed()
+        self._idle.notify_all()
 
     def _failed(self, error: BaseException) -> None:
         if isinstance(error, Fenced | Closing | InvalidOperation):
             self._closed = True
-            self._idle.ring()
+            self._idle.notify_all()
             self._lost(error)
             return
         self._failures += 1

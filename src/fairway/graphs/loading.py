@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairway.graphs.loading")
 
 SECOND_NS: Final = 1_000_000_000
-_NOT_TOLD: Final = (str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent))
+_NOT_SHOWN: Final = (str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent))
 """Where an import that fails did not go wrong: here, and in the machinery of Python."""
 
 
@@ -86,7 +86,7 @@ def _wrong(what: str, error: BaseException) -> BaseException:
 def _place(error: BaseException) -> str:
     """The line that it came from: the last that is neither Fairway's nor of the importing."""
     for frame in reversed(extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(("<", *_NOT_TOLD)):
+        if not frame.filename.startswith(("<", *_NOT_SHOWN)):
             return f" ({Path(frame.filename).name}, line {frame.lineno})"
     return ""
 

@@ -1,4 +1,4 @@
-"""The numbers of graphs, told when somebody asks: they are counted where they happen."""
+"""The numbers of graphs, read when a scrape asks: they are counted where they happen."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from fairway.graphs.engine import Managed
-    from fairway.graphs.live import LiveGraph
+    from fairway.graphs.running import RunningGraph
     from fairway.runtime.telemetry import Kind
 
 STATES = ("starting", "warming", "live", "degraded", "stopped", "failed")
@@ -50,22 +50,22 @@ def series_of(graphs: Iterable[Managed], now_ns: int) -> Iterator[Series]:
             labels["tenant"] = managed.graph.tenant
         for state in STATES:
             yield _series("fairway_graph_state", int(managed.state == state), labels, state=state)
-        if managed.live is not None:
-            yield from _of_live(managed.live, labels, now_ns)
+        if managed.instance is not None:
+            yield from _of_instance(managed.instance, labels, now_ns)
 
 
-def _of_live(live: LiveGraph, labels: dict[str, str], now_ns: int) -> Iterator[Series]:
-    reactor = live.reactor
+def _of_instance(instance: RunningGraph, labels: dict[str, str], now_ns: int) -> Iterator[Series]:
+    reactor = instance.reactor
     yield _series("fairway_graph_fired", reactor.fired, labels)
     yield _series("fairway_graph_failed", reactor.failed, labels)
     yield _series("fairway_graph_filtered", reactor.inputs.filtered, labels)
-    yield _series("fairway_graph_dead_letters", live.checkpoint.dead_ids, labels)
-    yield _series("fairway_graph_outbox", live.outbox.depth, labels)
-    yield _series("fairway_graph_outbox_bytes", live.outbox.bytes, labels)
-    yield _series("fairway_graph_effects_dropped", live.outbox.dropped, labels)
-    if live.journal is not None:
-        yield _series("fairway_graph_journal_pending", live.journal.pending, labels)
-    for name, found in live.accumulators.items():
+    yield _series("fairway_graph_dead_letters", instance.checkpoint.dead_ids, labels)
+    yield _series("fairway_graph_outbox", instance.outbox.depth, labels)
+    yield _series("fairway_graph_outbox_bytes", instance.outbox.bytes, labels)
+    yield _series("fairway_graph_effects_dropped", instance.outbox.dropped, labels)
+    if instance.journal is not None:
+        yield _series("fairway_graph_journal_pending", instance.journal.pending, labels)
+    for name, found in instance.accumulators.items():
         health = found.health
         yield _series(
             "fairway_graph_source_healthy",
@@ -86,11 +86,11 @@ def _of_live(live: LiveGraph, labels: dict[str, str], now_ns: int) -> Iterator[S
             ("refused", found.refused),
             ("repeated", found.repeated),
             ("suppressed", found.suppressed),
-            ("undecodable", found.buried),
+            ("undecodable", found.undecodable),
             ("late", found.late),
         ):
             yield _series("fairway_graph_source_lost", count, labels, source=name, reason=reason)
-    counts = live.graph.build().counts
+    counts = instance.graph.build().counts
     for at, name in enumerate(counts.names):
         yield _series("fairway_graph_node_runs", counts.runs[at], labels, node=name)
         yield _series("fairway_graph_node_failed", counts.failed[at], labels, node=name)

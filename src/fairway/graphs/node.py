@@ -28,7 +28,7 @@ Isolation: TypeAlias = Literal["none", "process"]
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class NodeParameter:
     """One parameter: an edge from the source or node it is named after."""
 
     name: str
@@ -44,7 +44,7 @@ class Node:
 
     name: str
     function: Callable[..., Any]
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[NodeParameter, ...]
     context: str | None
     """The parameter that is given the `FiringContext`, if it asks for one."""
     gives: tuple[Any, ...]
@@ -80,32 +80,32 @@ def node_of(
     if not inspect.isroutine(inspect.unwrap(function)):
         raise InvalidConfig(f"node {name or function!r} is not a function: write a def around it")
     called = name or function.__name__
-    told = f"node {called!r} ({place_of(function)})"
+    label = f"node {called!r} ({place_of(function)})"
     is_async = inspect.iscoroutinefunction(function)
     if blocking and is_async:
-        raise InvalidConfig(f"{told} is async: leave out blocking=True, or make it a plain def")
+        raise InvalidConfig(f"{label} is async: leave out blocking=True, or make it a plain def")
     if blocking and isolation == "process":
-        raise InvalidConfig(f"{told} runs in a thread or in a process: choose one")
+        raise InvalidConfig(f"{label} runs in a thread or in a process: choose one")
     if isolation not in ("none", "process"):
-        raise InvalidConfig(f"{told}: isolation is 'none' or 'process', not {isolation!r}")
+        raise InvalidConfig(f"{label}: isolation is 'none' or 'process', not {isolation!r}")
     if timeout_s is not None:
-        length_ns(f"{told}: timeout_s", timeout_s)
+        length_ns(f"{label}: timeout_s", timeout_s)
     if timeout_s is not None and not (is_async or blocking or isolation == "process"):
         raise InvalidConfig(
-            f"{told} runs on the event loop, where nothing can stop it: make it async,"
+            f"{label} runs on the event loop, where nothing can stop it: make it async,"
             " or give it blocking=True or isolation='process' with its timeout_s"
         )
-    hints = _hints(function, told, scope)
+    hints = _hints(function, label, scope)
     context = None
     parameters = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise InvalidConfig(
-                f"{told} takes any number of inputs with {parameter.name!r}: name each of them"
+                f"{label} takes any number of inputs with {parameter.name!r}: name each of them"
             )
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise InvalidConfig(
-                f"{told} takes {parameter.name!r} by position only: leave out the '/', inputs are"
+                f"{label} takes {parameter.name!r} by position only: leave out the '/', inputs are"
                 " given by name"
             )
         hint = hints.get(parameter.name, Any)
@@ -115,10 +115,10 @@ def node_of(
         accepts = members(hint)
         optional = type(None) in accepts or parameter.default is None
         accepts = tuple(each for each in accepts if each is not type(None)) or (Any,)
-        parameters.append(Parameter(parameter.name, accepts, optional))
+        parameters.append(NodeParameter(parameter.name, accepts, optional))
     if context is not None and isolation == "process":
         raise InvalidConfig(
-            f"{told} runs in another process, where the firing is out of reach: let it return what"
+            f"{label} runs in another process, where the firing is out of reach: let it return what"
             f" a node without isolation then does with {context!r}"
         )
     returned = members(hints.get("return", Any))
@@ -179,12 +179,12 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def _hints(
-    function: Callable[..., Any], told: str, scope: Mapping[str, Any] | None
+    function: Callable[..., Any], label: str, scope: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     try:
         return get_type_hints(inspect.unwrap(function), localns=dict(scope) if scope else None)
     except (NameError, AttributeError, TypeError, SyntaxError) as error:
         raise InvalidConfig(
-            f"{told}: its annotations name something unknown: {error}; types of inputs are needed"
+            f"{label}: its annotations name something unknown: {error}; types of inputs are needed"
             " at run time, not only under TYPE_CHECKING"
         ) from None

@@ -66,7 +66,7 @@ class Outbox:
         *,
         positions: bool,
         moved: Callable[[], None],
-        room: Callable[[], None],
+        room_freed: Callable[[], None],
     ) -> None:
         """With `positions` each goes out once; without, at least once while the process lives."""
         self.epoch = epoch
@@ -84,7 +84,7 @@ class Outbox:
         self._producer = producer
         self._positions = positions
         self._moved = moved
-        self._room = room
+        self._room_freed = room_freed
         self._lanes: dict[_Where, _Lane] = {}
         self._met: dict[_Where, bool] = {}  # what lanes knew when they ended, the oldest first
         self._left: dict[int, int] = {}  # effects of each firing that have not gone out, in order
@@ -221,7 +221,7 @@ class Outbox:
             self.sent = first
         if self.full and self.depth < WAITING_MAX // 2 and self.bytes < WAITING_BYTES_MAX // 2:
             self.full = False
-            self._room()
+            self._room_freed()
         self._moved()
 
     async def _failed(self, lane: _Lane, error: FairwayError) -> None:

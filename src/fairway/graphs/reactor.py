@@ -1,4 +1,5 @@
-"""The reactor: takes in what sources bring, and fires the graph when its gate opens.
+"""The reactor: takes in what sources bring, and fires the graph when its criterion
+holds.
 
 A shell around pure machines: `inputs` decides what a firing is given and when, `health` and
 `steering` whether the graph may fire. A graph of plain nodes fires where the boundary arrives, to
@@ -28,7 +29,7 @@ from fairway.errors import (
     ProcessDied,
 )
 from fairway.graphs.boundary import PUSH
-from fairway.graphs.checkpoint import Consumed, Died, Dropped, Passed, Steered, Trying
+from fairway.graphs.checkpoint import Consumed, DeadLettered, Dropped, Passed, Steered, Trying
 from fairway.graphs.context import FiringContext
 from fairway.graphs.crash_loop import CrashLoop
 from fairway.graphs.firing import INJECTED, LOG_MAX, Firing
@@ -36,10 +37,10 @@ from fairway.graphs.health import FIRING, ReactorState
 from fairway.graphs.inputs import PASSED, Inputs, PredicateFailed, Slot
 from fairway.graphs.journal import RECORD_BYTES_MAX, encode_fitting
 from fairway.graphs.pace import RECENT, RETRY_CAP_NS, pace_ns, retry_after_ns
-from fairway.graphs.records import died_of, fired_of
-from fairway.graphs.steering import Steering, Verdict
+from fairway.graphs.records import dead_lettered_of, fired_of
+from fairway.graphs.steering import FailureAction, Steering
 from fairway.graphs.traversal import NodeFailed
-from fairway.graphs.waiting import Bell, Promises, fail, resolve
+from fairway.graphs.waiting import Broadcast, Promises, fail, resolve
 from fairway.runtime.eager import EagerTask
 from fairway.runtime.turn import TURN
 from fairway.runtime.usercode import (
@@ -54,21 +55,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fairway.graphs.boundary import Boundary, Marks
-    from fairway.graphs.checkpoint import Checkpoint, Limits, Record
+    from fairway.graphs.checkpoint import Checkpoint, Record, RetentionLimits
     from fairway.graphs.graph import Graph
-    from fairway.graphs.hands import Hands
     from fairway.graphs.health import ReactorHealth
     from fairway.graphs.inputs import Taken
     from fairway.graphs.journal import Journal
+    from fairway.graphs.node_runner import NodeRunner
     from fairway.graphs.outbox import Outbox
-    from fairway.graphs.tickets import Ticket
+    from fairway.graphs.push_waiters import PushWaiter
     from fairway.runtime.clock import Clock
     from fairway.runtime.turn import TurnBudget
 
 logger = logging.getLogger("fairway.graphs")
 
 NEWS: Final = "news"
-"""The cause of a firing that the gate let pass."""
+"""The cause of a firing whose criterion held."""
 
 # A third faster than calling the class, twice per firing.
 _due = _fired = tuple.__new__
@@ -96,11 +97,11 @@ class Reactor:
         self,
         graph: Graph,
         health: ReactorHealth,
-        hands: Hands,
+        node_runner: NodeRunner,
         clock: Clock,
         *,
         checkpoint: Checkpoint,
-        limits: Limits,
+        limits: RetentionLimits,
         journal: Journal | None,
         outbox: Outbox,
         consumed: Callable[[str, Marks], None],
@@ -126,7 +127,7 @@ class Reactor:
         self._graph = graph
         self._traversal = graph.build()
         self._inline = self._traversal.inline
-        self._hands = hands
+        self._node_runner = node_runner
         self._clock = clock
         self._now = clock.now_ns
         self._limits = limits
@@ -147,15 +148,17 @@ class Reactor:
             )
             for name, source in graph.sources.items()
         ]
-        self.inputs = Inputs(slots, graph.gate, graph.inputs, clock.now_ns())
+        self.inputs = Inputs(slots, graph.criterion, graph.inputs, clock.now_ns())
         self._stales = any(source.stale_after_ns for source in graph.sources.values())
-        self._timed = graph.gate.timed or graph.warm_timeout_ns is not None or self._stales
-        self._filters = bool(graph.gate.predicates)
+        self._timed = graph.criterion.timed or graph.warm_timeout_ns is not None or self._stales
+        self._filters = bool(graph.criterion.predicates)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._steering = Steering(graph.on_error, paused=checkpoint.paused)
         self._firing: _Due | None = None  # the one that is under way
-        self._open = False  # whether a gate that opens may fire: kept, since it is asked so often
+        self._open = (
+            False  # whether it fires as soon as the criterion holds: kept, since it is asked often
+        )
         self._degraded: tuple[str, ...] = ()
         self._continues = False
         self.stopped: FairwayError | None = None
@@ -164,8 +167,8 @@ class Reactor:
         self._work = asyncio.Event()
         self._eager = EagerTask(graph.name)
         self._manual: deque[_Manual] = deque()
-        self._rooms: dict[str, Bell] = {}  # of the sources that somebody waits for
-        self._rest = Bell()
+        self._room_broadcasts: dict[str, Broadcast] = {}  # of the sources that somebody waits for
+        self._rest = Broadcast()
         self._promises = Promises()
         self.promise = self._promises.make
         """A future that is resolved by what becomes of something, or by the end of the graph."""
@@ -175,9 +178,9 @@ class Reactor:
 
     # What sources bring
 
-    def arrived(self, source: str, boundary: Boundary, token: Ticket | None = None) -> None:
+    def arrived(self, source: str, boundary: Boundary, waiter: PushWaiter | None = None) -> None:
         """A source has news. The caller has seen to it that there is room."""
-        self.inputs.arrive(source, boundary, self._now(), token)
+        self.inputs.arrive(source, boundary, self._now(), waiter)
         if self._open and self._firing is None:
             self._pump()
         elif self._timed:
@@ -196,15 +199,15 @@ class Reactor:
         """A push that was kept, up to this offset, was dropped for newer ones."""
         above = 0
         if self._firing is not None:  # what it took came before, and is not consumed yet
-            taken = [news for news in self._firing.taken.news if news.source == source]
-            above = max((news.marks.get(PUSH, 0) for news in taken), default=0)
+            taken = [update for update in self._firing.taken.updates if update.source == source]
+            above = max((update.marks.get(PUSH, 0) for update in taken), default=0)
         self.remember(Dropped(source, above, offset), _nothing)
 
-    def buried(self, source: str, reason: str, data: bytes, at: Marks) -> None:
+    def dead_letter(self, source: str, reason: str, data: bytes, at: Marks) -> None:
         """A boundary cannot be used: keep it aside."""
         data, reason = data[: RECORD_BYTES_MAX // 2], writable(reason)
-        died = Died(self._clock.wall_ns(), source, reason, {source: data}, at=at)
-        self.remember(died, _nothing)
+        letter = DeadLettered(self._clock.wall_ns(), source, reason, {source: data}, at=at)
+        self.remember(letter, _nothing)
         logger.warning("graph %s, source %s: %s", self._graph.name, source, reason)
 
     async def wait_room(self, source: str) -> None:
@@ -212,7 +215,7 @@ class Reactor:
         while self.clogged or self.inputs.room(source) <= 0:
             if self.stopped is not None:
                 raise self.stopped
-            await self._rooms.setdefault(source, Bell()).wait()
+            await self._room_broadcasts.setdefault(source, Broadcast()).wait()
 
     @property
     def clogged(self) -> bool:
@@ -277,10 +280,10 @@ class Reactor:
         for manual in self._manual:
             fail(manual.reply, why)
         self._manual.clear()
-        self._wake_rooms()
+        self._wake_room_waiters()
         # What was accepted may be in the journal already, and fire when the graph is back.
         self._promises.fail_all(why if self._journal is None else OutcomeUnknown(str(why)))
-        self._rest.ring()
+        self._rest.notify_all()
         self.changed()
 
     def look(self) -> None:
@@ -291,10 +294,10 @@ class Reactor:
             self.changed()
         self._update()
 
-    def room(self) -> None:
+    def room_freed(self) -> None:
         """The journal, or the outbox, has room again."""
         self._update()
-        self._wake_rooms()
+        self._wake_room_waiters()
 
     def checkpoint_failing(self, failures: int, most: int) -> None:
         """The journal tells how many writes in a row have failed."""
@@ -315,7 +318,8 @@ class Reactor:
     # Commands
 
     async def force(self, values: Mapping[str, Any] | None = None) -> Firing:
-        """Fire now, whatever the gate says, paused or not; with `values` as the cache if given.
+        """Fire now, whatever the criterion says, paused or not; with `values` as the cache if
+        given.
 
         Returns the firing once it is over and recorded. Raises `FiringFailed` if it failed: then
         nothing was consumed.
@@ -327,13 +331,13 @@ class Reactor:
         return await manual.reply
 
     def pause(self, who: str = "") -> asyncio.Future[None]:
-        """Stop evaluating the gate; sources go on. The future: that it is recorded."""
+        """Stop evaluating the criterion; sources go on. The future: that it is recorded."""
         self._check_running()
         self._steering.pause()
         return self._steered(who)
 
     def resume(self, who: str = "") -> asyncio.Future[None]:
-        """Evaluate the gate again, at once; it also ends a halt."""
+        """Evaluate the criterion again, at once; it also ends a halt."""
         self._check_running()
         self._steering.resume()
         self._crash_loop.forget()
@@ -368,7 +372,7 @@ class Reactor:
     def moved(self) -> None:
         """Something that `settled` waits for may be over."""
         if self._rest.waiters and self.at_rest:
-            self._rest.ring()
+            self._rest.notify_all()
 
     # Firing
 
@@ -416,7 +420,7 @@ class Reactor:
                         self._continues = True
                         self._loop.call_soon(self._go_on)
                     break
-        except BaseException as error:  # a defect of ours, or a gate that cannot be evaluated
+        except BaseException as error:  # a defect of ours, or a criterion that cannot be evaluated
             firing, self._firing = self._firing, None
             if is_interrupt(error):
                 if firing is not None:
@@ -456,8 +460,8 @@ class Reactor:
             if self._filters:
                 self._pass_over()
             if taken is None:
-                if self._rooms:
-                    self._wake_rooms()  # a predicate may have passed over some
+                if self._room_broadcasts:
+                    self._wake_room_waiters()  # a predicate may have passed over some
                 if self._timed:
                     self._arm()
                 return None
@@ -469,18 +473,18 @@ class Reactor:
         unwanted, self.inputs.unwanted = self.inputs.unwanted, []
         if not unwanted:
             return
-        tokens = [token for news in unwanted for token in news.tokens]
-        over = [Consumed(news.source, news.marks, None, news.keys) for news in unwanted]
+        waiters = [waiter for update in unwanted for waiter in update.waiters]
+        over = [Consumed(update.source, update.marks, None, update.keys) for update in unwanted]
         noted = self._crash_loop.suspected
-        if self._journal is not None and (noted or self.checkpoint.minds(over)):
+        if self._journal is not None and (noted or self.checkpoint.must_record(over)):
             # After a crash none of them must be back without the others: it would go together
             # with what it never waited for. Nor before the one that ends the process, whose crashes
             # would be counted as its own.
-            for token in tokens:
-                token.recorded = True
-            self._journal.append(Passed(tuple(over)), partial(_passed, tokens))
+            for waiter in waiters:
+                waiter.recorded = True
+            self._journal.append(Passed(tuple(over)), partial(_passed, waiters))
         else:
-            _passed(tokens)
+            _passed(waiters)
 
     def _begin(self, taken: Taken, cause: str) -> FiringContext:
         if self._stales:
@@ -492,7 +496,7 @@ class Reactor:
             cause,
             self._clock.wall_ns(),
             self._degraded,
-            tuple([news.source for news in taken.news if news.value is not PASSED]),
+            tuple([update.source for update in taken.updates if update.value is not PASSED]),
             self._states,
         )
 
@@ -516,7 +520,9 @@ class Reactor:
         ctx = self._begin(taken, cause)
         outputs: dict[str, Any] = {}
         try:
-            await self._eager.run(self._traversal.arun, taken.values, ctx, outputs, self._hands)
+            await self._eager.run(
+                self._traversal.arun, taken.values, ctx, outputs, self._node_runner
+            )
         except NodeFailed as failure:
             without_task(self._missed, due, failure, begin_ns, outputs)
         except CancelledItself as cancelled:
@@ -629,9 +635,9 @@ class Reactor:
         if self._journal is None:
             self._release(due, firing, effects)
         else:
-            for news in taken.news:
-                for token in news.tokens:
-                    token.recorded = True
+            for update in taken.updates:
+                for waiter in update.waiters:
+                    waiter.recorded = True
             told = partial(self._release, due, firing, effects)
             self._journal.append(record, told, encoded)
             if self._journal.full:
@@ -646,18 +652,18 @@ class Reactor:
         if firing.error is None:
             self.log.append(firing)
             self.logged += 1
-        for source, _, marks, _, tokens in taken.news:
+        for source, _, marks, _, waiters in taken.updates:
             if marks:
                 self._consumed(source, marks)
-            for token in tokens:
-                token.fired(firing)
+            for waiter in waiters:
+                waiter.fired(firing)
         if effects:
             self._outbox.send(firing.number, effects)
             if self._outbox.full:
                 self._open = False
         if reply is not None:
             resolve(reply, firing)
-        self._tell(firing)
+        self._notify_listeners(firing)
         if self._rest.waiters:
             self._loop.call_soon(self.moved)
 
@@ -670,7 +676,7 @@ class Reactor:
         attempt = self._steering.failures + 1
         why = message_of(error)
         # Whoever asked for it is told, and decides.
-        verdict = self._steering.failed(why, now_ns) if reply is None else None
+        action = self._steering.failed(why, now_ns) if reply is None else None
         self.failed += 1
         firing = Firing(
             self.number + 1,
@@ -678,7 +684,7 @@ class Reactor:
             self._clock.wall_ns(),
             now_ns - begin_ns,
             taken.values,
-            tuple(news.source for news in taken.news if news.value is not PASSED),
+            tuple(update.source for update in taken.updates if update.value is not PASSED),
             outputs,
             why,
             self.health.degraded(now_ns),
@@ -694,11 +700,11 @@ class Reactor:
             self._graph.name,
             firing.number,
             why,
-            "; it is halted" if verdict is Verdict.HALT else "",
-            "" if verdict is Verdict.RETRY else f"\n{traced(cause_of)}",
+            "; it is halted" if action is FailureAction.HALT else "",
+            "" if action is FailureAction.RETRY else f"\n{traced(cause_of)}",
         )
-        if verdict is Verdict.BURY:
-            self._bury(due, firing)  # whoever listens is told when it is recorded
+        if action is FailureAction.DEAD_LETTER:
+            self._dead_letter_firing(due, firing)  # whoever listens is told when it is recorded
             self._after(taken)
             return
         self.inputs.restore(taken)
@@ -706,21 +712,21 @@ class Reactor:
             fail(reply, FiringFailed(firing, "nothing was consumed"))
         else:
             self._decide()
-            if verdict is Verdict.RETRY:
+            if action is FailureAction.RETRY:
                 self._timed = True
                 self._arm()
             else:
                 self.changed()
-        self._tell(firing)
+        self._notify_listeners(firing)
         self._after(taken)
 
-    def _bury(self, due: _Due, firing: Firing) -> None:
+    def _dead_letter_firing(self, due: _Due, firing: Firing) -> None:
         self.number = firing.number
-        for news in due.taken.news:
-            for token in news.tokens:
-                token.recorded = True
-        died = died_of(self._graph, due.taken, firing)
-        self.remember(died, partial(self._release, due, firing, ()))
+        for update in due.taken.updates:
+            for waiter in update.waiters:
+                waiter.recorded = True
+        letter = dead_lettered_of(self._graph, due.taken, firing)
+        self.remember(letter, partial(self._release, due, firing, ()))
 
     def remember(self, record: Record, told: Callable[[], None]) -> None:
         """Keep a record in the journal, or only in memory if there is none; then call `told`."""
@@ -730,18 +736,18 @@ class Reactor:
             self.checkpoint.apply(record, self._limits)
             told()
 
-    def _tell(self, firing: Firing) -> None:
+    def _notify_listeners(self, firing: Firing) -> None:
         for listener in self.listeners:
             listener(firing)
 
     def _after(self, taken: Taken) -> None:
         """It is over, and the next may begin."""
         self._firing = None
-        if self._rooms:
-            for news in taken.news:
-                bell = self._rooms.pop(news.source, None)
-                if bell is not None:
-                    bell.ring()
+        if self._room_broadcasts:
+            for update in taken.updates:
+                broadcast = self._room_broadcasts.pop(update.source, None)
+                if broadcast is not None:
+                    broadcast.notify_all()
         if self._rest.waiters:
             self._loop.call_soon(self.moved)
 
@@ -783,10 +789,10 @@ class Reactor:
                 f"graph {self._graph.name!r} does not run: {self.stopped}", code="graph_stopped"
             )
 
-    def _wake_rooms(self) -> None:
-        rooms, self._rooms = self._rooms, {}
-        for bell in rooms.values():
-            bell.ring()
+    def _wake_room_waiters(self) -> None:
+        broadcasts, self._room_broadcasts = self._room_broadcasts, {}
+        for broadcast in broadcasts.values():
+            broadcast.notify_all()
 
     @property
     def paused(self) -> bool:
@@ -802,9 +808,9 @@ class Reactor:
         return self.health.state
 
 
-def _passed(tokens: list[Any]) -> None:
-    for token in tokens:
-        token.passed()
+def _passed(waiters: list[Any]) -> None:
+    for waiter in waiters:
+        waiter.passed()
 
 
 def _nothing() -> None:

@@ -1,4 +1,4 @@
-"""Reads the feed of one source, and tells it what was consumed.
+"""Reads the feed of one source, and commits to it what was consumed.
 
 A lost feed is reached for again, for ever. What it brings is the accumulator's, which outlives the
 task that reads: one that dies is begun again after what was received.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fairway.graphs.accumulator import Accumulator
     from fairway.graphs.boundary import Marks
-    from fairway.graphs.feed import Connection, Feed, Report, Surroundings
+    from fairway.graphs.feed import Connection, Feed, FeedContext, Report
     from fairway.runtime.clock import Clock
 
 logger = logging.getLogger("fairway.graphs")
@@ -33,7 +33,7 @@ RECONNECT: Final = BackoffConfig(
     base_ns=500_000_000, cap_ns=30_000_000_000, jitter=0.25, reset_after_ns=1_000_000_000
 )
 COMMIT_NS: Final = 200_000_000
-"""How long a feed waits, after something was consumed, to be told of it with what comes next."""
+"""How long a commit to a feed waits, so that what is consumed next goes with it."""
 
 READ_ONLY_NS: Final = 250_000_000
 """How often a feed looks whether its graph may write again."""
@@ -58,29 +58,29 @@ class FeedReader:
         self._health = accumulator.health
         self._clock = clock
         self._random = random
-        self._consumed: Marks = {}  # how far it is consumed, and the feed was not told yet
+        self._consumed: Marks = {}  # how far it is consumed, and not yet committed
         self._commits = asyncio.Event()
         self._reading: asyncio.Timeout | None = None  # ends what reads, and nothing else
-        self._hushed = False
+        self._stopped = False
         self._lost: FeedLost | None = None
 
     def consumed(self, marks: Marks) -> None:
-        """So far is consumed for good: the feed is told, with others."""
+        """So far is consumed for good: it is committed to the feed, soon."""
         self._consumed.update(marks)
         self._commits.set()
 
-    def hush(self) -> None:
-        """Read no more. The feed stays open, to be told what is still consumed."""
-        self._hushed = True
+    def stop_reading(self) -> None:
+        """Read no more. The feed stays open: what is still consumed is committed to it."""
+        self._stopped = True
         self._interrupt()
 
-    async def run(self, around: Surroundings, healthy: Callable[[bool], None]) -> None:
+    async def run(self, context: FeedContext, healthy: Callable[[bool], None]) -> None:
         """Read until cancelled."""
         backoff = Backoff(RECONNECT, self._random)
         while True:
             self._health.move(SourceState.CONNECTING)
-            report = _Report(around.report)
-            connection = self._feed.open(around._replace(report=report))
+            report = _Report(context.report)
+            connection = self._feed.open(context._replace(report=report))
             try:
                 for event in await connection.connect(dict(self._accumulator.marks)) or ():
                     # Before it is live: what waits for it fires with it.
@@ -94,14 +94,14 @@ class FeedReader:
                 if backoff.failures(self._clock.now_ns()) == 0:  # once, until it is back
                     logger.warning(
                         "graph %s, source %s: lost, trying again: %s",
-                        around.graph,
-                        around.source,
+                        context.graph,
+                        context.source,
                         why,
                     )
             finally:
                 report.over = True
-                with suppress(FairwayError):  # it may be gone: then it is told next time
-                    await self._tell_consumed(connection)
+                with suppress(FairwayError):  # it may be gone: then it is committed next time
+                    await self._commit_consumed(connection)
                 await connection.aclose()
             healthy(False)
             self._health.move(SourceState.DISCONNECTED, why)
@@ -126,11 +126,11 @@ class FeedReader:
         return self._lost
 
     async def _read(self, connection: Connection) -> None:
-        """Take in what comes, until `hush`."""
+        """Take in what comes, until `stop_reading`."""
         accumulator = self._accumulator
         try:
             async with asyncio.timeout(None) as self._reading:
-                while not self._hushed:
+                while not self._stopped:
                     for event in await connection.receive():
                         if not accumulator.room():
                             # A feed can wait: nothing is refused, it is read later.
@@ -139,7 +139,7 @@ class FeedReader:
                             await self._wait_writable(self._check_writable)
                         without_task(accumulator.event, event)
         except TimeoutError:
-            if not self._hushed and self._lost is None:
+            if not self._stopped and self._lost is None:
                 raise  # the feed's own
         finally:
             self._reading = None
@@ -158,13 +158,13 @@ class FeedReader:
             await sleep_ns(COMMIT_NS)
             self._commits.clear()
             try:
-                await self._tell_consumed(connection)
+                await self._commit_consumed(connection)
             except FeedLost as lost:
                 self._lost = lost
                 self._interrupt()
                 return
 
-    async def _tell_consumed(self, connection: Connection) -> None:
+    async def _commit_consumed(self, connection: Connection) -> None:
         marks = {stream: at for stream, at in self._consumed.items() if stream[:1] != "~"}
         self._consumed = {}
         if marks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from fairway.graphs.checkpoint import Consumed, Died, Fired, Write
+from fairway.graphs.checkpoint import Consumed, DeadLettered, Fired, StateWrite
 from fairway.graphs.firing import INJECTED, packed
 from fairway.graphs.inputs import PASSED
 from fairway.graphs.journal import RECORD_BYTES_MAX
@@ -53,7 +53,7 @@ def fired_of(
                 None if value is PASSED else sources[source].recorded(value),
                 keys,
             )
-            for source, value, marks, keys, _ in taken.news
+            for source, value, marks, keys, _ in taken.updates
         ]
     )
     if replaced:
@@ -67,7 +67,7 @@ def fired_of(
         ctx.wall_ns,
         ctx.cause,
         news,
-        tuple([Write(name, sources[name].item_schema.store(v)) for name, v in ctx.writes]),
+        tuple([StateWrite(name, sources[name].item_schema.store(v)) for name, v in ctx.writes]),
         effects,
         packed(outputs) if graph.record else None,
         sender.sent,
@@ -76,7 +76,7 @@ def fired_of(
     )
 
 
-def died_of(graph: Graph, taken: Taken, firing: Firing) -> Died:
+def dead_lettered_of(graph: Graph, taken: Taken, firing: Firing) -> DeadLettered:
     """The record of a firing that failed for good: its inputs, kept aside."""
     stored: dict[str, Stored] = {}
     for name, value in taken.values.items():
@@ -86,21 +86,23 @@ def died_of(graph: Graph, taken: Taken, firing: Firing) -> Died:
         name: stored[name].data if name in stored else described(value)
         for name, value in taken.values.items()
     }
-    size = sum(len(stored[news.source].data) for news in taken.news if news.source in stored)
-    room = RECORD_BYTES_MAX - SLACK - sum(size_of(news.keys) for news in taken.news)
-    if size + sum(map(len, data.values())) > room:
+    size = sum(
+        len(stored[update.source].data) for update in taken.updates if update.source in stored
+    )
+    left = RECORD_BYTES_MAX - SLACK - sum(size_of(update.keys) for update in taken.updates)
+    if size + sum(map(len, data.values())) > left:
         # A letter about something too large to be kept: its beginning must do.
         data = {name: each[: SLACK // (4 * len(data))] for name, each in data.items()}
-        if size > room:
+        if size > left:
             stored = {}
-    return Died(
+    return DeadLettered(
         firing.wall_ns,
         "",
         firing.error or "",
         data,
         tuple(
             Consumed(source, marks, None if value is PASSED else stored.get(source), keys)
-            for source, value, marks, keys, _ in taken.news
+            for source, value, marks, keys, _ in taken.updates
         ),
         firing.number,
     )

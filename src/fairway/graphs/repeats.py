@@ -1,4 +1,4 @@
-"""By which keys a source tells what it had already, and how many of them it remembers. Pure."""
+"""By which keys a source recognises repeats, and how many of them it remembers. Pure."""
 
 from __future__ import annotations
 

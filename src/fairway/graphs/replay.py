@@ -2,7 +2,7 @@
 
 From a journal, each firing is given exactly what it was given then: the same code gives the same
 outputs, byte for byte. From events (a topic, a file), everything is decided anew, with the times
-the events carry instead of a clock: sources, gate and windows as they would have been.
+the events carry instead of a clock: sources, criterion and windows as they would have been.
 Effects are made and not sent.
 """
 
@@ -14,11 +14,11 @@ import msgspec
 
 from fairway.errors import InvalidRequest
 from fairway.graphs.boundary import WHOLE, Boundary
-from fairway.graphs.checkpoint import STATE, Checkpoint, Died, Fired, Pushed
+from fairway.graphs.checkpoint import STATE, Checkpoint, DeadLettered, Fired, Pushed
 from fairway.graphs.context import FiringContext
 from fairway.graphs.firing import packed
-from fairway.graphs.hands import Hands
 from fairway.graphs.inputs import Inputs, PredicateFailed, Slot
+from fairway.graphs.node_runner import NodeRunner
 from fairway.graphs.repeats import Repeats, hashable
 from fairway.graphs.source import KEYS_MAX
 from fairway.graphs.traversal import NodeFailed
@@ -80,7 +80,7 @@ async def over_journal(
                 recorded.begin(found)
             elif isinstance(found, Pushed):
                 recorded.write(found.source, found.stored)
-            elif isinstance(found, Died):
+            elif isinstance(found, DeadLettered):
                 recorded.consume(found.news)
             elif isinstance(found, Fired):
                 if found.replaced:
@@ -215,7 +215,7 @@ class _Runner:
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
         self._traversal = graph.build()
-        self._hands = Hands()
+        self._node_runner = NodeRunner()
         self._states = graph.states
         self._number = 0
 
@@ -223,11 +223,11 @@ class _Runner:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._hands.__aexit__(None, None, None)
+        await self._node_runner.__aexit__(None, None, None)
 
     async def next(self, run: _Rerun, taken: Taken, at_ns: int) -> Replayed:
         self._number += 1
-        fresh = tuple(news.source for news in taken.news)
+        fresh = tuple(update.source for update in taken.updates)
         replayed = await self.fire(taken.values, self._number, "news", at_ns, (), fresh)
         for name, value in self._writes:
             run.write(name, value, at_ns)
@@ -249,7 +249,7 @@ class _Runner:
         outputs: dict[str, Any] = {}
         error = None
         try:
-            await self._traversal.arun(values, ctx, outputs, self._hands)
+            await self._traversal.arun(values, ctx, outputs, self._node_runner)
         except NodeFailed as failure:
             error = str(failure)
         self._writes = ctx.writes
@@ -257,7 +257,7 @@ class _Runner:
 
 
 class _Rerun:
-    """The sources and the gate of a graph, on the time of the events."""
+    """The sources and the criterion of a graph, on the time of the events."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -278,7 +278,7 @@ class _Rerun:
     def until(self, at_ns: int) -> Iterable[tuple[int, Taken]]:
         """What time alone brings about before `at_ns`."""
         if self._inputs is None:
-            self._inputs = Inputs(self._slots, self._graph.gate, self._graph.inputs, at_ns)
+            self._inputs = Inputs(self._slots, self._graph.criterion, self._graph.inputs, at_ns)
         while True:
             deadlines = [self._inputs.deadline_ns()]
             deadlines += [each.deadline_ns() for each in self._collectors.values()]

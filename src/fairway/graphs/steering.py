@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from fairway.graphs.firing import OnError
 
 
-class Verdict(Enum):
-    """What becomes of a firing that failed."""
+class FailureAction(Enum):
+    """What is done about a firing that failed."""
 
     RETRY = "retry"
     """Its inputs are given back and tried again after a while."""
     HALT = "halt"
     """Its inputs are given back, and nothing fires until somebody resumes."""
-    BURY = "bury"
+    DEAD_LETTER = "dead_letter"
     """Its inputs are kept aside, and the graph goes on."""
 
 
@@ -50,17 +50,17 @@ class Steering:
     def succeeded(self) -> None:
         self.failures = 0
 
-    def failed(self, why: str, now_ns: int) -> Verdict:
+    def failed(self, why: str, now_ns: int) -> FailureAction:
         """Count a failure, and say what becomes of it."""
         self.failures += 1
         if self.failures <= self._policy.retries:
             self.retry_at_ns = now_ns + self._policy.backoff.ceiling_ns(self.failures)
-            return Verdict.RETRY
+            return FailureAction.RETRY
         if self._policy.then == "halt":
             self.halted = why
-            return Verdict.HALT
+            return FailureAction.HALT
         self.failures = 0
-        return Verdict.BURY
+        return FailureAction.DEAD_LETTER
 
     def tick(self, now_ns: int) -> None:
         """Time passed: a try that is due is not waited for any more."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, get_origin
 
 from fairway.runtime.clock import SYSTEM_CLOCK
 from fairway.runtime.usercode import is_interrupt
@@ -37,16 +37,9 @@ if TYPE_CHECKING:
 
     from fairway.graphs.context import FiringContext
     from fairway.graphs.node import Node
+    from fairway.graphs.node_runner import NodeRunner
     from fairway.graphs.wiring import Edge, Wiring
     from fairway.runtime.usercode import CancelledItself
-
-
-class Hands(Protocol):
-    """Who runs what must not run on the loop."""
-
-    async def in_thread(self, function: Callable[..., Any], *args: Any) -> Any: ...
-
-    async def in_process(self, function: Callable[..., Any], *args: Any) -> Any: ...
 
 
 class NodeFailed(Exception):
@@ -104,13 +97,13 @@ class Traversal:
         self._function(given, ctx, out)
 
     async def arun(
-        self, given: Mapping[str, Any], ctx: FiringContext, out: dict[str, Any], hands: Hands
+        self, given: Mapping[str, Any], ctx: FiringContext, out: dict[str, Any], runner: NodeRunner
     ) -> None:
         """Run any graph."""
         if self.inline:
             self._function(given, ctx, out)
         else:
-            await self._function(given, ctx, out, hands)
+            await self._function(given, ctx, out, runner)
 
     def failure_of(self, error: CancelledItself) -> NodeFailed:
         """The node that cancelled the task it ran in, which was made for its firing."""
@@ -155,7 +148,7 @@ def _generated(wiring: Wiring, counts: NodeCounts, *, inline: bool) -> tuple[str
     head = (
         "def traverse(given, ctx, out):"
         if inline
-        else "async def traverse(given, ctx, out, hands):"
+        else "async def traverse(given, ctx, out, runner):"
     )
     lines = [head]
     for name in wiring.sources:
@@ -230,9 +223,9 @@ def _call(node: Node, at: int, arguments: list[str]) -> str:
         return f"f_{at}({', '.join(arguments)})"
     given = ", ".join(arguments)
     if node.isolation == "process":
-        call = f"hands.in_process(f_{at}, dict({given}))"
+        call = f"runner.in_process(f_{at}, dict({given}))"
     elif node.blocking:
-        call = f"hands.in_thread(f_{at}, dict({given}))"
+        call = f"runner.in_thread(f_{at}, dict({given}))"
     else:
         call = f"f_{at}({given})"
     if node.timeout_s is not None:

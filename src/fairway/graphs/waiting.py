@@ -1,4 +1,4 @@
-"""Those who wait for a graph: until something changes, or for what becomes of what they asked."""
+"""How callers wait for a graph: until something changes, or for the outcome of what they asked."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 
-class Bell:
-    """Wakes everybody who waits for it; each looks for himself whether that was meant for him."""
+class Broadcast:
+    """Wakes everybody who waits for it; each of them looks whether what they wait for is there."""
 
     __slots__ = ("waiters",)
 
@@ -24,17 +24,17 @@ class Bell:
                 self.waiters.remove(waiter)
             raise
 
-    def ring(self) -> None:
+    def notify_all(self) -> None:
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             resolve(waiter)
 
 
 class Promises:
-    """Futures that somebody waits for: told the end, if nothing else is told before."""
+    """Futures that callers wait for: they fail at the end of the graph, if nothing settled them."""
 
     def __init__(self) -> None:
-        # In the order in which they were made: that is who is told first, the same in each run.
+        # In the order in which they were made, in which they are failed: the same in each run.
         self._made: dict[asyncio.Future[Any], None] = {}
         self._loop = asyncio.get_running_loop()
 

@@ -110,7 +110,7 @@ class Collected(NamedTuple):
     values: list[Any]
     marks: Marks
     keys: tuple[Any, ...]
-    tokens: tuple[Any, ...]
+    waiters: tuple[Any, ...]
 
 
 class Bound(NamedTuple):
@@ -147,10 +147,10 @@ class Collector:
         self.late = 0
         """Events that came after their window."""
         self._arrived: deque[_Arrived] = deque()
-        self._tokens: list[Any] = []
+        self._waiters: list[Any] = []
 
     def push(
-        self, value: Any, marks: Marks, keys: tuple[Any, ...], token: Any, now_ns: int
+        self, value: Any, marks: Marks, keys: tuple[Any, ...], waiter: Any, now_ns: int
     ) -> list[Collected]:
         """Collect an event; the windows it completes."""
         raise AssertionError("each kind collects in its own way")
@@ -191,10 +191,10 @@ class Collector:
         """Whether it can take no more: it comes to its bytes, and giving a part would be wrong."""
         return False
 
-    def _wait(self, at_ns: int, marks: Marks, keys: tuple[Any, ...], token: Any) -> None:
+    def _wait(self, at_ns: int, marks: Marks, keys: tuple[Any, ...], waiter: Any) -> None:
         self._arrived.append(_Arrived(at_ns, marks, keys))
-        if token is not None:
-            self._tokens.append(token)
+        if waiter is not None:
+            self._waiters.append(waiter)
 
     def _give(self, values: list[Any], before_ns: int) -> Collected:
         """A window, and with it what arrived before anything that a later one needs."""
@@ -204,8 +204,8 @@ class Collector:
             _, its_marks, its_keys = self._arrived.popleft()
             marks.update(its_marks)
             keys += its_keys
-        tokens, self._tokens = tuple(self._tokens), []
-        return Collected(values, marks, tuple(keys), tokens)
+        waiters, self._waiters = tuple(self._waiters), []
+        return Collected(values, marks, tuple(keys), waiters)
 
 
 class Batching(Collector):
@@ -222,11 +222,11 @@ class Batching(Collector):
         return len(self._values)
 
     def push(
-        self, value: Any, marks: Marks, keys: tuple[Any, ...], token: Any, now_ns: int
+        self, value: Any, marks: Marks, keys: tuple[Any, ...], waiter: Any, now_ns: int
     ) -> list[Collected]:
         size = self.bound.size_of(value, keys)
         given = self.flush() if self.bytes + size > self.bound.most else []
-        self._wait(0, marks, keys, token)
+        self._wait(0, marks, keys, waiter)
         if not self._values:
             self._first_ns = now_ns
         self._values.append(value)
@@ -276,10 +276,10 @@ class CountWindow(Collector):
         return self.bytes >= self.bound.most
 
     def push(
-        self, value: Any, marks: Marks, keys: tuple[Any, ...], token: Any, now_ns: int
+        self, value: Any, marks: Marks, keys: tuple[Any, ...], waiter: Any, now_ns: int
     ) -> list[Collected]:
         self._number += 1
-        self._wait(self._number, marks, keys, token)
+        self._wait(self._number, marks, keys, waiter)
         self._values.append(value)
         self._sizes.append(self.bound.size_of(value, keys))
         self.bytes += self._sizes[-1]
@@ -324,7 +324,7 @@ class TimeWindow(Collector):
         return len(self._held)
 
     def push(
-        self, value: Any, marks: Marks, keys: tuple[Any, ...], token: Any, now_ns: int
+        self, value: Any, marks: Marks, keys: tuple[Any, ...], waiter: Any, now_ns: int
     ) -> list[Collected]:
         at_ns = now_ns if self._at is None else self._moment(value)
         self._seen_ns = at_ns if self._seen_ns is None else max(self._seen_ns, at_ns)
@@ -332,8 +332,8 @@ class TimeWindow(Collector):
         given = self._close(self._seen_ns - self._late_ns)
         if at_ns < self._begin_ns:
             self.late += 1
-            if keys or token is not None or not self._arrived:
-                self._wait(_BEFORE_ALL.at_ns, marks, keys, token)
+            if keys or waiter is not None or not self._arrived:
+                self._wait(_BEFORE_ALL.at_ns, marks, keys, waiter)
             else:  # the same, and however many there are they take up no room
                 self.passed(marks)
             return given
@@ -342,7 +342,7 @@ class TimeWindow(Collector):
             # Not refused, as by a source that is full: by event time it is a later event that ends
             # a window, and that would never be taken in.
             given += self.flush()
-        self._wait(at_ns, marks, keys, token)
+        self._wait(at_ns, marks, keys, waiter)
         end_ns = (at_ns // self._step_ns + 1) * self._step_ns
         if self._closed_ns is not None:
             end_ns = max(end_ns, self._closed_ns + self._step_ns)

@@ -17,7 +17,7 @@ from fairway.graphs.node import fits, is_protocol, members, named
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fairway.graphs.node import Node, Parameter
+    from fairway.graphs.node import Node, NodeParameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +100,17 @@ def wire(name: str, sources: Mapping[str, Any], nodes: Sequence[Node], *, idle: 
 def _edge(
     graph: str,
     node: Node,
-    parameter: Parameter,
+    parameter: NodeParameter,
     sources: Mapping[str, Any],
     nodes: Mapping[str, Node],
 ) -> Edge:
     name = parameter.name
     if name in sources:
         gives = _present(sources[name])
-        told = f"the source {name!r}"
+        label = f"the source {name!r}"
     elif name in nodes and name != node.name:
         gives = nodes[name].gives
-        told = f"node {nodes[name].where}"
+        label = f"node {nodes[name].where}"
         if not gives:
             raise _wrong(
                 graph,
@@ -136,13 +136,14 @@ def _edge(
     if not passing:
         raise _wrong(
             graph,
-            f"node {node.where} takes {name!r} as {_union(parameter.accepts)}, but {told} gives"
+            f"node {node.where} takes {name!r} as {_union(parameter.accepts)}, but {label} gives"
             f" {_union(gives)}; make the two alike",
         )
     routed = len(passing) < len(gives)
     for each in passing if routed else ():
-        unlike = [other for other in gives if other not in passing]
-        if (mistaken := next((other for other in unlike if _alike(other, each)), None)) is not None:
+        others = [other for other in gives if other not in passing]
+        mistaken = next((other for other in others if _indistinguishable(other, each)), None)
+        if mistaken is not None:
             raise _wrong(
                 graph,
                 f"node {node.where} takes {name!r} as {named(each)}, which cannot be told from"
@@ -155,7 +156,7 @@ def _present(type: Any) -> tuple[Any, ...]:
     return tuple(each for each in members(type) if each is not NoneType)
 
 
-def _alike(one: Any, other: Any) -> bool:
+def _indistinguishable(one: Any, other: Any) -> bool:
     """Whether a value of the first could be taken for one of the second, by its class."""
     classes = [get_origin(each) or each for each in (one, other)]
     for each in classes:
@@ -165,7 +166,7 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _check_exhaustive(
-    graph: str, told: str, name: str, gives: Sequence[Any], edges: Sequence[Edge]
+    graph: str, label: str, name: str, gives: Sequence[Any], edges: Sequence[Edge]
 ) -> None:
     mine = [edge for edge in edges if edge.source == name]
     passing = [each for edge in mine for each in edge.accepts]
@@ -173,7 +174,7 @@ def _check_exhaustive(
     if mine and missing:
         raise _wrong(
             graph,
-            f"{told} may give {_union(missing)}, and no node takes it; add one with a parameter"
+            f"{label} may give {_union(missing)}, and no node takes it; add one with a parameter"
             f" {name!r} of that type",
         )
 

@@ -13,8 +13,8 @@ import types
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from fairway.graphs.live import FeedService
 from fairway.graphs.reactor import Reactor
+from fairway.graphs.running import FeedService
 from fairway.runtime.eager import EagerTask
 from fairway.runtime.supervision import run_caught
 
@@ -172,5 +172,5 @@ def _child_of(coroutine: Any) -> tuple[str, str] | None:
     if code is run_caught.__code__:
         service = coroutine.cr_frame.f_locals["service"]
         if isinstance(service, FeedService):
-            return service.around.graph, service.around.source
+            return service.context.graph, service.context.source
     return None

@@ -1,4 +1,4 @@
-"""A feed in the hands of a test: it brings, loses, restores and dies as the test says."""
+"""A feed that a test controls: it brings, loses, restores and dies as the test says."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.graphs.boundary import Marks
-    from fairway.graphs.feed import Surroundings
+    from fairway.graphs.feed import FeedContext
 
 
 class TestFeed:
-    """A feed that a test holds in its hands: a broker of one stream, which keeps what it was given.
+    """A feed that a test controls: a broker of one stream, which keeps what it was given.
 
         feed = TestFeed()
         ticks = Source("ticks", Tick, feed=feed)
@@ -59,7 +59,7 @@ class TestFeed:
         self._reports = reports
         if reports:
             for connection in list(self._connections):
-                connection.around.report(False, why)
+                connection.context.report(False, why)
         self._wake()
 
     def restore(self) -> None:
@@ -67,7 +67,7 @@ class TestFeed:
         self._lost = None
         if self._reports:
             for connection in list(self._connections):
-                connection.around.report(True)
+                connection.context.report(True)
         self._reports = False
         self._wake()
 
@@ -76,8 +76,8 @@ class TestFeed:
         self._deaths += [error] * times
         self._wake()
 
-    def open(self, around: Surroundings) -> _TestConnection:
-        connection = _TestConnection(self, around)
+    def open(self, context: FeedContext) -> _TestConnection:
+        connection = _TestConnection(self, context)
         self._connections.add(connection)
         return connection
 
@@ -97,13 +97,13 @@ class TestFeed:
 
     def _wake(self) -> None:
         for connection in list(self._connections):
-            connection.news.set()
+            connection.changed.set()
 
 
 class _TestConnection:
-    def __init__(self, feed: TestFeed, around: Surroundings) -> None:
-        self.around = around
-        self.news = asyncio.Event()
+    def __init__(self, feed: TestFeed, context: FeedContext) -> None:
+        self.context = context
+        self.changed = asyncio.Event()
         self._feed = feed
         self._offset = 0
 
@@ -120,8 +120,8 @@ class _TestConnection:
             if events:
                 self._offset += len(events)
                 return events
-            self.news.clear()
-            await self.news.wait()
+            self.changed.clear()
+            await self.changed.wait()
 
     async def commit(self, marks: Marks) -> None:
         self._feed.committed.update(marks)

@@ -12,8 +12,8 @@
         run_graph(pricing, play)
 
 Nothing is mocked but the disk and the clock: sources, windows, checkpoints, effects, topics and
-jobs are those of the app. `TestFeed` is a feed that the test holds in its hands, and `crash` lets
-one child of a graph fail at the n-th of its awaits.
+jobs are those of the app. `TestFeed` is a feed that the test controls, and `crash` lets one child
+of a graph fail at the n-th of its awaits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from fairway.graphs.checkpoint import Recovered
     from fairway.graphs.engine import Managed
     from fairway.graphs.firing import DeadLetter, Firing
-    from fairway.graphs.live import LiveGraph
+    from fairway.graphs.running import RunningGraph
 
 __all__ = ["GraphState", "GraphsUnderTest", "InjectedCrash", "TestFeed", "run_graph"]
 
@@ -120,7 +120,7 @@ class _Heard:
     firings: list[Firing] = field(default_factory=list)
     expected: int = 0
     more: asyncio.Event = field(default_factory=asyncio.Event)
-    known: weakref.ref[LiveGraph] | None = None
+    known: weakref.ref[RunningGraph] | None = None
 
     def hear(self, firing: Firing) -> None:
         self.firings.append(firing)
@@ -192,20 +192,20 @@ class GraphsUnderTest:
         heard = self._hears(graph)
         for want in wanted:
             if not await self._another(heard, within_s):
-                raise AssertionError(f"{self._named(graph)} did not fire: {self._told(graph)}")
+                raise AssertionError(f"{self._named(graph)} did not fire: {self._described(graph)}")
             firing = heard.firings[heard.expected]
             heard.expected += 1
             if not _fits(firing, want):
                 raise AssertionError(
-                    f"{self._named(graph)}, firing {firing.number} came to {_said(firing)}, not"
-                    f" {_shown(want)}: {self._told(graph)}"
+                    f"{self._named(graph)}, firing {firing.number} came to"
+                    f" {_outcome_text(firing)}, not {_shown(want)}: {self._described(graph)}"
                 )
         return firing
 
     async def expect_none(self, graph: Graph | str, *, within_s: float = 1.0) -> None:
         """Nothing fires for so long that was not expected before."""
         if await self._another(self._hears(graph), within_s):
-            raise AssertionError(f"{self._named(graph)} fired: {self._told(graph)}")
+            raise AssertionError(f"{self._named(graph)} fired: {self._described(graph)}")
 
     def firings(self, graph: Graph | str) -> list[Firing]:
         """Every firing so far, failed tries too, over all lives of the app."""
@@ -219,14 +219,14 @@ class GraphsUnderTest:
     def state(self, graph: Graph | str) -> GraphState:
         """How the graph is now, and what it holds."""
         managed = self._managed(graph)
-        live = managed.live
-        if live is None:
+        instance = managed.instance
+        if instance is None:
             return GraphState(
                 state=managed.state,
                 why=managed.failed or "",
                 recoveries=tuple(managed.recoveries),
             )
-        reactor = live.reactor
+        reactor = instance.reactor
         return GraphState(
             state=managed.state,
             why=managed.failed or reactor.halted or "",
@@ -238,11 +238,11 @@ class GraphsUnderTest:
             cache=dict(reactor.inputs.cache),
             dirty=reactor.inputs.dirty,
             depths=reactor.inputs.depths,
-            sources={name: health.state.value for name, health in live.healths.items()},
-            waiting=live.health.waiting(clock_of().now_ns()).waiting,
+            sources={name: health.state.value for name, health in instance.healths.items()},
+            waiting=instance.health.waiting(clock_of().now_ns()).waiting,
             windows={
                 name: list(accumulator._window)
-                for name, accumulator in live.accumulators.items()
+                for name, accumulator in instance.accumulators.items()
                 if accumulator.source.keep is not None
             },
             dead=tuple(reactor.checkpoint.letters()),
@@ -299,10 +299,10 @@ class GraphsUnderTest:
         loop = asyncio.get_running_loop()
         self._life = life = _Life()
         started: asyncio.Future[None] = loop.create_future()
-        life.task = self._lives.create_task(self._live(life, started), name="app")
+        life.task = self._lives.create_task(self._run_app(life, started), name="app")
         await started
 
-    async def _live(self, life: _Life, started: asyncio.Future[None]) -> None:
+    async def _run_app(self, life: _Life, started: asyncio.Future[None]) -> None:
         _LIFE.set(life)
         app = self.app
         task = asyncio.current_task()
@@ -338,11 +338,11 @@ class GraphsUnderTest:
         return managed
 
     def _attach(self, managed: Managed) -> None:
-        live = managed.live
+        instance = managed.instance
         heard = self._hears(managed.graph)
-        if live is not None and (heard.known is None or heard.known() is not live):
-            heard.known = weakref.ref(live)
-            live.reactor.listeners.append(heard.hear)
+        if instance is not None and (heard.known is None or heard.known() is not instance):
+            heard.known = weakref.ref(instance)
+            instance.reactor.listeners.append(heard.hear)
 
     async def _kill(self, *, power_loss: bool) -> None:
         life, app = self._life, self.app
@@ -362,7 +362,7 @@ class GraphsUnderTest:
         app.telemetry = Telemetry()
         app._forget_started()
         for graph in self._declared:
-            graph.live = None
+            graph.instance = None
 
     async def _run(self, play: Callable[[GraphsUnderTest], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
@@ -441,7 +441,7 @@ class GraphsUnderTest:
         found = self._graph(graph)
         return self._heard.setdefault((found.tenant, found.name), _Heard())
 
-    def _told(self, graph: Graph | str) -> str:
+    def _described(self, graph: Graph | str) -> str:
         heard = self._hears(graph)
         state = self.state(graph)
         text = f"it is {state.state}"
@@ -451,7 +451,7 @@ class GraphsUnderTest:
             text += f" ({state.why})"
         if not heard.firings:
             return f"{text}, and never fired"
-        lines = [f"\n  {f.number} {f.cause}: {_said(f)}" for f in heard.firings[-SHOWN:]]
+        lines = [f"\n  {f.number} {f.cause}: {_outcome_text(f)}" for f in heard.firings[-SHOWN:]]
         return f"{text}; the last of {len(heard.firings)} firings:{''.join(lines)}"
 
 
@@ -492,7 +492,7 @@ def _fits(firing: Firing, want: Any) -> bool:
     return len(firing.outputs) < 2 and firing.output == want
 
 
-def _said(firing: Firing) -> str:
+def _outcome_text(firing: Firing) -> str:
     if firing.error is not None:
         return f"an error: {firing.error}"
     return repr(firing.output if len(firing.outputs) == 1 else dict(firing.outputs))
@@ -503,20 +503,20 @@ def _shown(want: Any) -> str:
 
 
 def _busy(managed: Managed) -> bool:
-    live = managed.live
-    if live is None:
+    instance = managed.instance
+    if instance is None:
         return managed.failed is None and managed.task is not None
-    return live.reactor.stopped is None and not live.reactor.at_rest
+    return instance.reactor.stopped is None and not instance.reactor.at_rest
 
 
 def _moves(managed: Managed) -> object:
     """Numbers that stand still when nothing happens."""
-    live = managed.live
-    if live is None:
+    instance = managed.instance
+    if instance is None:
         return managed.failed
-    events = [accumulator.events for accumulator in live.accumulators.values()]
-    marks = [dict(accumulator.marks) for accumulator in live.accumulators.values()]
-    return events, marks, live.reactor.fired, live.reactor.failed, live.reactor.number
+    events = [accumulator.events for accumulator in instance.accumulators.values()]
+    marks = [dict(accumulator.marks) for accumulator in instance.accumulators.values()]
+    return events, marks, instance.reactor.fired, instance.reactor.failed, instance.reactor.number
 
 
 def _by_the_app() -> bool:

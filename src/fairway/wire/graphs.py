@@ -132,7 +132,7 @@ class CheckpointView(Struct, frozen=True, kw_only=True):
     """Dead letters that are kept."""
 
 
-class GraphState(Struct, frozen=True, kw_only=True):
+class GraphStateView(Struct, frozen=True, kw_only=True):
     """All that is known of a graph while it runs."""
 
     graph: str
@@ -396,7 +396,7 @@ class FiredMessage(FiringView, frozen=True, kw_only=True, tag_field="op", tag="f
     id: RequestId | UnsetType = UNSET
 
 
-class StateMessage(GraphState, frozen=True, kw_only=True, tag_field="op", tag="state"):
+class StateMessage(GraphStateView, frozen=True, kw_only=True, tag_field="op", tag="state"):
     """The answer to `get_state`."""
 
     id: RequestId | UnsetType = UNSET

@@ -50,7 +50,7 @@ def test_what_goes_in_comes_out(type_: Any, value: Any) -> None:
     schema = Schema(type_)
     assert schema.load(schema.store(value)) == value
     assert schema.of_json(msgspec.json.encode(value)) == value
-    assert schema.of_plain(msgspec.to_builtins(value)) == value
+    assert schema.of_builtins(msgspec.to_builtins(value)) == value
     assert type(schema.load(schema.store(value))) is type(value)
 
 
@@ -92,7 +92,7 @@ def test_json_that_does_not_fit_says_where(type_: Any, data: bytes, said: str) -
 
 def test_plain_data_that_does_not_fit_says_where() -> None:
     with pytest.raises(InvalidRequest, match=r"does not fit: .*\$\.bid"):
-        Schema(Quote).of_plain({"symbol": "EURUSD", "bid": None})
+        Schema(Quote).of_builtins({"symbol": "EURUSD", "bid": None})
 
 
 def test_a_kept_value_that_does_not_fit_says_where() -> None:

@@ -15,15 +15,25 @@ from fairway import Batch, FiringContext, Graph, Source, Window, all_, any_, whe
 from fairway.graphs import journal as journals
 from fairway.graphs.boundary import PUSH, WHOLE, Stored
 from fairway.graphs.checkpoint import (
+    FORMAT,
     STATE,
+    Began,
     Checkpoint,
     Consumed,
+    DeadLettered,
     Dropped,
+    EffectRecord,
     Fired,
     Kept,
-    Limits,
+    Passed,
     Pushed,
-    Write,
+    Record,
+    Recovered,
+    RetentionLimits,
+    Sent,
+    StateWrite,
+    Steered,
+    Trying,
     decode_checkpoint,
     decode_records,
     encode_checkpoint,
@@ -37,7 +47,7 @@ from fairway.testing import TestFeed, run_graph
 if TYPE_CHECKING:
     from fairway.testing import GraphsUnderTest
 
-LIMITS = Limits({"log": ALL}, keys=10)
+LIMITS = RetentionLimits({"log": ALL}, keys=10)
 
 
 def stored(value: Any) -> Stored:
@@ -50,6 +60,77 @@ def applied(*records: Any, to: Checkpoint | None = None) -> Checkpoint:
     for record in decode_records(encode_records([encode_record(each) for each in records])):
         checkpoint.apply(record, LIMITS)
     return checkpoint
+
+
+# What is written
+
+FIVE = Stored(1, b"\x05")
+TAKEN = (Consumed("n", {PUSH: 4}, FIVE, ("k",)),)
+TAKEN_BYTES = [["n", {"~push": 4}, [1, b"\x05"], ["k"]]]
+LETTER = DeadLettered(123, "n", "no JSON", {"n": b"{"}, TAKEN, 7, {"ticks": 9})
+LETTER_BYTES = [2, 123, "n", "no JSON", {"n": b"{"}, TAKEN_BYTES, 7, {"ticks": 9}]
+EFFECT = EffectRecord("topic", "out", b"{}")
+EFFECT_BYTES = ["topic", "out", b"{}"]
+RECOVERED = Recovered(123, "reactor", "failed", 1, "a bug")
+RECOVERED_BYTES = [5, 123, "reactor", "failed", 1, "a bug"]
+WRITTEN: list[tuple[Record, list[Any]]] = [
+    (
+        Fired(
+            *(7, 1, 123, "news", TAKEN, (StateWrite("log", FIVE),), (EFFECT,)),
+            *(b"\x80", 6, True, ("rates",)),
+        ),
+        [
+            *(0, 7, 1, 123, "news", TAKEN_BYTES, [["log", [1, b"\x05"]]], [EFFECT_BYTES]),
+            *(b"\x80", 6, True, ["rates"]),
+        ],
+    ),
+    (Pushed("n", 4, FIVE, ("k",)), [1, "n", 4, [1, b"\x05"], ["k"]]),
+    (LETTER, LETTER_BYTES),
+    (Steered(True, 123, "ann"), [3, True, 123, "ann"]),
+    (Began(2, "host:1", 123, FORMAT), [4, 2, "host:1", 123, 2]),
+    (RECOVERED, RECOVERED_BYTES),
+    (Sent(6), [6, 6]),
+    (Dropped("n", 2, 4), [7, "n", 2, 4]),
+    (Passed(TAKEN), [8, TAKEN_BYTES]),
+    (Trying(8, 1), [9, 8, 1]),
+]
+
+
+@pytest.mark.parametrize(("record", "plain"), WRITTEN, ids=lambda each: type(each).__name__)
+def test_a_record_is_written_as_it_always_was(record: Record, plain: list[Any]) -> None:
+    """Journals outlive releases, so neither the numbers of kinds nor the order of fields moves."""
+    assert encode_record(record) == msgspec.msgpack.encode(plain)
+
+
+def test_a_snapshot_is_written_as_it_always_was() -> None:
+    checkpoint = Checkpoint(
+        number=7,
+        epoch=2,
+        holder="h",
+        sources={"n": Kept({PUSH: 4}, FIVE, {5: FIVE}, 5, [FIVE], 1, ["k"], 0)},
+        unsent={7: (1, (EFFECT,))},
+        dead=[LETTER],
+        dead_ids=1,
+        recoveries=[RECOVERED],
+        records=9,
+    )
+    stored = [1, b"\x05"]
+    plain = {
+        "format": 2,
+        "number": 7,
+        "epoch": 2,
+        "holder": "h",
+        "paused": False,
+        "sources": {"n": [{"~push": 4}, stored, {5: stored}, 5, [stored], 1, ["k"], 0]},
+        "unsent": {7: [1, [EFFECT_BYTES]]},
+        "dead": [LETTER_BYTES],
+        "dead_ids": 1,
+        "recoveries": [RECOVERED_BYTES],
+        "records": 9,
+        "starts": 0,
+        "crashes": 0,
+    }
+    assert encode_checkpoint(checkpoint) == msgspec.msgpack.encode(plain)
 
 
 # What was dropped
@@ -138,8 +219,8 @@ def test_what_was_passed_over_together_is_gone_together_after_a_crash(
     waits: bool, power_loss: bool
 ) -> None:
     a, b = Source("a", int), Source("b", int)
-    gate = where(all_(a, b), lambda inputs: inputs["a"] > 1)
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+    criterion = where(all_(a, b), lambda inputs: inputs["a"] > 1)
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True)
 
     if waits:
 
@@ -165,8 +246,8 @@ def test_what_was_passed_over_together_is_gone_together_after_a_crash(
 
 def test_an_event_that_was_passed_over_with_a_push_is_not_read_again_without_it() -> None:
     a, b = Source("a", int, feed=(feed := TestFeed())), Source("b", int)
-    gate = where(all_(a, b), lambda inputs: inputs["a"] > 1)
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+    criterion = where(all_(a, b), lambda inputs: inputs["a"] > 1)
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True)
 
     @graph.node
     def pair(a: int, b: int) -> tuple[int, int]:
@@ -187,8 +268,8 @@ def test_an_event_that_was_passed_over_with_a_push_is_not_read_again_without_it(
 def test_a_repeat_of_what_was_passed_over_is_one_after_a_crash_too() -> None:
     n = Source("n", int, dedupe=lambda value: value)
     wanted: set[int] = set()
-    gate = where(n, lambda inputs: inputs["n"] in wanted)
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+    criterion = where(n, lambda inputs: inputs["n"] in wanted)
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True)
 
     @graph.node
     def it(n: int) -> int:
@@ -208,8 +289,8 @@ def test_a_repeat_of_what_was_passed_over_is_one_after_a_crash_too() -> None:
 
 def test_a_list_that_was_passed_over_does_not_come_back_in_parts() -> None:
     n = Source("n", int, batch=Batch(size=3))
-    gate = where(n, lambda inputs: sum(inputs["n"]) > 10)
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+    criterion = where(n, lambda inputs: sum(inputs["n"]) > 10)
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True)
 
     @graph.node
     def it(n: list[int]) -> list[int]:
@@ -230,8 +311,8 @@ def test_a_list_that_was_passed_over_does_not_come_back_in_parts() -> None:
 @pytest.mark.parametrize("keep", [None, 2])
 def test_what_is_passed_over_is_not_kept_until_something_fires(keep: int | None) -> None:
     n = Source("n", int, keep=keep)
-    gate = where(n, lambda inputs: False)
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True)
+    criterion = where(n, lambda inputs: False)
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True)
     wanted: Any = int if keep is None else list[int]
 
     async def it(n: wanted) -> wanted:  # type: ignore[valid-type]
@@ -346,7 +427,9 @@ def fired(number: int, shown: int | None, *writes: int) -> Fired:
     news = [Consumed("n", {PUSH: number}, stored(number))]
     if shown is not None:
         news.append(Consumed("log", {STATE: shown}, Stored(1, WHOLE)))
-    return Fired(number, 1, 0, "news", tuple(news), tuple(Write("log", stored(w)) for w in writes))
+    return Fired(
+        number, 1, 0, "news", tuple(news), tuple(StateWrite("log", stored(w)) for w in writes)
+    )
 
 
 def test_what_was_given_of_a_state_is_told_by_its_mark() -> None:

@@ -78,18 +78,18 @@ def test_defect_02_pause_eats_no_wake_up(inputs: Any) -> None:
     graph = counting(inputs=inputs)
 
     async def play(kit: GraphsUnderTest) -> None:
-        live = graph.running
-        assert (await live.force()).cause == "forced"  # nothing queued, and it fires
-        await live.reactor.pause()
+        instance = graph.running
+        assert (await instance.force()).cause == "forced"  # nothing queued, and it fires
+        await instance.reactor.pause()
         graph.push_nowait("ticks", 1)
         await kit.advance(5)
-        await live.reactor.resume()
+        await instance.reactor.resume()
         await kit.settled()
         assert kit.outputs(graph)[-1] == 1  # without another boundary
-        await live.reactor.pause()
+        await instance.reactor.pause()
         graph.push_nowait("ticks", 2)
-        assert (await live.force()).output == 2
-        assert (await live.force({"ticks": 9})).output == 9
+        assert (await instance.force()).output == 2
+        assert (await instance.force({"ticks": 9})).output == 9
         assert [f.cause for f in kit.firings(graph)] == ["forced", "news", "forced", "injected"]
 
     run_graph(graph, play)

@@ -71,7 +71,7 @@ def test_what_was_unloaded_while_a_restart_waited_stays_unloaded() -> None:
         restarting = asyncio.create_task(outcome(graphs.restart("g")))
         assert [await unloading, await restarting] == ["done", "NotFound"]
         await kit.advance(1)
-        assert counted.graph.live is None
+        assert counted.graph.instance is None
         with pytest.raises(NotFound):
             graphs.get("g")
         await graphs.load(counted.graph)
@@ -98,8 +98,8 @@ def test_a_restart_that_waited_is_of_the_one_that_has_the_name_by_then() -> None
         await asyncio.wait(given)
         assert [task.result() for task in given][::2] == ["done", "done"]
         assert graphs.get("g") is not before
-        assert before.live is None
-        assert counted.graph.live is graphs.get("g").live
+        assert before.instance is None
+        assert counted.graph.instance is graphs.get("g").instance
         for number in range(2, 6):
             await kit.push(counted.graph, "s", number)
         await kit.settled()
@@ -282,7 +282,7 @@ def test_any_commands_at_once_beside_pushes_give_each_effect_once(seed: int, for
             over = True
         if not len(graphs):
             await graphs.load(graph)
-        while graphs.get("g").live is None:
+        while graphs.get("g").instance is None:
             await kit.advance(1)
         await graph.resume()
         await kit.settled()
@@ -314,14 +314,14 @@ def test_a_source_of_a_graph_that_is_being_unloaded_is_not_restarted() -> None:
         feed.die(OSError("a bug"), times=6)
         await kit.advance(60)
         assert kit.state(graph).sources["s"] == "failed"
-        live = graph.running
+        instance = graph.running
         graph.push_nowait("s", 2)
         unloading = asyncio.create_task(kit.app.graphs.unload("fed"))
         await asyncio.sleep(0.1)
         with pytest.raises(Closing):
-            live.restart_source("s")
+            instance.restart_source("s")
         await unloading
         with pytest.raises(Closing):
-            live.restart_source("s")
+            instance.restart_source("s")
 
     run_graph(app, play)

@@ -182,11 +182,11 @@ def test_a_file_that_breaks_leaves_what_runs_and_is_reported_once(
             (declared("steady"), "is loaded already, from elsewhere"),
             (declared("shaky") + declared("shaky", name="twin"), "is loaded already"),
         ):
-            running = watched.graphs.get("shaky").live
+            running = watched.graphs.get("shaky").instance
             watched.write("shaky.py", text)
             await watched.looks(5)
             assert said in watched.folder.problems["shaky.py"]
-            assert watched.graphs.get("shaky").live is running
+            assert watched.graphs.get("shaky").instance is running
             assert await watched.result("shaky", 3) == 6
         assert len([one for one in caplog.records if one.levelname == "ERROR"]) == 5
         watched.write("shaky.py", declared("shaky", 7))
@@ -201,11 +201,11 @@ def test_a_file_that_is_being_written_is_not_taken_before_it_rests(tmp_path: Pat
     (tmp_path / "growing.py").write_text(declared("growing", 2))
 
     async def scenario(watched: Watched) -> None:
-        running = watched.graphs.get("growing").live
+        running = watched.graphs.get("growing").instance
         for at in range(5):  # emptied, then longer at every look
             watched.write("growing.py", "#" * at)
             await asyncio.sleep(1)
-            assert watched.graphs.get("growing").live is running
+            assert watched.graphs.get("growing").instance is running
         watched.write("growing.py", declared("growing", 3))
         await watched.looks()
         assert await watched.result("growing", 2) == 6

@@ -15,8 +15,8 @@ from fairway.graphs.checkpoint import (
     Checkpoint,
     EffectRecord,
     Fired,
-    Limits,
     Pushed,
+    RetentionLimits,
     Sent,
     decode_checkpoint,
     decode_records,
@@ -71,7 +71,7 @@ def test_a_checkpoint_of_format_1_is_read_and_written_as_one_of_today() -> None:
     assert (found.number, found.paused, found.format) == (9, True, FORMAT)
     assert found.unsent == {8: (1, TODAY[:1]), 9: (2, TODAY[1:])}
     assert decode_checkpoint(encode_checkpoint(found)) == found
-    found.apply(Sent(8), Limits({}, 0))
+    found.apply(Sent(8), RetentionLimits({}, 0))
     assert list(found.unsent) == [9]
 
 

@@ -57,7 +57,7 @@ def test_what_an_earlier_holder_sends_meanwhile_is_not_sent_again() -> None:
         store.meanwhile = [(3, [b"1", b"2", b"3"])]
         done = asyncio.Event()
         outbox = Outbox(
-            {"job": store}, "graph//g", 1, positions=True, moved=done.set, room=lambda: None
+            {"job": store}, "graph//g", 1, positions=True, moved=done.set, room_freed=lambda: None
         )
         for firing in range(1, 6):
             outbox.send(firing, [EffectRecord("job", "", b"%d" % firing)])
@@ -86,7 +86,7 @@ def test_few_large_effects_fill_it_until_half_of_their_bytes_are_out() -> None:
             1,
             positions=True,
             moved=done.set,
-            room=lambda: left.append(outbox.bytes),
+            room_freed=lambda: left.append(outbox.bytes),
         )
         for firing in range(1, most + 1):
             assert not outbox.full
@@ -154,7 +154,7 @@ def to_users(users: Users, play: Callable[[Outbox, Callable[[], Any]], Any]) -> 
     async def main() -> None:
         done = asyncio.Event()
         outbox = Outbox(
-            {"topic": users}, "graph//g", 1, positions=True, moved=done.set, room=lambda: None
+            {"topic": users}, "graph//g", 1, positions=True, moved=done.set, room_freed=lambda: None
         )
 
         async def all_out() -> None:

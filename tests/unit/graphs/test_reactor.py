@@ -119,11 +119,11 @@ def test_others_on_the_loop_get_their_turn_between_many_firings() -> None:
         return ticks
 
     async def play(kit: GraphsUnderTest) -> None:
-        live = graph.running
-        await live.reactor.pause()
+        instance = graph.running
+        await instance.reactor.pause()
         for number in range(1000):
             graph.push_nowait("ticks", number)
-        resumed = live.reactor.resume()
+        resumed = instance.reactor.resume()
         turns = 0
         while graph.fired < 1000:
             turns += 1
@@ -399,8 +399,8 @@ def test_nothing_of_a_failed_firing_happens() -> None:
 
 
 def test_a_predicate_that_raises_is_a_failed_firing() -> None:
-    gate = where(any_(Source("ticks", int)), lambda inputs: 1 / inputs["ticks"] > 0)
-    graph = Graph("gate", when=gate, inputs="sequential", on_error="dead_letter")
+    criterion = where(any_(Source("ticks", int)), lambda inputs: 1 / inputs["ticks"] > 0)
+    graph = Graph("gate", when=criterion, inputs="sequential", on_error="dead_letter")
 
     @graph.node
     def same(ticks: int) -> int:
@@ -560,55 +560,55 @@ def test_pause_and_resume_when_all(inputs: Strategy) -> None:
     run_graph(graph, play)
 
 
-@pytest.mark.parametrize("gate", [any_, all_])
+@pytest.mark.parametrize("criterion", [any_, all_])
 @pytest.mark.parametrize("inputs", ["latest", "sequential"])
-def test_force_fires_whatever_the_gate_says(inputs: Strategy, gate: Any) -> None:
-    graph = pair(gate(Source("a", int), Source("b", int)), inputs)
+def test_force_fires_whatever_the_criterion_says(inputs: Strategy, criterion: Any) -> None:
+    graph = pair(criterion(Source("a", int), Source("b", int)), inputs)
 
     async def play(kit: GraphsUnderTest) -> None:
-        live = graph.running
-        forced = await live.force()  # with nothing at all
+        instance = graph.running
+        forced = await instance.force()  # with nothing at all
         assert (forced.cause, forced.fresh, dict(forced.outputs)) == ("forced", (), {})
-        await live.reactor.pause()
+        await instance.reactor.pause()
         graph.push_nowait("a", 1)
         graph.push_nowait("a", 2)
-        forced = await live.force()  # paused or not
+        forced = await instance.force()  # paused or not
         one = 2 if inputs == "latest" else 1
         assert (forced.output, forced.fresh) == ((one, None), ("a",))
         assert kit.state(graph).depths["a"] == (0 if inputs == "latest" else 1)
-        forced = await live.force()
+        forced = await instance.force()
         assert forced.output == (2, None)
-        forced = await live.force()  # nothing is news: the same once more
+        forced = await instance.force()  # nothing is news: the same once more
         assert (forced.output, forced.fresh) == ((2, None), ())
-        await live.reactor.resume()
+        await instance.reactor.resume()
         await kit.settled()
         assert len(kit.firings(graph)) == 4  # what was forced is consumed
 
     run_graph(graph, play)
 
 
-@pytest.mark.parametrize("gate", [any_, all_])
+@pytest.mark.parametrize("criterion", [any_, all_])
 @pytest.mark.parametrize("inputs", ["latest", "sequential"])
-def test_fire_with_replaces_the_cache_and_leaves_queues(inputs: Strategy, gate: Any) -> None:
-    graph = pair(gate(Source("a", int), Source("b", int)), inputs)
+def test_fire_with_replaces_the_cache_and_leaves_queues(inputs: Strategy, criterion: Any) -> None:
+    graph = pair(criterion(Source("a", int), Source("b", int)), inputs)
 
     async def play(kit: GraphsUnderTest) -> None:
-        live = graph.running
-        await live.reactor.pause()
+        instance = graph.running
+        await instance.reactor.pause()
         graph.push_nowait("a", 1)
-        fired = await live.force({"b": 9})
+        fired = await instance.force({"b": 9})
         assert (fired.cause, fired.output) == ("injected", (None, 9))
         assert kit.state(graph).cache == {"b": 9}
-        await live.reactor.resume()
+        await instance.reactor.resume()
         await kit.settled()
         if inputs == "latest":  # what was news was overtaken
             assert kit.outputs(graph) == [(None, 9)]
-        elif gate is any_:
+        elif criterion is any_:
             assert kit.outputs(graph) == [(None, 9), (1, 9)]
         else:
             assert kit.state(graph).depths == {"a": 1, "b": 0}
         with pytest.raises(InvalidConfig, match="no source 'c'"):
-            await live.force({"c": 1})
+            await instance.force({"c": 1})
 
     run_graph(graph, play)
 
@@ -619,16 +619,16 @@ def test_a_forced_firing_that_fails_consumes_nothing(inputs: Strategy) -> None:
     graph = failing(inputs, retry(3), fails)
 
     async def play(kit: GraphsUnderTest) -> None:
-        live = graph.running
-        await live.reactor.pause()
+        instance = graph.running
+        await instance.reactor.pause()
         graph.push_nowait("ticks", 1)
         with pytest.raises(FiringFailed, match="nothing was consumed"):
-            await live.force()
+            await instance.force()
         with pytest.raises(FiringFailed):
-            await live.force({"ticks": 5})
+            await instance.force({"ticks": 5})
         assert kit.state(graph).dirty == {"ticks": True}
         fails.clear()
-        await live.reactor.resume()
+        await instance.reactor.resume()
         await kit.settled()
         assert kit.outputs(graph) == [1]
 
@@ -1155,7 +1155,7 @@ def test_poison_from_a_feed_is_kept_aside_and_the_source_goes_on(checkpoint: boo
         assert all(letter.source == "quotes" and letter.reason for letter in state.dead)
         assert "Expected `int`, got `str`" in state.dead[1].reason
         assert state.sources == {"quotes": "live"}
-        assert graph.running.accumulator("quotes").buried == 3
+        assert graph.running.accumulator("quotes").undecodable == 3
         assert not state.recoveries  # nothing died of it
         if checkpoint:
             await kit.restart()
@@ -1268,7 +1268,7 @@ def test_what_a_closed_connection_reports_is_old_news() -> None:
         (connection,) = feed._connections
         feed.lose()
         await kit.advance(0.01)
-        connection.around.report(True)  # as a thread might that does not know yet
+        connection.context.report(True)  # as a thread might that does not know yet
         assert kit.state(graph).sources["b"] == "disconnected"
         feed.restore()
         await kit.advance(1)

@@ -112,7 +112,7 @@ def test_settled_does_not_wait_for_a_retry_that_a_pause_put_off() -> None:
 def test_whoever_waits_for_room_is_woken_when_a_predicate_makes_it() -> None:
     n = Source("n", int, capacity=2)
     graph = same(n)
-    graph.gate = where(n, lambda inputs: inputs["n"] > 100)
+    graph.criterion = where(n, lambda inputs: inputs["n"] > 100)
 
     async def play(kit: GraphsUnderTest) -> None:
         await graph.pause()
@@ -138,7 +138,7 @@ def test_whoever_no_longer_waits_for_room_is_forgotten() -> None:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.01):
                     await graph.push(n, each)
-        assert not graph.running.reactor._rooms["n"].waiters
+        assert not graph.running.reactor._room_broadcasts["n"].waiters
 
     run_graph(graph, play)
 
@@ -293,7 +293,7 @@ def test_none_and_offsets_below_0_become_dead_letters(optional: bool, checkpoint
         assert ["Expected `int`, got `null`" in each for each in reasons[:-2]] == [True] * nones
         assert ["its offset 0 or a number" in each for each in reasons[-2:]] == [True, True]
         found = graph.running.accumulator("n")
-        assert (found.buried, found.suppressed, found.repeated) == (2 + nones, 2 - nones, 0)
+        assert (found.undecodable, found.suppressed, found.repeated) == (2 + nones, 2 - nones, 0)
         if not optional:
             with pytest.raises(InvalidRequest, match="Expected `int`, got `null`"):
                 await graph.push("n", None)
@@ -467,7 +467,7 @@ def test_a_graph_that_broke_fires_no_more() -> None:
     async def play(kit: GraphsUnderTest) -> None:
         reactor = graph.running.reactor
         reactor.broken(OSError("it broke"))
-        reactor.room()
+        reactor.room_freed()
         graph.push_nowait(n, 1)
         assert not reactor.fired
         await asyncio.sleep(2)
@@ -573,8 +573,8 @@ def test_what_an_error_says_breaks_nothing(
         dedupe=bad if where_ == "dedupe" else None,
         batch=Window(seconds=1, at=bad) if where_ == "at" else None,
     )
-    gate: Any = where(n, lambda inputs: bool(bad(inputs["n"]))) if where_ == "where" else n
-    graph = Graph("g", when=gate, inputs="sequential", checkpoint=True, on_error="dead_letter")
+    criterion: Any = where(n, lambda inputs: bool(bad(inputs["n"]))) if where_ == "where" else n
+    graph = Graph("g", when=criterion, inputs="sequential", checkpoint=True, on_error="dead_letter")
 
     @graph.node
     def it(n: Any) -> Any:
@@ -818,11 +818,11 @@ def test_pushes_that_were_overtaken_are_not_kept() -> None:
             else:
                 graph.push_nowait(a, value)
         assert len(graph.running.checkpoint.kept("a").pushes) == 1
-        assert len(graph.running.reactor.inputs.tokens()) < 3
+        assert len(graph.running.reactor.inputs.waiters()) < 3
         asking = asyncio.ensure_future(graph.ask(a, 1000))
         await asyncio.sleep(0.1)
         await graph.push(a, 299)
-        assert len(graph.running.reactor.inputs.tokens()) < 3
+        assert len(graph.running.reactor.inputs.waiters()) < 3
         await graph.push(b, 1)
         firing = await asking
         assert firing is not None
@@ -1013,7 +1013,7 @@ def test_who_asks_for_what_is_filtered_is_told_so_at_once(checkpoint: bool, wait
 def test_all_who_ask_for_a_list_that_is_filtered_are_told() -> None:
     n = Source("n", int, batch=Batch(size=2))
     graph = same(n)
-    graph.gate = where(n, lambda inputs: sum(inputs["n"]) > 10)
+    graph.criterion = where(n, lambda inputs: sum(inputs["n"]) > 10)
 
     async def play(kit: GraphsUnderTest) -> None:
         async with asyncio.timeout(5), asyncio.TaskGroup() as group:
@@ -1111,6 +1111,6 @@ def test_an_object_of_a_feed_must_be_of_the_type_of_the_source(wrong: Any) -> No
         assert outputs(graph) == [2.0, 3.0]
         (letter,) = graph.dead_letters
         assert (letter.source, "does not fit" in letter.reason) == ("prices", True)
-        assert graph.running.accumulators["prices"].buried == 1
+        assert graph.running.accumulators["prices"].undecodable == 1
 
     run_graph(graph, play)

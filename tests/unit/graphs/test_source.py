@@ -29,7 +29,7 @@ class GoodQuote(Quote):
 class KafkaFeed:
     kind = "kafka"
 
-    def open(self, around: Any) -> Any:
+    def open(self, context: Any) -> Any:
         raise NotImplementedError
 
 

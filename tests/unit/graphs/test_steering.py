@@ -6,7 +6,7 @@ import pytest
 
 from fairway.core.backoff import BackoffConfig
 from fairway.graphs.firing import OnError, Then
-from fairway.graphs.steering import Steering, Verdict
+from fairway.graphs.steering import FailureAction, Steering
 
 BACKOFF = BackoffConfig(base_ns=10, cap_ns=30, jitter=0.0)
 
@@ -25,11 +25,11 @@ def test_it_begins_as_it_was_left() -> None:
     assert (left.allows, left.paused, left.halted) == (False, True, None)
 
 
-def test_a_failure_is_tried_again_later_and_later_then_buried() -> None:
+def test_a_failure_is_tried_again_later_and_later_then_dead_lettered() -> None:
     one = steering(retries=4)
     due = []
     for _ in range(4):
-        assert one.failed("why", 100) is Verdict.RETRY
+        assert one.failed("why", 100) is FailureAction.RETRY
         assert one.retry_at_ns is not None
         assert not one.allows
         due.append(one.retry_at_ns)
@@ -39,14 +39,14 @@ def test_a_failure_is_tried_again_later_and_later_then_buried() -> None:
         assert one.allows
     assert due == [110, 120, 130, 130]
     assert one.failures == 4
-    assert one.failed("why", 200) is Verdict.BURY
+    assert one.failed("why", 200) is FailureAction.DEAD_LETTER
     assert (one.failures, one.allows) == (0, True), "what comes next has its own tries"
 
 
 def test_a_success_forgets_earlier_failures() -> None:
     one = steering(retries=1)
     for _ in range(3):
-        assert one.failed("why", 0) is Verdict.RETRY
+        assert one.failed("why", 0) is FailureAction.RETRY
         one.tick(100)
         one.succeeded()
     assert one.failures == 0
@@ -56,9 +56,9 @@ def test_a_success_forgets_earlier_failures() -> None:
 def test_a_halt_lasts_until_somebody_resumes(retries: int) -> None:
     one = steering(retries=retries, then="halt")
     for _ in range(retries):
-        assert one.failed("why", 0) is Verdict.RETRY
+        assert one.failed("why", 0) is FailureAction.RETRY
         one.tick(1000)
-    assert one.failed("the reason", 0) is Verdict.HALT
+    assert one.failed("the reason", 0) is FailureAction.HALT
     one.tick(10**18)
     assert (one.allows, one.paused, one.halted) == (False, False, "the reason")
     one.resume()

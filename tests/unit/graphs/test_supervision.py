@@ -102,9 +102,9 @@ class SaysStop(TestFeed):
             self.times -= 1
             raise self.error
 
-    def open(self, around: Any) -> Any:
+    def open(self, context: Any) -> Any:
         self.meet("open")
-        connection = super().open(around)
+        connection = super().open(context)
         for step in ("connect", "receive", "commit"):
             setattr(connection, step, self.meeting(step, getattr(connection, step)))
         return connection
@@ -125,7 +125,7 @@ def test_a_feed_that_says_stop_dies_like_any_other(where: str, error: Exception)
 
     async def play(kit: GraphsUnderTest) -> None:
         await kit.settled()
-        live = graph.running
+        instance = graph.running
         feed.times = 1
         feed.push(1)
         if where in ("open", "connect"):
@@ -134,7 +134,7 @@ def test_a_feed_that_says_stop_dies_like_any_other(where: str, error: Exception)
         feed.push(2)
         await kit.advance(10)
         assert kit.state(graph).state == "live"
-        assert graph.running is live
+        assert graph.running is instance
         assert kit.outputs(graph) == [(None, 1), (None, 2)]
         assert repr(error) in [record.error for record in kit.state(graph).recoveries]
         feed.times = 100
@@ -177,12 +177,12 @@ def test_only_the_source_that_died_is_restarted_and_its_graph_is_degraded_meanwh
 
     async def play(kit: GraphsUnderTest) -> None:
         await kit.settled()
-        live = graph.running
+        instance = graph.running
         first.die(BUG)
         await kit.advance(0.5)
         assert kit.state(graph).state == "degraded"
         assert kit.state(graph).sources == {"a": "disconnected", "b": "live"}
-        assert live.healths["a"].why == "it died: a bug"
+        assert instance.healths["a"].why == "it died: a bug"
         second.push(1)
         firing = await kit.expect(graph, (None, 1))
         assert firing.degraded == ("a",)
@@ -192,9 +192,9 @@ def test_only_the_source_that_died_is_restarted_and_its_graph_is_degraded_meanwh
         await kit.advance(0.6)
         assert kit.state(graph).state == "live"
         await kit.expect(graph, (8, 1))
-        assert graph.running is live
+        assert graph.running is instance
         assert len(second.opened_ns) == 1
-        states = [state.value for _, state in live.health.moves]
+        states = [state.value for _, state in instance.health.moves]
         assert states == ["warming", "live", "degraded", "live"]
 
     run_graph(graph, play)
@@ -312,18 +312,18 @@ def test_an_optional_source_that_is_given_up_leaves_its_graph_live_and_comes_bac
 
     async def play(kit: GraphsUnderTest) -> None:
         await kit.settled()
-        live = graph.running
+        instance = graph.running
         with pytest.raises(Conflict, match="runs"):
-            live.restart_source("b")
+            instance.restart_source("b")
         with pytest.raises(Conflict, match="no feed"):
-            live.restart_source("a")
+            instance.restart_source("a")
         with pytest.raises(NotFound):
-            live.restart_source("c")
+            instance.restart_source("c")
         feed.die(BUG, times=6)
         await kit.advance(32)
         assert kit.state(graph).state == "live"
         assert (await kit.ask(graph, "a", 1)) is not None
-        live.restart_source("b")
+        instance.restart_source("b")
         feed.push(2)
         await kit.expect(graph, (1, None), (1, 2))
         assert kit.state(graph).sources["b"] == "live"
@@ -370,8 +370,8 @@ def test_a_commit_that_meets_nobody_is_a_lost_feed() -> None:
     class Forgetful(TestFeed):
         refuses = True
 
-        def open(self, around: Any) -> Any:
-            connection = super().open(around)
+        def open(self, context: Any) -> Any:
+            connection = super().open(context)
             commit = connection.commit
 
             async def refused(marks: Any) -> None:
@@ -410,11 +410,11 @@ def test_a_reactor_is_restarted_after_1_2_4_8_16_seconds_and_failed_at_the_sixth
 
     async def play(kit: GraphsUnderTest) -> None:
         managed = kit.app.graphs.get("fed")
-        lives: list[Any] = [managed.live]
+        lives: list[Any] = [managed.instance]
 
         def look() -> None:
-            if managed.live is not None and managed.live is not lives[-1]:
-                lives.append(managed.live)
+            if managed.instance is not None and managed.instance is not lives[-1]:
+                lives.append(managed.instance)
                 started_ns.append(clock_of().now_ns())
 
         managed.watchers.append(look)

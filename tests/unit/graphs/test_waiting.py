@@ -7,57 +7,57 @@ import asyncio
 import pytest
 
 from fairway.errors import Closing
-from fairway.graphs.waiting import Bell, Promises, fail, resolve
+from fairway.graphs.waiting import Broadcast, Promises, fail, resolve
 from fairway.testing import run
 
 
-def test_a_bell_wakes_all_who_wait_and_nobody_who_comes_later() -> None:
+def test_a_broadcast_wakes_all_who_wait_and_nobody_who_comes_later() -> None:
     async def main() -> None:
-        bell, woken = Bell(), []
+        broadcast, woken = Broadcast(), []
 
         async def wait(name: str) -> None:
-            await bell.wait()
+            await broadcast.wait()
             woken.append(name)
             if name == "first":
-                await bell.wait()
+                await broadcast.wait()
                 woken.append("first again")
 
         async with asyncio.TaskGroup() as group:
             for name in ("first", "second"):
                 group.create_task(wait(name))
             await asyncio.sleep(0.1)
-            assert len(bell.waiters) == 2
-            bell.ring()
+            assert len(broadcast.waiters) == 2
+            broadcast.notify_all()
             await asyncio.sleep(0.1)
             assert sorted(woken) == ["first", "second"]
-            bell.ring()
+            broadcast.notify_all()
         assert woken[-1] == "first again"
-        bell.ring()
-        assert not bell.waiters
+        broadcast.notify_all()
+        assert not broadcast.waiters
 
     run(main)
 
 
 def test_who_no_longer_waits_is_forgotten() -> None:
     async def main() -> None:
-        bell = Bell()
+        broadcast = Broadcast()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1):
-                await bell.wait()
-        assert not bell.waiters
+                await broadcast.wait()
+        assert not broadcast.waiters
 
     run(main)
 
 
-def test_who_is_cancelled_as_the_bell_rings_harms_nobody() -> None:
+def test_a_waiter_that_is_cancelled_during_a_broadcast_harms_nobody() -> None:
     async def main() -> None:
-        bell = Bell()
+        broadcast = Broadcast()
         async with asyncio.TaskGroup() as group:
-            waiting = group.create_task(bell.wait())
+            waiting = group.create_task(broadcast.wait())
             await asyncio.sleep(0.1)
-            bell.ring()
+            broadcast.notify_all()
             waiting.cancel()
-        assert not bell.waiters
+        assert not broadcast.waiters
 
     run(main)
 

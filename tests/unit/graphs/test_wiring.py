@@ -516,7 +516,7 @@ def test_runs_are_counted_by_node() -> None:
 # Nodes that wait
 
 
-class FakeHands:
+class FakeNodeRunner:
     """Calls at once, and remembers where."""
 
     def __init__(self) -> None:
@@ -534,9 +534,9 @@ class FakeHands:
         return function(**given)
 
 
-def arun(traversal: Traversal, hands: FakeHands, **given: Any) -> dict[str, Any]:
+def arun(traversal: Traversal, runner: FakeNodeRunner, **given: Any) -> dict[str, Any]:
     outputs: dict[str, Any] = {}
-    asyncio.run(traversal.arun(given, context(), outputs, hands))
+    asyncio.run(traversal.arun(given, context(), outputs, runner))
     return outputs
 
 
@@ -554,9 +554,9 @@ def test_async_blocking_and_isolated_nodes() -> None:
     ]
     traversal = Traversal(wire("pricing", SOURCES, nodes, idle=set(SOURCES)))
     assert not traversal.inline
-    hands = FakeHands()
-    assert arun(traversal, hands, quotes=Quote(4)) == {"far": 9}
-    assert hands.calls == [
+    runner = FakeNodeRunner()
+    assert arun(traversal, runner, quotes=Quote(4)) == {"far": 9}
+    assert runner.calls == [
         ("thread", "heavy", {"waits": 4}),
         ("process", "far", {"heavy": 8, "rates": None}),
     ]
@@ -565,7 +565,7 @@ def test_async_blocking_and_isolated_nodes() -> None:
 def test_a_plain_graph_runs_either_way() -> None:
     traversal = Traversal(built(mid))
     assert traversal.inline
-    assert arun(traversal, FakeHands(), quotes=Quote(4)) == {"mid": 4}
+    assert arun(traversal, FakeNodeRunner(), quotes=Quote(4)) == {"mid": 4}
 
 
 async def hangs(quotes: Quote) -> None:
@@ -581,7 +581,7 @@ def test_a_timeout_names_its_node() -> None:
         wire("pricing", {"quotes": Quote}, [node_of(hangs, timeout_s=0.01)], idle=set())
     )
     with pytest.raises(NodeFailed, match=r"node 'hangs': NodeTimeout: .*0\.01 s") as caught:
-        arun(traversal, FakeHands(), quotes=Quote(1))
+        arun(traversal, FakeNodeRunner(), quotes=Quote(1))
     assert isinstance(caught.value.error, NodeTimeout)
     assert traversal.counts.failed == [1]
 
@@ -592,24 +592,26 @@ def test_a_timeout_of_a_node_in_a_thread() -> None:
             "pricing", {"quotes": Quote}, [node_of(mid, blocking=True, timeout_s=0.01)], idle=set()
         )
     )
-    hands = FakeHands()
-    hands.hang = True
+    runner = FakeNodeRunner()
+    runner.hang = True
     with pytest.raises(NodeFailed, match="NodeTimeout"):
-        arun(traversal, hands, quotes=Quote(1))
+        arun(traversal, runner, quotes=Quote(1))
 
 
 def test_a_timeout_that_a_node_raises_is_its_own() -> None:
     node = node_of(times_out_by_itself, timeout_s=60)
     traversal = Traversal(wire("pricing", {"quotes": Quote}, [node], idle=set()))
     with pytest.raises(NodeFailed, match="TimeoutError: mine") as caught:
-        arun(traversal, FakeHands(), quotes=Quote(1))
+        arun(traversal, FakeNodeRunner(), quotes=Quote(1))
     assert not isinstance(caught.value.error, NodeTimeout)
 
 
 def test_cancelling_is_no_failure_of_a_node() -> None:
     async def cancelled() -> None:
         async with asyncio.timeout(0.01):
-            await Traversal(built(hangs)).arun({"quotes": Quote(1)}, context(), {}, FakeHands())
+            await Traversal(built(hangs)).arun(
+                {"quotes": Quote(1)}, context(), {}, FakeNodeRunner()
+            )
 
     with pytest.raises(TimeoutError):
         asyncio.run(cancelled())

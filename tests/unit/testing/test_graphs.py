@@ -257,9 +257,9 @@ def test_a_seed_plays_the_same() -> None:
 
 def test_an_exception_in_a_callback_fails_the_test() -> None:
     class Bad(TestFeed):
-        def open(self, around: Any) -> Any:
+        def open(self, context: Any) -> Any:
             asyncio.get_running_loop().call_soon(divmod, 1, 0)
-            return super().open(around)
+            return super().open(context)
 
     async def play(kit: GraphsUnderTest) -> None:
         await kit.settled()

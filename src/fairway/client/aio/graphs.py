@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from fairway.wire.graphs import (
         FiringView,
-        GraphState,
+        GraphStateView,
         GraphSummary,
         GraphView,
         JournalPage,
@@ -56,7 +56,7 @@ class AsyncRemoteGraphs:
 
     async def state(
         self, graph: str, *, tenant: str | None = None, cache: bool = True
-    ) -> GraphState:
+    ) -> GraphStateView:
         return await self._client.call(calls.state(graph, tenant, cache=cache))
 
     async def firings(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fairway.client.sync.client import Client
     from fairway.wire.graphs import (
         FiringView,
-        GraphState,
+        GraphStateView,
         GraphSummary,
         GraphView,
         JournalPage,
@@ -55,7 +55,7 @@ class RemoteGraphs:
         """A graph as it is declared, with the numbers of its sources and nodes."""
         return self._client.call(calls.graph(graph, tenant))
 
-    def state(self, graph: str, *, tenant: str | None = None, cache: bool = True) -> GraphState:
+    def state(self, graph: str, *, tenant: str | None = None, cache: bool = True) -> GraphStateView:
         return self._client.call(calls.state(graph, tenant, cache=cache))
 
     def firings(

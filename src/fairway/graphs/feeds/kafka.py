@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fairway.graphs.boundary import Marks
-    from fairway.graphs.feed import Event, Report, Surroundings
-    from fairway.graphs.feeds.kafka_reader import Reader
+    from fairway.graphs.feed import Event, FeedContext, Report
+    from fairway.graphs.feeds.kafka_reader import KafkaReader
 
 Start: TypeAlias = Literal["earliest", "latest"]
 
@@ -118,8 +118,8 @@ class Kafka:
     def __repr__(self) -> str:
         return f"kafka({', '.join(map(repr, self.topics))}, servers={self.servers!r})"
 
-    def open(self, around: Surroundings) -> KafkaConnection:
-        return KafkaConnection(self, around)
+    def open(self, context: FeedContext) -> KafkaConnection:
+        return KafkaConnection(self, context)
 
     def settings(self, group: str) -> dict[str, Any]:
         """All options of the consumer, apart from its callbacks."""
@@ -155,22 +155,22 @@ class KafkaStatistics:
 
 
 class KafkaConnection:
-    """The event loop's side: a `Reader` reads in its own thread, and its batches come here."""
+    """The event loop's side: a `KafkaReader` reads in its own thread, and its batches come here."""
 
-    def __init__(self, declared: Kafka, around: Surroundings) -> None:
+    def __init__(self, declared: Kafka, context: FeedContext) -> None:
         try:
-            from fairway.graphs.feeds.kafka_reader import Reader
+            from fairway.graphs.feeds.kafka_reader import KafkaReader
         except ImportError as error:
             raise InvalidConfig(
-                f"source {around.source!r} reads from Kafka, which needs confluent-kafka"
+                f"source {context.source!r} reads from Kafka, which needs confluent-kafka"
                 f" ({error}): pip install 'fairway[kafka]'"
             ) from error
-        self._make_reader = Reader
+        self._make_reader = KafkaReader
         self._declared = declared
-        self._report = around.report
-        names = (around.tenant, around.graph, around.source)
+        self._report = context.report
+        names = (context.tenant, context.graph, context.source)
         self._settings = declared.settings(".".join(name for name in names if name))
-        self._reader: Reader | None = None
+        self._reader: KafkaReader | None = None
         self._inbox: Inbox | None = None
         self._pool: BlockingPool | None = None
 
@@ -192,7 +192,7 @@ class KafkaConnection:
             from_end=self._declared.start == "latest",
             batch=self._declared.batch,
             listener=inbox,
-            tell=lambda what, *args: _tell(loop, what, *args),
+            call_on_loop=lambda what, *args: _call_on_loop(loop, what, *args),
         )
         self._pool = BlockingPool(1, queue_limit=0, name=f"kafka {self._settings['group.id']}")
         self._pool.submit(inbox.ended, reader.run)
@@ -220,7 +220,7 @@ class KafkaConnection:
         assert self._inbox is not None, "connect comes first"
         assert self._reader is not None
         events = await self._inbox.take()
-        self._reader.make_room()
+        self._reader.batch_taken()
         return events
 
     async def commit(self, marks: Marks) -> None:
@@ -311,7 +311,7 @@ class Inbox:
         self._some.set()
 
 
-def _tell(loop: asyncio.AbstractEventLoop, what: Callable[..., None], *args: Any) -> None:
+def _call_on_loop(loop: asyncio.AbstractEventLoop, what: Callable[..., None], *args: Any) -> None:
     try:
         loop.call_soon_threadsafe(what, *args)
     except RuntimeError:  # the loop was closed and did not wait for us

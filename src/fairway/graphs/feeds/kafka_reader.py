@@ -30,7 +30,7 @@ POLL_S: Final = 0.1
 """How long it takes to notice a stop or something to commit while no messages come."""
 AHEAD: Final = 2
 """Batches that may wait to be taken."""
-PATIENCE_S: Final = 1.0
+PAUSE_AFTER_S: Final = 1.0
 """How long to wait for one to be taken before the partitions are paused and polling goes on."""
 COMMIT_EVERY_NS: Final = 200_000_000
 LAST_COMMIT_NS: Final = 2_000_000_000
@@ -47,8 +47,8 @@ _NO_TOPIC: Final = {
 }
 
 
-class Listener(Protocol):
-    """Who is told, on the event loop."""
+class ReaderListener(Protocol):
+    """What a reader calls on the event loop when something happened."""
 
     def has_reached(self) -> None: ...
 
@@ -80,7 +80,7 @@ class _Statistics(msgspec.Struct):
 _statistics = msgspec.json.Decoder(_Statistics).decode
 
 
-class Reader:
+class KafkaReader:
     """Reads from `run` to `stop`. Only the methods up to `run` are for other threads."""
 
     def __init__(
@@ -91,8 +91,8 @@ class Reader:
         *,
         from_end: bool,
         batch: int,
-        listener: Listener,
-        tell: Callable[..., None],
+        listener: ReaderListener,
+        call_on_loop: Callable[..., None],
     ) -> None:
         self.why = ""
         """What went wrong last, in the words of librdkafka."""
@@ -101,16 +101,16 @@ class Reader:
         self._from_end = from_end
         self._batch = batch
         self._listener = listener
-        self._tell = tell
+        self._call_on_loop = call_on_loop
         self._marks = dict(marks)
         self._positions = dict(marks)  # where to go on, by stream
         self._assigned: dict[str, TopicPartition] = {}
         self._streams: dict[tuple[str | None, int | None], str] = {}  # names, made once
         self._open: Consumer | None = None
         self._stopping = False
-        # Room for batches
-        self._room = threading.Semaphore(AHEAD)
-        self._has_room = False
+        # Places for batches that wait to be taken
+        self._free_places = threading.Semaphore(AHEAD)
+        self._has_place = False
         self._paused = False
         self._spare: list[Event] = []
         # Whether the brokers are there
@@ -134,9 +134,9 @@ class Reader:
         """Whether it reads no more until somebody takes what it has read."""
         return self._paused
 
-    def make_room(self) -> None:
+    def batch_taken(self) -> None:
         """A batch was taken."""
-        self._room.release()
+        self._free_places.release()
 
     def commit(self, marks: Marks) -> None:
         """Commit these soon, and with them what was to be committed before."""
@@ -146,7 +146,7 @@ class Reader:
     def stop(self) -> None:
         """Let `run` return soon."""
         self._stopping = True
-        self._room.release()
+        self._free_places.release()
 
     # In the thread
 
@@ -194,14 +194,14 @@ class Reader:
             self._open = None
 
     def _turn(self) -> None:
-        if not self._has_room:
-            self._wait_for_room()
+        if not self._has_place:
+            self._wait_for_place()
         events = self._read()
         if self._fatal is not None:
             raise KafkaException(self._fatal)
         if events and not self._stopping:
-            self._has_room = False
-            self._tell(self._listener.arrived, events)
+            self._has_place = False
+            self._call_on_loop(self._listener.arrived, events)
         self._commit_some()
 
     def _read(self) -> list[Event]:
@@ -256,19 +256,19 @@ class Reader:
             raise FeedLost(error.str())
         self.why = error.str()
 
-    def _wait_for_room(self) -> None:
-        self._has_room = self._room.acquire(timeout=PATIENCE_S)
-        if self._has_room:
+    def _wait_for_place(self) -> None:
+        self._has_place = self._free_places.acquire(timeout=PAUSE_AFTER_S)
+        if self._has_place:
             return
-        # What was fetched ahead is thrown away by this, hence the patience.
+        # A pause throws away what was fetched ahead, so it comes only after `PAUSE_AFTER_S`.
         self._paused = True
         self._consumer.pause(self._consumer.assignment())
-        while not self._stopping and not self._has_room:
+        while not self._stopping and not self._has_place:
             message = self._consumer.poll(0)  # only for its callbacks
             if message is not None:  # it was under way, or its partition is new
                 self._spare += self._events_of([message])
             self._commit_some()
-            self._has_room = self._room.acquire(timeout=POLL_S)
+            self._has_place = self._free_places.acquire(timeout=POLL_S)
         self._paused = False
         self._consumer.resume(self._consumer.assignment())
 
@@ -304,7 +304,7 @@ class Reader:
         self._missing = 0
         if not self._joined:
             self._joined = True
-            self._tell(self._listener.has_joined)
+            self._call_on_loop(self._listener.has_joined)
 
     def _begin_at_end(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
         """Begin where partitions that were never read end now.
@@ -344,12 +344,12 @@ class Reader:
             self._say(False)
 
     def _on_statistics(self, text: str) -> None:
-        told = _statistics(text)
-        up = {broker.nodeid for broker in told.brokers.values() if broker.state in _UP}
+        statistics = _statistics(text)
+        up = {broker.nodeid for broker in statistics.brokers.values() if broker.state in _UP}
         if up and not self._reached:
             self._reached = True
-            self._tell(self._listener.has_reached)
-        without = self._without_leader(told, up)
+            self._call_on_loop(self._listener.has_reached)
+        without = self._without_leader(statistics, up)
         if not without and up:
             self._missing = 0
             self.why = ""
@@ -361,10 +361,10 @@ class Reader:
                 self.why = f"the leader of {without} is not connected"
             self._say(False)
 
-    def _without_leader(self, told: _Statistics, up: set[int]) -> str:
+    def _without_leader(self, statistics: _Statistics, up: set[int]) -> str:
         """A partition of ours whose leader is not connected, if there is one."""
         for stream, each in self._assigned.items():
-            topic = told.topics.get(each.topic)
+            topic = statistics.topics.get(each.topic)
             partition = topic.partitions.get(str(each.partition)) if topic is not None else None
             # Negative: there is none. A broker that is not known yet has such a number as well.
             if partition is None or partition.leader < 0 or partition.leader not in up:
@@ -374,7 +374,7 @@ class Reader:
     def _say(self, connected: bool) -> None:
         if self._joined and connected is not self._connected:
             self._connected = connected
-            self._tell(self._listener.health, connected, "" if connected else self.why)
+            self._call_on_loop(self._listener.health, connected, "" if connected else self.why)
 
     # Commits
 

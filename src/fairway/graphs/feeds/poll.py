@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fairway.graphs.boundary import Marks
-    from fairway.graphs.feed import Surroundings
+    from fairway.graphs.feed import FeedContext
 
 
 def poll(function: Callable[[], Any], *, every_s: float, blocking: bool = False) -> Poll:
@@ -57,16 +57,16 @@ class Poll:
     def __repr__(self) -> str:
         return f"poll({_name(self.function)}, every_s={self.every_ns / SECOND_NS:g})"
 
-    def open(self, around: Surroundings) -> Polling:
-        return Polling(self, around)
+    def open(self, context: FeedContext) -> Polling:
+        return Polling(self, context)
 
 
 class Polling:
     """Asks while it is open."""
 
-    def __init__(self, declared: Poll, around: Surroundings) -> None:
+    def __init__(self, declared: Poll, context: FeedContext) -> None:
         self._declared = declared
-        self._around = around
+        self._context = context
         self._clock = clock_of()
         self._due_ns = 0
         self._eager = EagerTask()
@@ -94,7 +94,7 @@ class Polling:
         self._due_ns = self._clock.now_ns() + self._declared.every_ns
         try:
             if self._declared.blocking:
-                return await self._around.in_thread(function)
+                return await self._context.in_thread(function)
             return await self._eager.run(_asked, function)
         except BaseException as error:
             reraise_interrupt(error)

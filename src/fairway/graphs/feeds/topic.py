@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from fairway.graphs.boundary import Marks
-    from fairway.graphs.feed import Surroundings
+    from fairway.graphs.feed import FeedContext
 
 
 def topic(name: str) -> TopicFeed:
@@ -43,13 +43,13 @@ class TopicFeed:
     def __repr__(self) -> str:
         return f"topic({self.name!r})"
 
-    def open(self, around: Surroundings) -> TopicReading:
-        if around.arrivals is None:
+    def open(self, context: FeedContext) -> TopicReading:
+        if context.arrivals is None:
             raise InvalidConfig(
-                f"source {around.source!r} of graph {around.graph!r} reads topic {self.name!r},"
+                f"source {context.source!r} of graph {context.graph!r} reads topic {self.name!r},"
                 " and there are no topics in this process: run the graph in an app that has them"
             )
-        return TopicReading(self.name, around.arrivals)
+        return TopicReading(self.name, context.arrivals)
 
 
 class TopicReading:

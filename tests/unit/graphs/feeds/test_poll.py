@@ -10,7 +10,7 @@ import pytest
 
 from fairway import Graph, Source
 from fairway.errors import FeedLost, InvalidConfig
-from fairway.graphs.feed import Surroundings
+from fairway.graphs.feed import FeedContext
 from fairway.graphs.feeds.poll import Polling, poll
 from fairway.runtime.blocking import BlockingPool
 from fairway.runtime.clock import clock_of
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 SECOND_NS = 1_000_000_000
 
 
-def around(in_thread: Callable[..., Any] | None = None) -> Surroundings:
+def context(in_thread: Callable[..., Any] | None = None) -> FeedContext:
     async def refuse(*call: Any) -> None:
         raise AssertionError("this blocks nobody")
 
     def report(connected: bool, why: str = "") -> None:
         raise AssertionError("a lost feed is raised")
 
-    return Surroundings("graph", "source", "", report, in_thread or refuse)
+    return FeedContext("graph", "source", "", report, in_thread or refuse)
 
 
 class Reading:
@@ -69,7 +69,7 @@ class Asked:
 def test_it_asks_at_once_and_then_at_the_interval() -> None:
     async def scenario() -> None:
         asked = Asked("a", "b", "c")
-        polling = Reading(poll(asked, every_s=5).open(around()))
+        polling = Reading(poll(asked, every_s=5).open(context()))
         await polling.connect({"push": 3})
         assert asked.at_s == [0]
         received = [await polling.receive() for _ in range(3)]
@@ -84,7 +84,7 @@ def test_it_asks_at_once_and_then_at_the_interval() -> None:
 def test_none_is_nothing_new_and_a_list_is_one_event() -> None:
     async def scenario() -> None:
         asked = Asked(None, None, [1, 2], None, 0)
-        polling = Reading(poll(asked, every_s=1).open(around()))
+        polling = Reading(poll(asked, every_s=1).open(context()))
         await polling.connect({})
         assert [event.data for event in await polling.receive()] == [[1, 2]]
         assert [event.data for event in await polling.receive()] == [0]
@@ -100,7 +100,7 @@ def test_a_coroutine_function_and_anything_else_that_is_awaited() -> None:
             return number
 
         for function in (partial(fetch, 7), lambda: fetch(7)):
-            polling = Reading(poll(function, every_s=1).open(around()))
+            polling = Reading(poll(function, every_s=1).open(context()))
             await polling.connect({})
             assert [event.data for event in await polling.receive()] == [7]
 
@@ -116,7 +116,7 @@ def test_an_asking_that_takes_long_is_followed_by_one_and_not_by_those_missed() 
             await asyncio.sleep(3 if len(at_s) == 1 else 0.25)
             return 1
 
-        polling = Reading(poll(fetch, every_s=1).open(around()))
+        polling = Reading(poll(fetch, every_s=1).open(context()))
         await polling.connect({})
         for _ in range(4):
             await polling.receive()
@@ -128,7 +128,7 @@ def test_an_asking_that_takes_long_is_followed_by_one_and_not_by_those_missed() 
 def test_who_takes_slowly_is_asked_for_less_often() -> None:
     async def scenario() -> None:
         asked = Asked(*range(4))
-        polling = Reading(poll(asked, every_s=1).open(around()))
+        polling = Reading(poll(asked, every_s=1).open(context()))
         await polling.connect({})
         await polling.receive()
         await asyncio.sleep(10)
@@ -142,7 +142,7 @@ def test_who_takes_slowly_is_asked_for_less_often() -> None:
 def test_what_it_raises_loses_the_feed_and_connecting_asks_again() -> None:
     async def scenario() -> None:
         asked = Asked(OSError("no route"), "a", ValueError("odd"), "b")
-        polling = Reading(poll(asked, every_s=1).open(around()))
+        polling = Reading(poll(asked, every_s=1).open(context()))
         with pytest.raises(FeedLost, match="no route") as lost:
             await polling.connect({})
         assert isinstance(lost.value.__cause__, OSError)
@@ -158,7 +158,7 @@ def test_what_it_raises_loses_the_feed_and_connecting_asks_again() -> None:
 
 def test_cancelling_is_no_loss() -> None:
     async def scenario() -> None:
-        polling = Reading(poll(Asked("a", "b"), every_s=60).open(around()))
+        polling = Reading(poll(Asked("a", "b"), every_s=60).open(context()))
         await polling.connect({})
         await polling.receive()
         with pytest.raises(TimeoutError):
@@ -175,7 +175,7 @@ def test_one_that_blocks_runs_in_a_thread() -> None:
         answers = [1, None, 2]
         async with BlockingPool(1) as pool:
             polling = Reading(
-                poll(lambda: answers.pop(0), every_s=1, blocking=True).open(around(pool.run))
+                poll(lambda: answers.pop(0), every_s=1, blocking=True).open(context(pool.run))
             )
             await polling.connect({})
             received = [await polling.receive(), await polling.receive()]

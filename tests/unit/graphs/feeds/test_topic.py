@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fairway.errors import FeedLost, InvalidConfig, NotFound
-from fairway.graphs.feed import Surroundings
+from fairway.graphs.feed import FeedContext
 from fairway.graphs.feeds.topic import last_read, topic
 from fairway.testing import run
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     Batch = tuple[int, Sequence[tuple[int, bytes]]]
 
 
-def around(arrivals: Arrivals | None) -> Surroundings:
+def context(arrivals: Arrivals | None) -> FeedContext:
     def report(connected: bool, why: str = "") -> None:
         raise AssertionError("a lost feed is raised")
 
-    return Surroundings("graph", "source", "", report, lambda: None, arrivals)
+    return FeedContext("graph", "source", "", report, lambda: None, arrivals)
 
 
 class Played:
@@ -52,7 +52,7 @@ class Played:
 def test_records_are_events_of_the_stream_of_their_incarnation() -> None:
     async def scenario() -> None:
         played = Played((4, [(1, b"1"), (2, b"2")]), (4, []), (5, [(1, b"{}")]))
-        reading = topic("orders").open(around(played))
+        reading = topic("orders").open(context(played))
         await reading.connect({})
         assert await reading.receive() == [(b"1", "4", 1), (b"2", "4", 2)]
         assert await reading.receive() == [(b"{}", "5", 1)]
@@ -81,7 +81,7 @@ def test_it_goes_on_in_the_newest_incarnation(
 
     async def scenario() -> None:
         played = Played((10, [(4, b"0")]))
-        reading = topic("orders").open(around(played))
+        reading = topic("orders").open(context(played))
         await reading.connect(marks)
         async with aclosing(reading):
             await reading.receive()
@@ -93,7 +93,7 @@ def test_it_goes_on_in_the_newest_incarnation(
 def test_a_deleted_topic_is_lost_and_connecting_starts_over() -> None:
     async def scenario() -> None:
         played = Played((1, [(1, b"1")]))
-        reading = topic("orders").open(around(played))
+        reading = topic("orders").open(context(played))
         for marks in ({}, {"1": 1}):
             await reading.connect(marks)
             await reading.receive()
@@ -110,7 +110,7 @@ def test_a_deleted_topic_is_lost_and_connecting_starts_over() -> None:
 def test_a_topic_that_is_not_there_is_lost() -> None:
     async def scenario() -> None:
         played = Played(error=NotFound("topic", "orders"))
-        reading = topic("orders").open(around(played))
+        reading = topic("orders").open(context(played))
         await reading.connect({})
         with pytest.raises(FeedLost, match="there is no topic 'orders'"):
             await reading.receive()
@@ -120,7 +120,7 @@ def test_a_topic_that_is_not_there_is_lost() -> None:
 
 def test_any_other_failure_is_passed_on() -> None:
     async def scenario() -> None:
-        reading = topic("orders").open(around(Played(error=OSError("disk"))))
+        reading = topic("orders").open(context(Played(error=OSError("disk"))))
         await reading.connect({})
         with pytest.raises(OSError, match="disk"):
             await reading.receive()
@@ -143,7 +143,7 @@ def test_an_iterator_that_is_no_generator_will_do() -> None:
             return 1, [(1, b"1")]
 
     async def scenario() -> None:
-        reading = topic("orders").open(around(Once))
+        reading = topic("orders").open(context(Once))
         await reading.connect({})
         assert await reading.receive() == [(b"1", "1", 1)]
         await reading.aclose()
@@ -153,7 +153,7 @@ def test_an_iterator_that_is_no_generator_will_do() -> None:
 
 def test_where_there_are_no_topics_it_says_so() -> None:
     with pytest.raises(InvalidConfig, match="there are no topics in this process"):
-        topic("orders").open(around(None))
+        topic("orders").open(context(None))
 
 
 def test_a_topic_has_a_name() -> None:

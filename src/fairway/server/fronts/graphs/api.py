@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from fairway.graphs.accumulator import Accumulator
     from fairway.graphs.engine import Managed
     from fairway.graphs.firing import Firing
-    from fairway.graphs.live import LiveGraph
+    from fairway.graphs.running import RunningGraph
     from fairway.server.access.auth import Identity
     from fairway.server.host import Host
     from fairway.settings import Scope
@@ -147,8 +147,8 @@ async def get_graph_state(host: Host, request: Request, graph: str) -> Reply:
 
 async def list_firings(host: Host, request: Request, graph: str) -> Reply:
     limit = number(request.parameters.get("limit"), "limit", default=FIRINGS_DEFAULT)
-    live = _asked(host, request, "read", graph).running()
-    found = views.last_firings(live, min(limit, FIRINGS_MAX))
+    instance = _asked(host, request, "read", graph).running()
+    found = views.last_firings(instance, min(limit, FIRINGS_MAX))
     return json_reply(FiringList(firings=[views.firing_view(each) for each in reversed(found)]))
 
 
@@ -247,11 +247,11 @@ async def push_boundaries(host: Host, request: Request, graph: str, source: str)
     query = request.parameters
     wait_ms = number(query.get("wait_ms"), "wait_ms", default=PUSH_WAIT_MS)
     message = await request.json(_PUSH)
-    live = _asked(host, request, "write", graph).running()
-    accumulator = live.accumulator(source)
+    instance = _asked(host, request, "write", graph).running()
+    accumulator = instance.accumulator(source)
     values, size = _boundaries(accumulator, message)
     host.charge(request.identity, records=len(values), size=size)
-    reply = await _push(host, live, source, values, min(wait_ms, WAIT_MS_MAX))
+    reply = await _push(host, instance, source, values, min(wait_ms, WAIT_MS_MAX))
     return json_reply(reply)
 
 
@@ -275,7 +275,7 @@ def _boundaries(accumulator: Accumulator, message: PushRequest) -> tuple[list[An
 
 
 async def _push(
-    host: Host, live: LiveGraph, source: str, values: Sequence[Any], wait_ms: int
+    host: Host, instance: RunningGraph, source: str, values: Sequence[Any], wait_ms: int
 ) -> PushReply:
     """Take values in, in order, up to the first that is refused; and wait until they are kept."""
     kept: list[asyncio.Future[Any] | None] = []
@@ -285,8 +285,8 @@ async def _push(
         if len(kept) % per_turn == per_turn - 1:
             await asyncio.sleep(0)
         try:
-            await wait_room(host, live, source, wait_ms)
-            kept.append(live.accept(source, value))
+            await wait_room(host, instance, source, wait_ms)
+            kept.append(instance.accept(source, value))
         except FairwayError as error:
             refusal = error
             break
@@ -314,11 +314,11 @@ async def _push(
     )
 
 
-async def wait_room(host: Host, live: LiveGraph, source: str, wait_ms: int) -> None:
+async def wait_room(host: Host, instance: RunningGraph, source: str, wait_ms: int) -> None:
     """Wait for room if the source says so, for so long at most: whoever pushes is far away."""
-    accumulator = live.accumulator(source)
+    accumulator = instance.accumulator(source)
     if wait_ms and not accumulator.room() and accumulator.source.on_full == "block":
-        await host.polls.wait(lambda: live.reactor.wait_room(source), wait_ms)
+        await host.polls.wait(lambda: instance.reactor.wait_room(source), wait_ms)
 
 
 async def wait_kept(kept: Sequence[asyncio.Future[Any] | None]) -> None:
@@ -360,8 +360,8 @@ async def fire(
     with host.state(Audit).command(identity, command, graph, tenant) as note:
         managed = graph_of(host, identity, "write", graph, tenant)
         note.tenant = managed.graph.tenant
-        live = managed.running()
-        firing = await live.force(None if cache is None else _cache_of(managed, cache))
+        instance = managed.running()
+        firing = await instance.force(None if cache is None else _cache_of(managed, cache))
         note.detail = f"firing {firing.number}"
         return firing
 

@@ -77,7 +77,7 @@ ROUTES: Final = (
         "/v0/graphs/{graph}/state",
         api.get_graph_state,
         "The state of a graph: its cache, its sources and its nodes",
-        reply=wire.GraphState,
+        reply=wire.GraphStateView,
         statuses=_NO_GRAPH,
         query=(*_TENANT, *_CACHE),
     ),

@@ -54,7 +54,7 @@ from fairway.wire.graphs import (
 from fairway.wire.sockets import ErrorMessage
 
 if TYPE_CHECKING:
-    from fairway.graphs.live import LiveGraph
+    from fairway.graphs.running import RunningGraph
     from fairway.server.access.auth import Identity
     from fairway.server.host import Host
     from fairway.server.http.exchange import Receive, Request, Send
@@ -237,14 +237,14 @@ class PushSocket(GraphSocket):
             message = parse(_PUSH, raw)
             number = message.id
             managed = graph_of(self._host, self._identity, "write", self.graph, self.tenant)
-            live = managed.running()
-            schema = live.accumulator(self.source).source.event_schema
+            instance = managed.running()
+            schema = instance.accumulator(self.source).source.event_schema
             value = without_task(schema.of_json, bytes(message.data))
             allowance = self.begin()
             try:
                 self._host.charge(self._identity, records=1, size=len(raw))
-                await self._wait_room(live)
-                kept = live.accept(self.source, value)
+                await self._wait_room(instance)
+                kept = instance.accept(self.source, value)
             finally:
                 if allowance is not None:
                     allowance.end()
@@ -257,11 +257,11 @@ class PushSocket(GraphSocket):
         else:
             self._accepted.append((raw, number, kept))
 
-    async def _wait_room(self, live: LiveGraph) -> None:
-        accumulator = live.accumulator(self.source)
+    async def _wait_room(self, instance: RunningGraph) -> None:
+        accumulator = instance.accumulator(self.source)
         if not accumulator.room():
             await self._acknowledge()  # those before it do not wait for it
-            await wait_room(self._host, live, self.source, PUSH_WAIT_MS)
+            await wait_room(self._host, instance, self.source, PUSH_WAIT_MS)
 
     async def _acknowledge(self) -> None:
         accepted, self._accepted = self._accepted, []

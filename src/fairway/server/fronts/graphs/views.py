@@ -19,7 +19,7 @@ from fairway.wire.graphs import (
     EdgeView,
     FiringSummary,
     FiringView,
-    GraphState,
+    GraphStateView,
     GraphSummary,
     GraphView,
     NodeView,
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from fairway.graphs.engine import Managed
     from fairway.graphs.firing import DeadLetter, Firing
     from fairway.graphs.graph import Graph
-    from fairway.graphs.live import LiveGraph
+    from fairway.graphs.running import RunningGraph
     from fairway.graphs.source import Source
 
 MS_NS: Final = 1_000_000
 COUNTS: Final = (
     *("collected", "events", "dropped", "refused", "repeated"),
-    *("suppressed", "buried", "late"),
+    *("suppressed", "late"),
 )
 _any_json = msgspec.json.Decoder().decode
 _any_pack = msgspec.msgpack.Decoder().decode
@@ -64,8 +64,8 @@ def shown_all(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def summary_of(managed: Managed) -> GraphSummary:
-    graph, live = managed.graph, managed.live
-    reactor = live.reactor if live is not None else None
+    graph, instance = managed.graph, managed.instance
+    reactor = instance.reactor if instance is not None else None
     return GraphSummary(
         graph=graph.name,
         tenant=graph.tenant,
@@ -82,12 +82,12 @@ def summary_of(managed: Managed) -> GraphSummary:
     )
 
 
-def state_of(managed: Managed, now_ns: int, *, cache: bool = True) -> GraphState:
-    live = managed.live
+def state_of(managed: Managed, now_ns: int, *, cache: bool = True) -> GraphStateView:
+    instance = managed.instance
     summary = summary_of(managed)
-    health = live.health if live is not None else None
-    inputs = live.reactor.inputs if live is not None else None
-    return GraphState(
+    health = instance.health if instance is not None else None
+    inputs = instance.reactor.inputs if instance is not None else None
+    return GraphStateView(
         graph=summary.graph,
         tenant=summary.tenant,
         state=summary.state,
@@ -101,10 +101,10 @@ def state_of(managed: Managed, now_ns: int, *, cache: bool = True) -> GraphState
         failures=summary.failures,
         cache=shown_all(inputs.cache) if inputs is not None and cache else {},
         dirty=inputs.dirty if inputs is not None else {},
-        sources=sources_of(managed.graph, live, now_ns),
+        sources=sources_of(managed.graph, instance, now_ns),
         nodes=nodes_of(managed.graph),
-        checkpoint=_checkpoint_of(live) if live is not None else None,
-        outbox=live.outbox.depth if live is not None else 0,
+        checkpoint=_checkpoint_of(instance) if instance is not None else None,
+        outbox=instance.outbox.depth if instance is not None else 0,
     )
 
 
@@ -123,7 +123,7 @@ def view_of(managed: Managed, now_ns: int) -> GraphView:
         firing=summary.firing,
         fired=summary.fired,
         failures=summary.failures,
-        sources=sources_of(graph, managed.live, now_ns),
+        sources=sources_of(graph, managed.instance, now_ns),
         nodes=nodes_of(graph),
         mermaid=mermaid_of(graph),
     )
@@ -131,38 +131,42 @@ def view_of(managed: Managed, now_ns: int) -> GraphView:
 
 def criterion_of(graph: Graph) -> str:
     """When it fires, in words."""
-    gate = graph.gate
+    criterion = graph.criterion
     sources = [name for name in graph.sources if name in graph.firing_sources]
     listed = ", ".join(sources)
     if len(sources) == 1:
         words = listed
-    elif gate.need in (1, len(sources)):
-        words = f"{'any' if gate.need == 1 else 'all'} of {listed}"
+    elif criterion.need in (1, len(sources)):
+        words = f"{'any' if criterion.need == 1 else 'all'} of {listed}"
     else:
-        words = f"{gate.need} of {listed}"
-    if gate.quiet_ns:
-        words += f", quiet for {gate.quiet_ns / 1e9:g} s"
-    if gate.most_ns:
-        words += f" or waiting for {gate.most_ns / 1e9:g} s"
-    if gate.period_ns:
-        words += f", every {gate.period_ns / 1e9:g} s" + (" in any case" if gate.always else "")
-    return words + (", where a predicate holds" if gate.predicates else "")
+        words = f"{criterion.need} of {listed}"
+    if criterion.quiet_ns:
+        words += f", quiet for {criterion.quiet_ns / 1e9:g} s"
+    if criterion.most_ns:
+        words += f" or waiting for {criterion.most_ns / 1e9:g} s"
+    if criterion.period_ns:
+        words += f", every {criterion.period_ns / 1e9:g} s" + (
+            " in any case" if criterion.always else ""
+        )
+    return words + (", where a predicate holds" if criterion.predicates else "")
 
 
 # Sources and nodes
 
 
-def sources_of(graph: Graph, live: LiveGraph | None, now_ns: int) -> list[SourceView]:
+def sources_of(graph: Graph, instance: RunningGraph | None, now_ns: int) -> list[SourceView]:
     return [
-        _source(source, name in graph.firing_sources, live, now_ns)
+        _source(source, name in graph.firing_sources, instance, now_ns)
         for name, source in graph.sources.items()
     ]
 
 
-def _source(source: Source[Any], fires: bool, live: LiveGraph | None, now_ns: int) -> SourceView:
+def _source(
+    source: Source[Any], fires: bool, instance: RunningGraph | None, now_ns: int
+) -> SourceView:
     name = source.name
-    accumulator = live.accumulators[name] if live is not None else None
-    health = live.healths[name] if live is not None else None
+    accumulator = instance.accumulators[name] if instance is not None else None
+    health = instance.healths[name] if instance is not None else None
     event_ns = health.event_ns if health is not None else None
     return SourceView(
         name=name,
@@ -175,7 +179,8 @@ def _source(source: Source[Any], fires: bool, live: LiveGraph | None, now_ns: in
         why=health.why if health is not None else "",
         stale=health is not None and health.stale(now_ns),
         last_event_ms=None if event_ns is None else max(0, now_ns - event_ns) // MS_NS,
-        queue=live.reactor.inputs.depth(name) if live is not None else 0,
+        queue=instance.reactor.inputs.depth(name) if instance is not None else 0,
+        buried=accumulator.undecodable if accumulator is not None else 0,
         **{each: getattr(accumulator, each, 0) for each in COUNTS},
     )
 
@@ -209,8 +214,8 @@ def nodes_of(graph: Graph) -> list[NodeView]:
     ]
 
 
-def _checkpoint_of(live: LiveGraph) -> CheckpointView | None:
-    journal, kept = live.journal, live.checkpoint
+def _checkpoint_of(instance: RunningGraph) -> CheckpointView | None:
+    journal, kept = instance.journal, instance.checkpoint
     if journal is None:
         return None
     return CheckpointView(
@@ -249,9 +254,9 @@ def _facts(firing: Firing) -> dict[str, Any]:
     }
 
 
-def last_firings(live: LiveGraph, count: int) -> list[Firing]:
+def last_firings(instance: RunningGraph, count: int) -> list[Firing]:
     """The last firings, oldest first."""
-    log = live.reactor.log
+    log = instance.reactor.log
     return list(islice(log, max(0, len(log) - count), None))
 
 
@@ -300,7 +305,7 @@ def svg_of(managed: Managed, now_ns: int) -> str:
     graph = managed.graph
     numbers = {
         source.name: f"{source.events:,} events, {source.state}"
-        for source in sources_of(graph, managed.live, now_ns)
+        for source in sources_of(graph, managed.instance, now_ns)
     }
     for node in nodes_of(graph):
         mean = f", {node.busy_us // node.runs:,} µs" if node.runs else ""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fairway.graphs.engine import Graphs, Managed
-    from fairway.graphs.live import LiveGraph
+    from fairway.graphs.running import RunningGraph
     from fairway.runtime.clock import Clock
     from fairway.server.http.connection import Connection
 
@@ -54,8 +54,8 @@ class GraphStream(EventStream):
         self._clock = clock
         self._every_s = every_ms / 1000
         self._cache = cache
-        self._live: LiveGraph | None = managed.live
-        self._told = _firings(self._live)
+        self._instance: RunningGraph | None = managed.instance
+        self._told = _firings(self._instance)
         self._shown: Any = None
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
@@ -101,17 +101,17 @@ class GraphStream(EventStream):
             self._tell_state()
 
     def _tell_firings(self) -> bool:
-        live = self._managed.live
-        if live is not self._live:  # started anew, and so are its numbers
-            self._live, self._told = live, 0
-        now = _firings(live)
+        instance = self._managed.instance
+        if instance is not self._instance:  # started anew, and so are its numbers
+            self._instance, self._told = instance, 0
+        now = _firings(instance)
         fresh = now - self._told
-        if live is None or not fresh:
+        if instance is None or not fresh:
             return True
-        firings = last_firings(live, min(fresh, FIRINGS_TOLD_MAX))
+        firings = last_firings(instance, min(fresh, FIRINGS_TOLD_MAX))
         event = FiringsEvent(
-            graph=live.graph.name,
-            tenant=live.graph.tenant,
+            graph=instance.graph.name,
+            tenant=instance.graph.tenant,
             firings=[summarised(each) for each in firings],
             skipped=fresh - len(firings),
         )
@@ -137,27 +137,27 @@ class GraphStream(EventStream):
         return self.send(Frame(b"event: %b\ndata: %b\n\n" % (event, _json(message))))
 
 
-def _firings(live: LiveGraph | None) -> int:
-    return live.reactor.logged if live is not None else 0
+def _firings(instance: RunningGraph | None) -> int:
+    return instance.reactor.logged if instance is not None else 0
 
 
 def _look_of(managed: Managed) -> Any:
     """What tells one state from another, cheap to take."""
-    live = managed.live
-    if live is None:
+    instance = managed.instance
+    if instance is None:
         return (managed.state, managed.failed)
-    reactor = live.reactor
+    reactor = instance.reactor
     return (
         managed.state,
         managed.failed,
-        id(live),
+        id(instance),
         reactor.paused,
         reactor.halted,
         reactor.number,
         reactor.fired,
         reactor.failed,
         reactor.health.checkpoint_fails,
-        live.outbox.depth,
+        instance.outbox.depth,
         tuple(
             (
                 health.state,
@@ -168,7 +168,7 @@ def _look_of(managed: Managed) -> Any:
                 reactor.inputs.depth(name),
             )
             for (name, each), health in zip(
-                live.accumulators.items(), live.healths.values(), strict=True
+                instance.accumulators.items(), instance.healths.values(), strict=True
             )
         ),
     )

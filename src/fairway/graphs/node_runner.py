@@ -1,4 +1,4 @@
-"""Where nodes run that must not run on the loop: threads, and warm processes."""
+"""Runs the nodes that must not run on the loop: in threads, and in warm processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THREADS: Final = 8
 PROCESSES: Final = 2
 
 
-class Hands:
+class NodeRunner:
     """Threads and processes, made when the first node needs one."""
 
     def __init__(self, *, threads: int = THREADS, processes: int = PROCESSES) -> None:

@@ -1,4 +1,4 @@
-"""Whoever waits for what becomes of something that was pushed."""
+"""The callers who wait for what becomes of what they pushed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from fairway.graphs.firing import Firing
 
 
-class Ticket:
-    """Whoever waits for what became of a push: that it is kept, or the firing it led to."""
+class PushWaiter:
+    """A caller who waits until a push is kept, or for the firing that it led to."""
 
     __slots__ = ("asks", "future", "recorded")
 
@@ -26,7 +26,7 @@ class Ticket:
 
     @property
     def over(self) -> bool:
-        """Whether there is nobody to tell, and nothing to note, any more."""
+        """Whether nobody waits, and nothing is to be recorded, any more."""
         if self.future is not None and self.future.done():
             return True
         return self.recorded and not self.asks
@@ -41,7 +41,7 @@ class Ticket:
             future.set_exception(FiringFailed(firing, "its inputs are among the dead letters"))
 
     def passed(self) -> None:
-        """Nothing came of it: it was left out, and that is all there is to tell."""
+        """Nothing came of it: it was left out, and its caller gets None."""
         self.recorded = True
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
@@ -55,35 +55,35 @@ class Ticket:
             self.future.set_exception(error)
 
 
-class Several:
-    """Whoever waits for one of the events that were collected."""
+class PushWaiters:
+    """The callers who wait for events that were collected into one batch or window."""
 
-    __slots__ = ("_tickets",)
+    __slots__ = ("_waiters",)
 
-    def __init__(self, tickets: tuple[Ticket, ...]) -> None:
-        self._tickets = tickets
+    def __init__(self, waiters: tuple[PushWaiter, ...]) -> None:
+        self._waiters = waiters
 
     @property
     def recorded(self) -> bool:
-        return all(ticket.recorded for ticket in self._tickets)
+        return all(waiter.recorded for waiter in self._waiters)
 
     @recorded.setter
     def recorded(self, value: bool) -> None:
-        for ticket in self._tickets:
-            ticket.recorded = value
+        for waiter in self._waiters:
+            waiter.recorded = value
 
     @property
     def over(self) -> bool:
-        return all(ticket.over for ticket in self._tickets)
+        return all(waiter.over for waiter in self._waiters)
 
     def fired(self, firing: Any) -> None:
-        for ticket in self._tickets:
-            ticket.fired(firing)
+        for waiter in self._waiters:
+            waiter.fired(firing)
 
     def passed(self) -> None:
-        for ticket in self._tickets:
-            ticket.passed()
+        for waiter in self._waiters:
+            waiter.passed()
 
     def failed(self, error: Any) -> None:
-        for ticket in self._tickets:
-            ticket.failed(error)
+        for waiter in self._waiters:
+            waiter.failed(error)

@@ -24,15 +24,15 @@ from fairway.errors import (
     SourceFailed,
 )
 from fairway.graphs.accumulator import Accumulator
-from fairway.graphs.checkpoint import FORMAT, Began, Checkpoint, Limits, Recovered, Sent
-from fairway.graphs.feed import Surroundings
+from fairway.graphs.checkpoint import FORMAT, Began, Checkpoint, Recovered, RetentionLimits, Sent
+from fairway.graphs.feed import FeedContext
 from fairway.graphs.health import ReactorHealth, SourceHealth, SourceState
 from fairway.graphs.journal import FAILURES_MAX, Journal, load
 from fairway.graphs.outbox import Outbox
+from fairway.graphs.push_waiters import PushWaiter
 from fairway.graphs.reactor import Reactor
 from fairway.graphs.reading import FeedReader
 from fairway.graphs.source import KEYS_MAX
-from fairway.graphs.tickets import Ticket
 from fairway.runtime.supervision import Happening, Supervised
 from fairway.runtime.turn import TURN
 from fairway.runtime.usercode import without_task
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from fairway.graphs.feed import Arrivals
     from fairway.graphs.firing import Firing
     from fairway.graphs.graph import Graph
-    from fairway.graphs.hands import Hands
     from fairway.graphs.journal import Loaded
+    from fairway.graphs.node_runner import NodeRunner
     from fairway.kernel.effects import Destination
     from fairway.runtime.clock import Clock
     from fairway.runtime.supervision import SupervisionEvent
@@ -72,11 +72,11 @@ EPOCH_BITS: Final = 24
 """Lives of one incarnation of a graph that can be told apart."""
 
 
-class Around(NamedTuple):
+class Environment(NamedTuple):
     """What graphs use of the process they run in."""
 
     clock: Clock
-    hands: Hands
+    node_runner: NodeRunner
     random: Random
     holder: str
     """What this process is called, in what is kept."""
@@ -89,13 +89,13 @@ class Around(NamedTuple):
     turn: TurnBudget = TURN
 
 
-class LiveGraph:
+class RunningGraph:
     """One graph, running."""
 
     def __init__(
         self,
         graph: Graph,
-        around: Around,
+        environment: Environment,
         loaded: Loaded | None,
         partition: int | None,
         *,
@@ -104,10 +104,10 @@ class LiveGraph:
         self.graph = graph
         self.checkpoint = checkpoint = loaded.checkpoint if loaded is not None else Checkpoint()
         self.limits = limits_of(graph)
-        self._around = around
+        self._environment = environment
         self._partition = partition
         self._recoveries = recoveries
-        clock = around.clock
+        clock = environment.clock
         sources = graph.sources.values()
         self.healths = {
             source.name: SourceHealth(
@@ -118,30 +118,30 @@ class LiveGraph:
         self.health = ReactorHealth(self.healths.values(), warm_timeout_ns=graph.warm_timeout_ns)
         self.journal: Journal | None = None
         if partition is not None:
-            assert around.log is not None
+            assert environment.log is not None
             assert loaded is not None
             self.journal = Journal(
-                around.log,
+                environment.log,
                 partition,
                 loaded,
                 self.limits,
                 keep_records=graph.record,
                 health=lambda failures: self.reactor.checkpoint_failing(failures, FAILURES_MAX),
-                room=lambda: self.reactor.room(),
+                room_freed=lambda: self.reactor.room_freed(),
                 lost=lambda error: self.reactor.broken(error),
             )
         self.outbox = Outbox(
-            around.destinations,
+            environment.destinations,
             producer_of(graph),
             checkpoint.epoch,
             positions=partition is not None,
             moved=lambda: self.reactor.moved(),
-            room=lambda: self.reactor.room(),
+            room_freed=lambda: self.reactor.room_freed(),
         )
         self.reactor = Reactor(
             graph,
             self.health,
-            around.hands,
+            environment.node_runner,
             clock,
             checkpoint=checkpoint,
             limits=self.limits,
@@ -149,7 +149,7 @@ class LiveGraph:
             outbox=self.outbox,
             consumed=self._consumed,
             wrote=lambda name, value: self.accumulators[name].write(value),
-            turn=around.turn,
+            turn=environment.turn,
         )
         self.accumulators = {
             source.name: Accumulator(
@@ -166,8 +166,8 @@ class LiveGraph:
                 source.feed,
                 self.accumulators[source.name],
                 clock,
-                around.random,
-                check_writable=around.check_writable if partition is not None else None,
+                environment.random,
+                check_writable=environment.check_writable if partition is not None else None,
             )
             for source in sources
             if source.feed is not None
@@ -201,8 +201,8 @@ class LiveGraph:
         """Take the graph over, and restore what was kept."""
         kept = self.checkpoint
         if self.journal is not None:
-            wall_ns = self._around.clock.wall_ns()
-            began = Began(kept.epoch + 1, self._around.holder, wall_ns, FORMAT)
+            wall_ns = self._environment.clock.wall_ns()
+            began = Began(kept.epoch + 1, self._environment.holder, wall_ns, FORMAT)
             self.journal.append(began, _nothing)
             # A graph that is forgotten and loaded anew counts from 1 again, in another partition;
             # for whoever has its effects it must be a later producer, not an earlier one.
@@ -227,27 +227,27 @@ class LiveGraph:
         assert self._group is not None
         reader = self.readers[name]
         health = self.healths[name]
-        around = Surroundings(
+        context = FeedContext(
             graph=self.graph.name,
             source=name,
             tenant=self.graph.tenant,
             report=lambda connected, why="": self._reported(name, connected, why),
-            in_thread=self._around.hands.pool.run,
-            arrivals=self._around.arrivals,
+            in_thread=self._environment.node_runner.pool.run,
+            arrivals=self._environment.arrivals,
         )
 
         def make() -> FeedService:
             if health.state is not SourceState.STARTING:
                 health.move(SourceState.STARTING)
-            return FeedService(reader, around, supervised)
+            return FeedService(reader, context, supervised)
 
         supervised = Supervised(
             name,
             make,
-            config=self._around.supervision,
-            random=self._around.random,
+            config=self._environment.supervision,
+            random=self._environment.random,
             report=lambda event: self._happened(event),
-            clock=self._around.clock,
+            clock=self._environment.clock,
             tells_health=True,
             heeds_stop=False,
         )
@@ -287,7 +287,7 @@ class LiveGraph:
     def recovered(self, event: SupervisionEvent) -> None:
         """Something failed, was restarted or given up: remember it."""
         record = Recovered(
-            self._around.clock.wall_ns(),
+            self._environment.clock.wall_ns(),
             event.name,
             event.happening.value,
             event.failures,
@@ -311,7 +311,7 @@ class LiveGraph:
         """Take no more, give what is collected, and wait until what was accepted has fired."""
         self._draining = True
         for reader in self.readers.values():
-            reader.hush()
+            reader.stop_reading()
         for accumulator in self.accumulators.values():
             accumulator.flush_at_end()
         try:
@@ -363,7 +363,7 @@ class LiveGraph:
             return None
         future = self.reactor.promise()
         try:
-            accumulator.push(value, Ticket(future, asks=False))
+            accumulator.push(value, PushWaiter(future, asks=False))
         except BaseException:
             future.cancel()
             raise
@@ -391,7 +391,7 @@ class LiveGraph:
         self._check_running()
         future = self.reactor.promise()
         try:
-            accumulator.push(value, Ticket(future, asks=asks))
+            accumulator.push(value, PushWaiter(future, asks=asks))
         except BaseException:
             future.cancel()
             raise
@@ -421,8 +421,8 @@ class LiveGraph:
 
     def _check_running(self) -> None:
         self._check_stays()
-        if self.journal is not None and self._around.check_writable is not None:
-            self._around.check_writable()
+        if self.journal is not None and self._environment.check_writable is not None:
+            self._environment.check_writable()
 
     def _check_stays(self) -> None:
         if self.reactor.stopped is not None:
@@ -443,14 +443,14 @@ class LiveGraph:
 class FeedService:
     """The part of a source that may die, for its supervisor."""
 
-    def __init__(self, reader: FeedReader, around: Surroundings, supervised: Supervised) -> None:
-        self.around = around
+    def __init__(self, reader: FeedReader, context: FeedContext, supervised: Supervised) -> None:
+        self.context = context
         self._reader = reader
         self._supervised = supervised
 
     async def run(self) -> None:
         try:
-            await self._reader.run(self.around, self._supervised.healthy)
+            await self._reader.run(self.context, self._supervised.healthy)
         except BaseExceptionGroup as group:  # of reading and committing: it died of one error
             error: BaseException = group
             while is_a(error, BaseExceptionGroup):
@@ -458,7 +458,7 @@ class FeedService:
             raise error from None
 
 
-def limits_of(graph: Graph) -> Limits:
+def limits_of(graph: Graph) -> RetentionLimits:
     keep = {name: source.keep for name, source in graph.sources.items() if source.keep is not None}
     newest = frozenset(
         name
@@ -474,7 +474,7 @@ def limits_of(graph: Graph) -> Limits:
         and name in graph.firing_sources
         and graph.sources[name].on_full != "drop_oldest"  # what is dropped of it is not recorded
     )
-    return Limits(keep, KEYS_MAX, newest, queued)
+    return RetentionLimits(keep, KEYS_MAX, newest, queued)
 
 
 def producer_of(graph: Graph) -> str:
