@@ -685,7 +685,7 @@ def test_watches_end_when_their_graph_goes_and_when_the_server_stops(tmp_path: P
             assert (await gone.ended())[-1].name == "unloaded"
             stays = await served.api.stream("/v0/graphs/pricing/watch")
             await stays.named("state")
-            served.stop.press()
+            served.stop.request_stop()
             await stays.ended()
 
     run(scenario())

@@ -359,7 +359,7 @@ def test_sockets_end_with_the_server_also_when_something_is_under_way(tmp_path: 
                 await pushes.send(data={"id": 3})
                 await gate.entered.wait()
                 await until(lambda: live.reactor._rooms.get("orders"))
-                served.stop.press()
+                served.stop.request_stop()
                 for socket in (fires, pushes, idle):
                     with pytest.raises(ConnectionClosed):
                         await socket.ended()

@@ -405,7 +405,7 @@ def test_sockets_close_when_the_server_stops(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as served, opened(served.api) as socket:
             await socket.ask(op="ping")
-            served.stop.press()
+            served.stop.request_stop()
             with pytest.raises(ConnectionClosed) as caught:
                 await socket.next()
             assert caught.value.rcvd is not None

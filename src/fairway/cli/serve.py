@@ -1,4 +1,4 @@
-"""`fairway serve`: the app, or none in particular, behind HTTP until it is told to stop."""
+"""`fairway serve`: the app, or none in particular, behind HTTP until a stop is requested."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def load_app(reference: str) -> Fairway:
 
 
 def run(app: Fairway, settings: ServerSettings, *, instead_of: str = "") -> None:
-    """Serve until told to stop. `instead_of` is the place that `--data` overruled."""
+    """Serve until a stop is requested. `instead_of` is the place that `--data` overruled."""
     run_process(_serve(app, settings, instead_of))
 
 
@@ -179,8 +179,8 @@ async def _serve(app: Fairway, settings: ServerSettings, instead_of: str) -> Non
 
 
 async def _end_at_once(stop: StopSwitch) -> None:
-    """Told twice: like a crash, which loses nothing acknowledged, whatever the disk does."""
-    await stop.wait_insisted()
+    """The stop was requested twice: end like a crash, which loses nothing acknowledged."""
+    await stop.wait_forced()
     os._exit(INTERRUPTED)
 
 

@@ -92,7 +92,7 @@ class Server:
         return self._protocol.held
 
     async def run(self, stop: StopSwitch) -> None:
-        """Serve until `stop` is pressed; pressed again, or before it is ready, end at once.
+        """Serve until `stop` is requested; if again, or before it is ready, end at once.
 
         Raises what kept it from starting as itself (`AlreadyOwned`, `InvalidConfig`).
         """
@@ -110,9 +110,9 @@ class Server:
             raise cause from None
 
     async def _end(self, stop: StopSwitch, serving: asyncio.Task[None]) -> None:
-        await stop.wait_pressed()
+        await stop.wait_requested()
         if self.ready.is_set():
-            await stop.wait_insisted()
+            await stop.wait_forced()
         serving.cancel()
 
     async def _serve(self, stop: StopSwitch) -> None:
@@ -162,11 +162,11 @@ class Server:
     async def _until(self, stop: StopSwitch, listening: asyncio.Task[None]) -> None:
         """Until there is a reason to serve no longer: a stop, or the loss of the log."""
         async with asyncio.TaskGroup() as group:
-            pressed = group.create_task(stop.wait_pressed())
+            requested = group.create_task(stop.wait_requested())
             replaced = group.create_task(_wait_lost(self.app.kernel.partitions))
-            awaited = {pressed, listening, replaced}
+            awaited = {requested, listening, replaced}
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-            pressed.cancel()
+            requested.cancel()
             replaced.cancel()
 
     def _host_of(self, pool: BlockingPool, uvicorn_server: Listener) -> Host:
