@@ -616,9 +616,9 @@ def test_a_watch_tells_each_firing_once_it_is_recorded(tmp_path: Path) -> None:
         async with serving(tmp_path, app=desk(tmp_path)) as served:
             graph = served.app.graphs.get("kept").graph
             stream = await served.api.stream("/v0/graphs/kept/watch?every_ms=60000")
-            host = served.server.host
-            assert host is not None
-            (watching,) = host.heartbeats
+            context = served.server.context
+            assert context is not None
+            (watching,) = context.heartbeats
             await stream.named("state")
             for bid in (1.0, 2.0):
                 graph.push_nowait("quotes", {"bid": bid, "ask": bid})
@@ -641,9 +641,9 @@ def test_a_reader_that_does_not_read_costs_nobody_anything(tmp_path: Path) -> No
             api = served.api
             graph = served.app.graphs.get("fragile").graph
             stream = await api.stream("/v0/graphs/fragile/watch?every_ms=50", receive_buffer=4096)
-            host = served.server.host
-            assert host is not None
-            (watching,) = host.heartbeats
+            context = served.server.context
+            assert context is not None
+            (watching,) = context.heartbeats
             await stream.named("state")
             # Until the reader's buffers are full, and it is refused more.
             bid = 0.0
@@ -670,7 +670,7 @@ def test_a_reader_that_does_not_read_costs_nobody_anything(tmp_path: Path) -> No
                     told += len(event.data["firings"])
             assert skipped > 0
             await stream.close()
-            await until(lambda: not host.heartbeats)
+            await until(lambda: not context.heartbeats)
             assert not served.app.graphs.get("fragile").watchers
 
     run(scenario())

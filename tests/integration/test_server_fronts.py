@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.app import Fairway
+    from fairway.server.context import ServerContext
     from fairway.server.front import Shown
-    from fairway.server.host import Host
 
 THING = {"type": "integer", "minimum": 1}
 
@@ -42,21 +42,23 @@ class Toys:
 
 
 class Shelf:
-    """What its front keeps for one host."""
+    """What its front keeps for one server."""
 
     def __init__(self) -> None:
         self.happened: list[str] = []
 
 
-async def get_thing(host: Host, request: Any, a: str, b: str) -> Reply:
+async def get_thing(context: ServerContext, request: Any, a: str, b: str) -> Reply:
     request.identity.require("read")
     if b == "0":
         raise NotFound("thing", b)
-    host.charge(request.identity, records=1, size=1)
-    return json_reply({"a": a, "b": b, "happened": host.state(Shelf).happened})
+    context.charge(request.identity, records=1, size=1)
+    return json_reply({"a": a, "b": b, "happened": context.state(Shelf).happened})
 
 
-async def serve_echo(host: Host, request: Any, receive: Any, send: Any, name: str) -> None:
+async def serve_echo(
+    context: ServerContext, request: Any, receive: Any, send: Any, name: str
+) -> None:
     await send({"type": "websocket.accept"})
     loud = request.parameters.get("loud", name)
     while (message := await receive())["type"] == "websocket.receive":
@@ -92,19 +94,19 @@ class ToyFront(Front):
     def parts(self, app: Fairway) -> Sequence[Shown]:
         return (self.toys,)
 
-    def start(self, host: Host) -> None:
-        assert host.part(Toys) is self.toys
-        host.keep(Shelf()).happened.append("start")
-        host.telemetry.gauge("fairway_toys", "Toys", lambda: 3)
+    def start(self, context: ServerContext) -> None:
+        assert context.part(Toys) is self.toys
+        context.keep(Shelf()).happened.append("start")
+        context.telemetry.gauge("fairway_toys", "Toys", lambda: 3)
 
-    async def prepare(self, host: Host) -> None:
-        host.state(Shelf).happened.append("prepare")
+    async def prepare(self, context: ServerContext) -> None:
+        context.state(Shelf).happened.append("prepare")
 
-    async def run(self, host: Host) -> None:
-        host.state(Shelf).happened.append("run")
+    async def run(self, context: ServerContext) -> None:
+        context.state(Shelf).happened.append("run")
 
-    def stop_admitting(self, host: Host) -> None:
-        host.part(Toys).admitting = False
+    def stop_admitting(self, context: ServerContext) -> None:
+        context.part(Toys).admitting = False
 
 
 def test_a_front_that_is_added_is_served(tmp_path: Any) -> None:
@@ -145,14 +147,14 @@ def test_requests_to_a_front_wait_in_the_line_that_it_names(
 ) -> None:
     async def scenario() -> None:
         async with serving(tmp_path, fronts=Fronts([*FRONTS, ToyFront()])) as served:
-            host = served.server.host
-            assert host is not None
+            context = served.server.context
+            assert context is not None
             lines: list[tuple[str, bool]] = []
 
             def waits(key: str, begin: Any, peer: Any = None, probes: bool = False) -> None:
                 lines.append((key, probes))
 
-            monkeypatch.setattr(host.gate, "wait", waits)
+            monkeypatch.setattr(context.gate, "wait", waits)
             begun: list[str] = []
             for path in (
                 *("/v0/topics/orders", "/v0/topics/orders/diff", "/v0/topics"),
@@ -160,7 +162,7 @@ def test_requests_to_a_front_wait_in_the_line_that_it_names(
                 *("/v0/graphs/g/state", "/v0/graphs/g", "/v0/graphs"),
                 *("/v0/toy/bear/things/1", "/v0/routers/r", "/metrics", "/healthz", "/readyz"),
             ):
-                host.wait_turn(host.turn_of(path), lambda path=path: begun.append(path))
+                context.wait_turn(context.turn_of(path), lambda path=path: begun.append(path))
             assert [key for key, _ in lines] == [
                 *("orders", "orders", "/v0/topics"),
                 *("/v0/jobs/", "/v0/jobs/", "/v0/jobs"),
@@ -225,11 +227,11 @@ def test_fronts_beside_each_other_are_no_error() -> None:
 def test_a_host_has_its_parts_by_their_types(tmp_path: Any) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as served:
-            host = served.server.host
-            assert host is not None
-            assert host.part(Topics) is served.app.topics
+            context = served.server.context
+            assert context is not None
+            assert context.part(Topics) is served.app.topics
             with pytest.raises(KeyError):
-                host.part(Toys)
+                context.part(Toys)
 
     run(scenario())
 

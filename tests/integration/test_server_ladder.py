@@ -422,9 +422,9 @@ def test_8_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_
             others = [await api.watch("t") for _ in range(5)]
             for stream in others:
                 await stream.named("caught-up")
-            host = served.server.host
-            assert host is not None
-            connections = [stream.connection for stream in host.heartbeats]
+            context = served.server.context
+            assert context is not None
+            connections = [stream.connection for stream in context.heartbeats]
             limit = served.server._limits.stream_buffer_bytes
             count, most = 0, 0
             for _ in range(100):

@@ -1,8 +1,8 @@
 """What a part shows in the server, and all that the server shows.
 
 A front says which paths it serves, whose turn a request takes when requests have to wait, and what
-it needs while a host lives. It has no state of its own: what it keeps for a host is kept by the
-host (`Host.keep`), so one front serves any number of servers.
+it needs while a server runs. It has no state of its own: what it keeps for a server is kept by the
+server's context (`ServerContext.keep`), so one front serves any number of servers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fairway.app import Fairway
     from fairway.core.priority import Band
     from fairway.kernel.part import PartHealth
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
     from fairway.server.http.asgi import Application
 
 
@@ -41,7 +41,7 @@ class Turn(NamedTuple):
     prefix: str
     key_of: Callable[[str], str]
     """The key of a path. All that is about one thing shares one, or many paths were many turns."""
-    band_of: Callable[[Host, str], Band | None] | None = None
+    band_of: Callable[[ServerContext, str], Band | None] | None = None
     """How urgent what waits under a key is, if that is known; the middle band if not."""
 
 
@@ -51,8 +51,8 @@ class Front:
     name: ClassVar[str]
     routes: ClassVar[Sequence[Route]] = ()
     sockets: ClassVar[Sequence[Route]] = ()
-    """WebSockets by their paths. They are called with the host, the request, `receive`, `send` and
-    the arguments of the path, and raise before they accept if they refuse."""
+    """WebSockets by their paths. They are called with the context, the request, `receive`, `send`
+    and the arguments of the path, and raise before they accept if they refuse."""
     mount: ClassVar[str | None] = None
     """How the paths begin that `application` serves by a protocol of its own."""
     turns: ClassVar[Sequence[Turn]] = ()
@@ -63,13 +63,13 @@ class Front:
     """What the API document says of what is not in it, in a sentence."""
 
     def parts(self, app: Fairway) -> Sequence[Shown]:
-        """The parts that it shows, as they run. The host has them by their types."""
+        """The parts that it shows, as they run. The context has them by their types."""
         return ()
 
-    def start(self, host: Host) -> None:
+    def start(self, context: ServerContext) -> None:
         """Set up what it needs, before the first request."""
 
-    def readiness(self, host: Host) -> Mapping[str, int]:
+    def readiness(self, context: ServerContext) -> Mapping[str, int]:
         """What `/readyz` tells beside the health of its parts: fields of `Readiness`."""
         return {}
 
@@ -77,20 +77,20 @@ class Front:
         """Whether `application` answers this with an event stream, which a ticket may open."""
         return False
 
-    def application(self, host: Host) -> Application:
+    def application(self, context: ServerContext) -> Application:
         """What serves the paths that begin with `mount`. Asked once, after `start`."""
         raise AssertionError(f"{self.name} serves nothing at {self.mount}")
 
-    async def prepare(self, host: Host) -> None:
+    async def prepare(self, context: ServerContext) -> None:
         """Do what has to be done before the server says that it is ready; requests are served."""
 
-    async def run(self, host: Host) -> None:
+    async def run(self, context: ServerContext) -> None:
         """Look after it until cancelled, if there is anything to look after."""
 
-    def review(self, host: Host) -> None:
+    def review(self, context: ServerContext) -> None:
         """Look at what keys may use now: they may have changed. Called every second or so."""
 
-    def stop_admitting(self, host: Host) -> None:
+    def stop_admitting(self, context: ServerContext) -> None:
         """The server ends: refuse what is new."""
 
 
@@ -147,5 +147,5 @@ class Fronts:
         """Made once: that takes as long as hundreds of requests, and anybody may ask for it."""
         return json_reply(self.document())
 
-    async def openapi_json(self, host: Host | None, request: Request) -> Reply:
+    async def openapi_json(self, context: ServerContext | None, request: Request) -> Reply:
         return self._document

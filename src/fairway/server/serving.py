@@ -20,8 +20,8 @@ from fairway.errors import FairwayError, Fenced, NotFound
 from fairway.runtime.blocking import BlockingPool
 from fairway.server.access.auth import LiveKeys, OpenAccess, check_bind
 from fairway.server.access.cors import Cors
+from fairway.server.context import ServerContext
 from fairway.server.fronts import FRONTS
-from fairway.server.host import Host
 from fairway.server.http.asgi import HttpApp, Mount, identify
 from fairway.server.http.exchange import Request
 from fairway.server.http.limits import HttpLimits
@@ -70,7 +70,6 @@ class Server:
         self._http = HttpApp(fronts.routes, lambda: app.progress, turn=app.turn)
         self._limits = limits or HttpLimits()
         self._protocol = HttpProtocol.limited_to(self._limits, self._http)
-        self._host: Host | None = None
         for front in fronts:
             if front.mount is not None:  # a path that is known, before it can be served
                 self._http.mounts[front.mount] = Mount(_not_mounted, front.lasts)
@@ -82,9 +81,9 @@ class Server:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
-    def host(self) -> Host | None:
-        """What answers requests; None before the server is ready, and while it stands by."""
-        return self._http.host
+    def context(self) -> ServerContext | None:
+        """What requests share; None before the server is ready, and while it stands by."""
+        return self._http.context
 
     @property
     def held(self) -> HeldBytes:
@@ -143,20 +142,20 @@ class Server:
         async with self.app:
             kernel = self.app.kernel
             kernel.acknowledge_in_turns()
-            async with self._host_of(pool, uvicorn_server) as host:
+            async with self._context_of(pool, uvicorn_server) as context:
                 self.ready.set()
                 await self._until(stop, serving)
                 lost = kernel.partitions.lost
                 if lost is not None:
                     self.ready.clear()
                     self._http.fenced_by = None if self.app.stands_by_again else lost
-                    self._http.host = None  # from here on: not ready
-                    host.dismiss(lost)
-                host.stop_admitting()
+                    self._http.context = None  # from here on: not ready
+                    context.dismiss(lost)
+                context.stop_admitting()
                 if lost is None:
                     uvicorn_server.should_exit = True
                     await asyncio.wait({serving})
-            self._http.host = None
+            self._http.context = None
         return lost
 
     async def _until(self, stop: StopSwitch, listening: asyncio.Task[None]) -> None:
@@ -169,8 +168,8 @@ class Server:
             requested.cancel()
             replaced.cancel()
 
-    def _host_of(self, pool: BlockingPool, uvicorn_server: Listener) -> Host:
-        """What answers requests from here on, while the log is ours."""
+    def _context_of(self, pool: BlockingPool, uvicorn_server: Listener) -> ServerContext:
+        """What requests share from here on, while the log is ours."""
 
         def withhold_unsent() -> None:
             for connection in list(uvicorn_server.server_state.connections):
@@ -180,7 +179,7 @@ class Server:
         settings = self.settings
         cors = Cors(settings.cors_origins, exposed=EXPOSED)
         keys = LiveKeys(settings.key_source(), pool=pool) if settings.keyed else None
-        host = Host(
+        context = ServerContext(
             self.app,
             self._fronts,
             settings,
@@ -206,10 +205,10 @@ class Server:
         )
         for front in self._fronts:
             if front.mount is not None:
-                self._http.mounts[front.mount] = Mount(front.application(host), front.lasts)
-        self._http.ownership = host.ownership
-        self._http.host = self._host = host
-        return host
+                self._http.mounts[front.mount] = Mount(front.application(context), front.lasts)
+        self._http.ownership = context.ownership
+        self._http.context = context
+        return context
 
     def _config(self) -> uvicorn.Config:
         settings = self.settings
@@ -227,9 +226,9 @@ class Server:
             backlog=2048,
         )
         config.load()
-        context = settings.tls_context()
-        if context is not None:
-            config.ssl = context
+        tls = settings.tls_context()
+        if tls is not None:
+            config.ssl = tls
         return config
 
     async def _asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -248,14 +247,14 @@ class Server:
                 raise NotFound("socket", scope["path"][:200])
             route, arguments = found[0]["GET"], found[1]
             self._http.check_owned(scope)
-            host = self._http.host
-            if host is None:
+            context = self._http.context
+            if context is None:
                 await _refuse(send, self._http.not_ready())
                 return
             request.query(route.parameters)
-            request.identity = identify(host, request, lasts=True)
+            request.identity = identify(context, request, lasts=True)
             scope["query_string"] = b""  # uvicorn logs it, and it may hold a ticket
-            await route.handler(host, request, receive, send, *arguments)
+            await route.handler(context, request, receive, send, *arguments)
         except FairwayError as error:
             scope["query_string"] = b""
             await _refuse(send, problem(error))
@@ -302,4 +301,4 @@ async def _wait_lost(log: Partitions) -> None:
 
 
 async def _not_mounted(scope: Scope, receive: Receive, send: Send) -> None:
-    raise AssertionError("nothing is served before the host is there")
+    raise AssertionError("nothing is served before there is a context")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.app import Fairway
+    from fairway.server.context import ServerContext
     from fairway.server.front import Shown
-    from fairway.server.host import Host
 
 _NO_GRAPH: Final = {404: "there is no such graph", 409: "several tenants have one of that name"}
 _GRAPH: Final = {404: "there is no such graph", 409: "it does not run, or the name is ambiguous"}
@@ -250,15 +250,15 @@ class GraphsFront(Front):
     def parts(self, app: Fairway) -> Sequence[Shown]:
         return (app.graphs,)
 
-    def start(self, host: Host) -> None:
-        host.keep(Audit("graph", host.now_ms))
-        if (folder := host.settings.of_parts.get("graphs")) is not None:
-            host.keep(Folder(host.part(Graphs), folder, pool=host.pool))
+    def start(self, context: ServerContext) -> None:
+        context.keep(Audit("graph", context.now_ms))
+        if (folder := context.settings.of_parts.get("graphs")) is not None:
+            context.keep(Folder(context.part(Graphs), folder, pool=context.pool))
 
-    async def prepare(self, host: Host) -> None:
-        if "graphs" in host.settings.of_parts:
-            await host.state(Folder).look(at_once=True)
+    async def prepare(self, context: ServerContext) -> None:
+        if "graphs" in context.settings.of_parts:
+            await context.state(Folder).look(at_once=True)
 
-    async def run(self, host: Host) -> None:
-        if "graphs" in host.settings.of_parts:
-            await host.state(Folder).run()
+    async def run(self, context: ServerContext) -> None:
+        if "graphs" in context.settings.of_parts:
+            await context.state(Folder).run()

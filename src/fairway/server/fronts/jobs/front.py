@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.app import Fairway
+    from fairway.server.context import ServerContext
     from fairway.server.front import Shown
-    from fairway.server.host import Host
 
 PATH: Final = "/v0/jobs/"
 PROBE_NS: Final = 2_000_000_000
@@ -171,7 +171,7 @@ class JobsFront(Front):
     def parts(self, app: Fairway) -> Sequence[Shown]:
         return (app.jobs,)
 
-    async def run(self, host: Host) -> None:
+    async def run(self, context: ServerContext) -> None:
         while True:
-            await host.part(Jobs).probe()
+            await context.part(Jobs).probe()
             await sleep_ns(PROBE_NS)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from fairway.app import Fairway
     from fairway.core.priority import Band
+    from fairway.server.context import ServerContext
     from fairway.server.front import Shown
-    from fairway.server.host import Host
 
 PATH: Final = "/v0/topics/"
 PURGE_NS: Final = 10_000_000_000
@@ -75,9 +75,9 @@ def _topic_in(path: str) -> str:
     return path[len(PATH) :].partition("/")[0]
 
 
-def _band_of(host: Host, key: str) -> Band | None:
+def _band_of(context: ServerContext, key: str) -> Band | None:
     """That of the topic, if the key is the name of one."""
-    topics = host.part(Topics)
+    topics = context.part(Topics)
     topic = topics.find(key)
     return topics.delivery.band_of(topic) if topic is not None else None
 
@@ -268,23 +268,23 @@ class TopicsFront(Front):
     def parts(self, app: Fairway) -> Sequence[Shown]:
         return (app.topics,)
 
-    def start(self, host: Host) -> None:
-        topics = host.part(Topics)
-        sessions = host.keep(WatchSessions(host.kernel.catalog, host.random_bytes))
-        sessions.restore(host.kernel.catalog.take(KIND), host.now_ms())
-        host.telemetry.gauge("fairway_watch_sessions", "Watch sessions", lambda: len(sessions))
-        host.keep(TopicQuotas(topics, host.quotas, host.access, host.clock)).enforce()
+    def start(self, context: ServerContext) -> None:
+        topics = context.part(Topics)
+        sessions = context.keep(WatchSessions(context.kernel.catalog, context.random_bytes))
+        sessions.restore(context.kernel.catalog.take(KIND), context.now_ms())
+        context.telemetry.gauge("fairway_watch_sessions", "Watch sessions", lambda: len(sessions))
+        context.keep(TopicQuotas(topics, context.quotas, context.access, context.clock)).enforce()
 
-    async def run(self, host: Host) -> None:
+    async def run(self, context: ServerContext) -> None:
         while True:
             await sleep_ns(PURGE_NS)
-            await host.state(WatchSessions).purge(host.now_ms())
+            await context.state(WatchSessions).purge(context.now_ms())
 
-    def readiness(self, host: Host) -> Mapping[str, int]:
-        return {"topics": len(host.part(Topics))}
+    def readiness(self, context: ServerContext) -> Mapping[str, int]:
+        return {"topics": len(context.part(Topics))}
 
-    def review(self, host: Host) -> None:
-        host.state(TopicQuotas).review()
+    def review(self, context: ServerContext) -> None:
+        context.state(TopicQuotas).review()
 
-    def stop_admitting(self, host: Host) -> None:
-        host.part(Topics).stop_admitting()
+    def stop_admitting(self, context: ServerContext) -> None:
+        context.part(Topics).stop_admitting()

@@ -1,4 +1,7 @@
-"""What requests share: the parts that run, who may do what, and the streams that are open."""
+"""What requests share: the parts that run, who may do what, and the streams that are open.
+
+Every handler takes it as `context`, beside the request.
+"""
 
 from __future__ import annotations
 
@@ -127,10 +130,10 @@ class TurnOf(NamedTuple):
     probes: bool = False
 
 
-class Host(Lifecycle):
+class ServerContext(Lifecycle):
     """Everything a request may need, from when the app has its log until it loses or leaves it."""
 
-    name = "host"
+    name = "server-context"
 
     def __init__(
         self,
@@ -187,7 +190,7 @@ class Host(Lifecycle):
         return found
 
     def keep(self, state: T) -> T:
-        """Keep what a front needs while this host lives; `state` finds it by its type."""
+        """Keep what a front needs while this server runs; `state` finds it by its type."""
         self._states[type(state)] = state
         return state
 
