@@ -647,18 +647,18 @@ def test_a_reader_that_does_not_read_costs_nobody_anything(tmp_path: Path) -> No
             await stream.named("state")
             # Until the reader's buffers are full, and it is refused more.
             bid = 0.0
-            while watching.connection.writable:
+            while watching.response.writable:
                 for _ in range(300):
                     bid += 1
                     graph.push_nowait("quotes", {"bid": bid, "ask": bid})
                 watching._look()  # type: ignore[attr-defined]
-            buffered = watching.connection.buffered
+            buffered = watching.response.buffered
             for _ in range(5000):
                 bid += 1
                 graph.push_nowait("quotes", {"bid": bid, "ask": bid})
                 if not int(bid) % 100:
                     watching._look()  # type: ignore[attr-defined]
-            assert watching.connection.buffered <= buffered
+            assert watching.response.buffered <= buffered
             skipped = told = 0
             newest = 0.0
             while newest != bid or skipped + told != int(bid):

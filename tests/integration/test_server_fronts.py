@@ -15,7 +15,7 @@ from fairway.kernel.part import PartHealth
 from fairway.server.front import Front, Fronts, Turn
 from fairway.server.fronts import FRONTS
 from fairway.server.http.exchange import Reply, json_reply
-from fairway.server.http.router import Parameter, Route
+from fairway.server.http.router import QueryParameter, Route
 from fairway.topics.engine import Topics
 from tests.support.server import run, serving
 
@@ -84,7 +84,7 @@ class ToyFront(Front):
             "/v0/toy/{name}/echo/socket",
             serve_echo,
             "Says it again",
-            query=(Parameter("loud", "string", "says so instead"),),
+            query=(QueryParameter("loud", "string", "says so instead"),),
         ),
     )
 

@@ -424,7 +424,7 @@ def test_8_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_
                 await stream.named("caught-up")
             context = served.server.context
             assert context is not None
-            connections = [stream.connection for stream in context.heartbeats]
+            responses = [stream.response for stream in context.heartbeats]
             limit = served.server._limits.stream_buffer_bytes
             count, most = 0, 0
             for _ in range(100):
@@ -433,7 +433,7 @@ def test_8_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_
                 for stream in others:
                     got = await stream.seqs(100)
                     assert got == list(range(count - 99, count + 1))
-                most = max(most, *(connection.buffered for connection in connections))
+                most = max(most, *(response.buffered for response in responses))
             assert most <= limit + 300_000, f"{most} bytes buffered for one connection"
             topic = app.topics.get("t")
             assert topic.live is not None

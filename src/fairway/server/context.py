@@ -23,7 +23,7 @@ from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.lifecycle import Lifecycle
 from fairway.server.access.quotas import Quotas
 from fairway.server.access.tickets import Tickets
-from fairway.server.http.gate import Gate
+from fairway.server.http.gate import RequestGate
 from fairway.server.http.large_pages import LargePages
 from fairway.settings import UNLIMITED
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from fairway.server.access.cors import Cors
     from fairway.server.access.quotas import Allowance
     from fairway.server.front import Fronts
-    from fairway.server.http.connection import Connection
     from fairway.server.http.exchange import Request
     from fairway.server.http.held_bytes import HeldBytes
     from fairway.server.http.peers import Peer
+    from fairway.server.http.response import ResponseStream
     from fairway.server.http.sse import EventStream
     from fairway.settings import ServerSettings
 
@@ -171,7 +171,7 @@ class ServerContext(Lifecycle):
         self.heartbeats = Heartbeats()
         self.polls = LongPolls()
         # The log goes on with what waits for it between two requests of one turn of the loop.
-        self.gate = Gate(self.clock, self._band_of, app.kernel.expedite, turn=self.turn)
+        self.gate = RequestGate(self.clock, self._band_of, app.kernel.expedite, turn=self.turn)
         self.kernel.governor.add_signal("request_line", lambda: self.gate.fill)
         self.fronts = fronts
         self._routes = fronts.routes
@@ -357,11 +357,11 @@ class ServerContext(Lifecycle):
 
     # Streams
 
-    def connection_of(self, request: Request) -> Connection:
-        connection = request.connection
-        if connection is None:
+    def response_stream_of(self, request: Request) -> ResponseStream:
+        response = request.response_stream
+        if response is None:
             raise Unavailable("this server cannot stream: run it with `fairway serve`")
-        return connection
+        return response
 
     def cors_headers(self, request: Request) -> list[tuple[bytes, bytes]]:
         pairs = self.cors.response_headers(request.header(b"origin"))

@@ -25,7 +25,7 @@ from fairway.server.fronts import FRONTS
 from fairway.server.http.asgi import HttpApp, Mount, identify
 from fairway.server.http.exchange import Request
 from fairway.server.http.limits import HttpLimits
-from fairway.server.http.listener import Listener, listening
+from fairway.server.http.listener import HttpListener, listening
 from fairway.server.http.problems import problem
 from fairway.server.http.protocol import HttpProtocol
 from fairway.server.http.socket_protocol import SocketProtocol
@@ -115,7 +115,7 @@ class Server:
         serving.cancel()
 
     async def _serve(self, stop: StopSwitch) -> None:
-        uvicorn_server = Listener(self._config(), turn=self.app.turn)
+        uvicorn_server = HttpListener(self._config(), turn=self.app.turn)
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(BlockingPool(1, name="server"))
             async with asyncio.TaskGroup() as group:
@@ -135,7 +135,7 @@ class Server:
         self,
         stop: StopSwitch,
         pool: BlockingPool,
-        uvicorn_server: Listener,
+        uvicorn_server: HttpListener,
         serving: asyncio.Task[None],
     ) -> Fenced | None:
         """Serve while the log is ours. Returns why it is not any more; None after a stop."""
@@ -168,7 +168,7 @@ class Server:
             requested.cancel()
             replaced.cancel()
 
-    def _context_of(self, pool: BlockingPool, uvicorn_server: Listener) -> ServerContext:
+    def _context_of(self, pool: BlockingPool, uvicorn_server: HttpListener) -> ServerContext:
         """What requests share from here on, while the log is ours."""
 
         def withhold_unsent() -> None:

@@ -18,7 +18,7 @@ from fairway.server.http import metrics
 from fairway.server.http.asgi import HttpApp
 from fairway.server.http.exchange import Reply, json_reply
 from fairway.server.http.limits import HttpLimits
-from fairway.server.http.listener import Listener, listening
+from fairway.server.http.listener import HttpListener, listening
 from fairway.server.http.protocol import HttpProtocol
 from fairway.server.http.router import Route, Routes
 from fairway.wire.server import Health, WorkerReadiness
@@ -83,7 +83,7 @@ class WorkerEndpoint(Lifecycle):
             ws="none",
         )
         config.load()
-        self._listener = listener = Listener(config)
+        self._listener = listener = HttpListener(config)
         self._serving = self.spawn(listener.run_until_asked(), "worker-endpoint")
         await listener.wait_listening()
         if self._serving.done():  # it could not listen

@@ -15,10 +15,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from fairway import errors
 from fairway.runtime.turn import TURN
 from fairway.server.http import problems
-from fairway.server.http.connection import check_header
 from fairway.server.http.door import Door
 from fairway.server.http.exchange import UNCOUNTED, Disconnected, Reply, Request
 from fairway.server.http.peers import KNOWN
+from fairway.server.http.response import check_header
 from fairway.settings import UNLIMITED
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from fairway.runtime.turn import TurnBudget
     from fairway.server.access.auth import Identity
     from fairway.server.context import ServerContext
-    from fairway.server.http.connection import Answer
-    from fairway.server.http.door import Room
+    from fairway.server.http.door import LineState
     from fairway.server.http.exchange import Message, Receive, Scope, Send
     from fairway.server.http.peers import Peer
+    from fairway.server.http.response import ResponseCycle
     from fairway.server.http.router import Route, Routes
     from fairway.server.http.same_head import SameHead
     from fairway.storage.ownership import Ownership
@@ -63,27 +63,27 @@ class Mount(NamedTuple):
 class ExpressReply:
     """Answers a request that is under way without a task. It stands where a future would."""
 
-    __slots__ = ("_answer", "_context", "_request", "finish")
+    __slots__ = ("_context", "_cycle", "_request", "finish")
 
-    def __init__(self, context: ServerContext, answer: Answer, request: Request) -> None:
+    def __init__(self, context: ServerContext, cycle: ResponseCycle, request: Request) -> None:
         self._context = context
-        self._answer = answer
+        self._cycle = cycle
         self._request = request
         self.finish: Callable[[Any], Reply]
         """Makes the reply of the outcome."""
 
     def done(self) -> bool:
-        return self._answer.response_complete
+        return self._cycle.response_complete
 
     def set_result(self, outcome: object) -> None:
         try:
             reply = self.finish(outcome)
         except Exception as error:
             reply = failure(self._context, error, self._request)
-        write(self._answer, reply)
+        write(self._cycle, reply)
 
     def set_exception(self, error: BaseException) -> None:
-        write(self._answer, failure(self._context, error, self._request))
+        write(self._cycle, failure(self._context, error, self._request))
 
 
 class HttpApp:
@@ -103,7 +103,7 @@ class HttpApp:
         """Of the log that is answered from, if it is owned for a time only."""
         self.fenced_by: errors.Fenced | None = None
         """Why it ends: another process owns the log, and this one was not asked to stand by."""
-        self.door: Door | None = Door(self._room, turn=turn)
+        self.door: Door | None = Door(self._line_state, turn=turn)
         self._routes = routes
         self._progress = progress
 
@@ -125,17 +125,17 @@ class HttpApp:
         route = found[0].get(method) if found is not None else None
         return route is not None and route.reads
 
-    def _room(self) -> Room | None:
-        return self.context.gate.room if self.context is not None else None
+    def _line_state(self) -> LineState | None:
+        return self.context.gate.line_state if self.context is not None else None
 
-    def admit(self, peer: Peer, answer: Answer, begin: Callable[[], object]) -> None:
+    def admit(self, peer: Peer, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         """Begin a request in its turn. Strangers, and whoever finds the line full, are told so."""
         context = self.context
         if context is None:
             begin()
             return
         if context.access.keyed:
-            if not self._identified(context, peer, answer, begin):
+            if not self._identified(context, peer, cycle, begin):
                 return
         elif peer.standing is not KNOWN:
             peer.show(None)
@@ -145,9 +145,9 @@ class HttpApp:
             begin()
             return
         try:
-            context.wait_turn(context.turn_of(answer.scope["path"]), begin, peer)
+            context.wait_turn(context.turn_of(cycle.scope["path"]), begin, peer)
         except errors.Throttled as refusal:
-            self._refuse(context, answer, begin, refusal)
+            self._refuse(context, cycle, begin, refusal)
 
     def line_up(self, peer: Peer, head: SameHead, begin: Callable[[], object]) -> bool:
         """Let a request wait whose connection is known and sends the same again. False if it would
@@ -164,14 +164,14 @@ class HttpApp:
             return False  # it is told the same again
         return True
 
-    def let_in(self, peer: Peer, answer: Answer, begin: Callable[[], object]) -> None:
+    def let_in(self, peer: Peer, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         """Begin a request that has waited in line. Who asks is decided now: they may have lost
         their key meanwhile."""
         context = self.context
         if (
             context is None
             or not context.access.keyed
-            or self._identified(context, peer, answer, begin)
+            or self._identified(context, peer, cycle, begin)
         ):
             begin()
 
@@ -180,10 +180,10 @@ class HttpApp:
             self.context.gate.forget(peer)
 
     def _identified(
-        self, context: ServerContext, peer: Peer, answer: Answer, begin: Callable[[], object]
+        self, context: ServerContext, peer: Peer, cycle: ResponseCycle, begin: Callable[[], object]
     ) -> bool:
         """Whether it is known who asks, or need not be. Decided before the line, and once."""
-        scope: Scope = answer.scope  # type: ignore[assignment]
+        scope: Scope = cycle.scope  # type: ignore[assignment]
         found = self._routes.find(scope["path"])
         if found is None:
             private = scope["method"] != "OPTIONS" and self._mount_of(scope["path"]) is not None
@@ -195,7 +195,7 @@ class HttpApp:
             peer.seems_strange()
             return True
         try:
-            identity = identify(context, Request(scope, answer.receive))
+            identity = identify(context, Request(scope, cycle.receive))
             if not peer.show(identity.name):
                 raise errors.Throttled(
                     f"key {identity.name!r} has too many connections",
@@ -205,7 +205,7 @@ class HttpApp:
                 )
         except errors.FairwayError as refusal:
             peer.seems_strange()
-            self._refuse(context, answer, begin, refusal)
+            self._refuse(context, cycle, begin, refusal)
             return False
         scope[IDENTITY] = identity
         return True
@@ -213,14 +213,19 @@ class HttpApp:
     def _refuse(
         self,
         context: ServerContext,
-        answer: Answer,
+        cycle: ResponseCycle,
         begin: Callable[[], object],
         refusal: errors.FairwayError,
     ) -> None:
         """Tell it in as few steps as can be, unless something about the request is special."""
-        scope: Scope = answer.scope  # type: ignore[assignment]
-        plain = isinstance(refusal, errors.Throttled | errors.Unauthorized)
-        if not plain or answer.more_body or scope["method"] == "HEAD" or context.cors.enabled:
+        scope: Scope = cycle.scope  # type: ignore[assignment]
+        has_cached_reply = isinstance(refusal, errors.Throttled | errors.Unauthorized)
+        if (
+            not has_cached_reply
+            or cycle.more_body
+            or scope["method"] == "HEAD"
+            or context.cors.enabled
+        ):
             scope[REFUSAL] = refusal
             begin()
             return
@@ -228,36 +233,36 @@ class HttpApp:
         if isinstance(refusal, errors.Throttled):
             # In steps of a hundredth of a second, of which few are remembered.
             retry_after_ns = -(-refusal.retry_after_ns // 10**7) * 10**7
-            answer.reply(*_throttled(str(refusal), retry_after_ns, refusal.limit, refusal.maximum))
+            cycle.reply(*_throttled(str(refusal), retry_after_ns, refusal.limit, refusal.maximum))
         else:
-            answer.reply(*_unauthorized(str(refusal)))
+            cycle.reply(*_unauthorized(str(refusal)))
 
-    def express(self, answer: Answer) -> bool:
-        """Serve a request without a task if its route can, and nothing about it is special."""
+    def answer_without_task(self, cycle: ResponseCycle) -> bool:
+        """Answer a request without a task if its route can, and nothing about it is special."""
         context = self.context
-        scope: Scope = answer.scope  # type: ignore[assignment]
+        scope: Scope = cycle.scope  # type: ignore[assignment]
         found = self._routes.find(scope["path"])
         if found is None or context is None or REFUSAL in scope:
             return False
         if self.ownership is not None and self.ownership.overdue:
             return False
         route = found[0].get(scope["method"])
-        if route is None or route.express is None:
+        if route is None or route.answer_without_task is None:
             return False
         query = scope["query_string"]
-        if b"ticket=" in query or context.cors.enabled or answer.flow.write_paused:
+        if b"ticket=" in query or context.cors.enabled or cycle.flow.write_paused:
             return False
-        request = Request(scope, answer.receive)
+        request = Request(scope, cycle.receive)
         try:
             if query:
                 request.query(route.parameters)
             identity = request.identity = identify(context, request)
             if identity.quota is not UNLIMITED:
                 return False  # it is counted while it lasts
-            reply = ExpressReply(context, answer, request)
-            return route.express(context, request, bytes(answer.body), reply, *found[1])
+            reply = ExpressReply(context, cycle, request)
+            return route.answer_without_task(context, request, bytes(cycle.body), reply, *found[1])
         except Exception as error:
-            write(answer, failure(context, error, request))
+            write(cycle, failure(context, error, request))
             return True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -419,14 +424,14 @@ def failure(context: ServerContext | None, error: BaseException, request: Reques
     return problems.reply(500, "internal", "the server failed; its log says how")
 
 
-def write(answer: Answer, reply: Reply) -> None:
+def write(cycle: ResponseCycle, reply: Reply) -> None:
     """A whole reply in one write, without ASGI."""
     headers = reply.headers
     if reply.status == 503 and problems.CLOSE in headers:
-        answer.keep_alive = False  # which says so, too
+        cycle.keep_alive = False  # which says so, too
         headers = tuple(one for one in headers if one != problems.CLOSE)
     head = b"%b%d\r\n\r\n" % (head_of(reply.status, headers), len(reply.body))
-    answer.reply(head, reply.body)
+    cycle.reply(head, reply.body)
 
 
 @lru_cache(maxsize=256)

@@ -215,7 +215,7 @@ async def watch_graph(context: ServerContext, request: Request, graph: str) -> R
     heartbeat_ms = number(query.get("heartbeat_ms"), "heartbeat_ms", default=15_000)
     managed = _asked(context, request, "read", graph)
     require_event_stream(request)
-    connection = context.connection_of(request)
+    response = context.response_stream_of(request)
 
     def closed() -> None:
         context.disconnect(guest)
@@ -223,7 +223,7 @@ async def watch_graph(context: ServerContext, request: Request, graph: str) -> R
         stream.stop()
 
     stream = GraphStream(
-        connection,
+        response,
         closed,
         context.part(Graphs),
         managed,
@@ -236,7 +236,7 @@ async def watch_graph(context: ServerContext, request: Request, graph: str) -> R
         stream.open(context.cors_headers(request))
         context.heartbeats.add(stream, min(max(heartbeat_ms, 1000), 60_000))
         stream.start()
-        await connection.wait_ended()
+        await response.wait_ended()
     finally:
         closed()
     return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fairway.graphs.engine import Graphs, Managed
     from fairway.graphs.live import LiveGraph
     from fairway.runtime.clock import Clock
-    from fairway.server.http.connection import Connection
+    from fairway.server.http.response import ResponseStream
 
 EVERY_MS: Final = 250
 EVERY_MS_MIN: Final = 50
@@ -39,7 +39,7 @@ class GraphStream(EventStream):
 
     def __init__(
         self,
-        connection: Connection,
+        response: ResponseStream,
         on_closed: Callable[[], None],
         graphs: Graphs,
         managed: Managed,
@@ -48,7 +48,7 @@ class GraphStream(EventStream):
         every_ms: int,
         cache: bool,
     ) -> None:
-        super().__init__(connection, on_closed)
+        super().__init__(response, on_closed)
         self._graphs = graphs
         self._managed = managed
         self._clock = clock
@@ -88,7 +88,7 @@ class GraphStream(EventStream):
 
     def _look(self) -> None:
         self._soon = False
-        if self.connection.closed:
+        if self.response.closed:
             return
         self._arm(self._every_s)
         try:
@@ -97,7 +97,7 @@ class GraphStream(EventStream):
             here = None
         if here is not self._managed:
             self._unloaded()
-        elif self.connection.writable and self._tell_firings():
+        elif self.response.writable and self._tell_firings():
             self._tell_state()
 
     def _tell_firings(self) -> bool:
@@ -131,7 +131,7 @@ class GraphStream(EventStream):
         graph = self._managed.graph
         self._say(b"unloaded", {"graph": graph.name, "tenant": graph.tenant})
         self.stop()
-        self.connection.finish()
+        self.response.finish()
 
     def _say(self, event: bytes, message: object) -> bool:
         return self.send(Frame(b"event: %b\ndata: %b\n\n" % (event, _json(message))))

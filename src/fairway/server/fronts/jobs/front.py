@@ -9,7 +9,7 @@ from fairway.runtime.clock import sleep_ns
 from fairway.server.front import Front, Turn
 from fairway.server.fronts.jobs import api
 from fairway.server.http.paging import CURSOR, page_size
-from fairway.server.http.router import NAME, Parameter, Route
+from fairway.server.http.router import NAME, QueryParameter, Route
 from fairway.wire import jobs as wire
 from fairway.wire.requests import INT_MAX
 
@@ -51,16 +51,16 @@ ROUTES: Final = (
         "Jobs, newest first, a page at a time",
         reply=wire.JobList,
         query=(
-            Parameter("queue", "string", "only those of this queue", wire.NO_NUL),
-            Parameter("kind", "string", "only those of this kind", wire.NO_NUL),
-            Parameter(
+            QueryParameter("queue", "string", "only those of this queue", wire.NO_NUL),
+            QueryParameter("kind", "string", "only those of this kind", wire.NO_NUL),
+            QueryParameter(
                 "status",
                 "string",
                 "only those that are so: ready, running, failed and so on",
                 {"enum": list(get_args(wire.StatusName))},
             ),
-            Parameter("tenant", "string", "only those of this tenant", wire.NO_NUL),
-            Parameter("parent", "integer", "only the children of this job"),
+            QueryParameter("tenant", "string", "only those of this tenant", wire.NO_NUL),
+            QueryParameter("parent", "integer", "only the children of this job"),
             page_size(wire.PAGE_MAX),
             CURSOR,
         ),
@@ -72,7 +72,7 @@ ROUTES: Final = (
         "Everything known of a job, waiting for its end if asked",
         reply=wire.JobView,
         statuses=_NO_JOB,
-        query=(Parameter("wait_ms", "integer", "wait so long for it to end, 30,000 at most"),),
+        query=(QueryParameter("wait_ms", "integer", "wait so long for it to end, 30,000 at most"),),
         arguments={"id": _ID},
     ),
     Route(

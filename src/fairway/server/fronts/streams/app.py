@@ -308,8 +308,8 @@ def went_live(request: Request, *, lasts: bool) -> None:
     """
     if UNCOUNTED in request.scope:
         request.scope[UNCOUNTED]()
-    if request.connection is not None:
-        request.connection.lasts = lasts
+    if request.response_stream is not None:
+        request.response_stream.lasts = lasts
 
 
 async def wait_gone(receive: Receive, gone: asyncio.Future[None]) -> None:

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from fairway.server.access.auth import Identity
     from fairway.server.context import ServerContext
     from fairway.server.http.asgi import ExpressReply
-    from fairway.server.http.large_pages import Reservation
+    from fairway.server.http.large_pages import PageReservation
     from fairway.settings import Scope
     from fairway.topics.batch import Record
     from fairway.topics.outcome import Appended
@@ -95,7 +95,7 @@ async def append(context: ServerContext, request: Request, topic: str) -> Reply:
     return _append_reply(found, return_seqs, created, appended)
 
 
-def append_express(
+def append_without_task(
     context: ServerContext, request: Request, body: bytes, reply: ExpressReply, topic: str
 ) -> bool:
     """An append to a topic that is there, and that needs nothing but to be written."""
@@ -252,12 +252,12 @@ class _LargeDiff:
                 return await self._build(name, limit, max_bytes, room)
 
     async def _check_reader(self) -> None:
-        connection = self._request.connection
-        if connection is not None and not await connection.wait_read():
+        response = self._request.response_stream
+        if response is not None and not await response.wait_read():
             raise Disconnected
 
     async def _build(
-        self, name: str, limit: int, max_bytes: int, room: Reservation
+        self, name: str, limit: int, max_bytes: int, room: PageReservation
     ) -> tuple[Diff, list[bytes]]:
         reading = self._context.part(Topics).reading
         message, selection = self._message, self._selection

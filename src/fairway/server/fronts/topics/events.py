@@ -20,7 +20,7 @@ from fairway.topics.batch import encode_record
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from fairway.server.http.connection import Connection
+    from fairway.server.http.response import ResponseStream
     from fairway.topics.batch import Record
     from fairway.topics.topic import Gap, Topic
     from fairway.topics.watching import View, Watcher
@@ -146,8 +146,8 @@ class TopicStream(EventStream):
     ends_with_topic = True
     """There is one topic, so there is nothing to come once it is deleted."""
 
-    def __init__(self, connection: Connection, on_closed: Callable[[], None]) -> None:
-        super().__init__(connection, on_closed)
+    def __init__(self, response: ResponseStream, on_closed: Callable[[], None]) -> None:
+        super().__init__(response, on_closed)
         self._stalled: list[Watcher] = []
 
     def write(self, watcher: Watcher, frame: Frame, to_seq: int) -> bool:
@@ -155,7 +155,7 @@ class TopicStream(EventStream):
             self._stalled.append(watcher)
             return False
         if self.ends_with_topic and watcher.topic.epoch < 0:
-            self.connection.finish()
+            self.response.finish()
         return True
 
     def _offer(self, watcher: Watcher, frame: Frame, to_seq: int) -> bool:
@@ -172,8 +172,8 @@ class MultiStream(TopicStream):
 
     ends_with_topic = False
 
-    def __init__(self, connection: Connection, on_closed: Callable[[], None]) -> None:
-        super().__init__(connection, on_closed)
+    def __init__(self, response: ResponseStream, on_closed: Callable[[], None]) -> None:
+        super().__init__(response, on_closed)
         self.on_room: Callable[[], None] | None = None
         """Called when there is room again, before the watchers that found none go on."""
         self._packed: dict[int, bytes] = {}

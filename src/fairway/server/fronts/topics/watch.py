@@ -97,7 +97,7 @@ async def watch_topic(context: ServerContext, request: Request, topic: str) -> R
     )
     heartbeat_ms = number(query.get("heartbeat_ms"), "heartbeat_ms", default=15_000)
     epoch, cursor = _start(request, query, found)
-    connection = context.connection_of(request)
+    response = context.response_stream_of(request)
     watchers: list[Watcher] = []
 
     def closed() -> None:
@@ -106,7 +106,7 @@ async def watch_topic(context: ServerContext, request: Request, topic: str) -> R
         for watcher in watchers:
             context.part(Topics).unwatch(watcher)
 
-    stream = TopicStream(connection, closed)
+    stream = TopicStream(response, closed)
     guest = context.connect(request.identity, stream.end)
     try:
         stream.open(context.cors_headers(request))
@@ -115,7 +115,7 @@ async def watch_topic(context: ServerContext, request: Request, topic: str) -> R
             cursor = found.evict_floor - 1
             stream.send(SHARED.gap(found, Gap(1, cursor, "recreated")))
         watchers.append(context.part(Topics).watch(found, view, stream, min(cursor, found.head)))
-        await connection.wait_ended()
+        await response.wait_ended()
     finally:
         closed()
     return None
@@ -228,7 +228,7 @@ async def open_watch(context: ServerContext, request: Request, wid: str) -> Repl
     last_id = request.header(b"last-event-id") or query.get("last_event_id")
     # Without an id nothing is known to have arrived: it begins where its definition says.
     cursors = parse_positions(last_id) if last_id else {}
-    connection = context.connection_of(request)
+    response = context.response_stream_of(request)
     follower: _Follower
 
     def closed() -> None:
@@ -236,14 +236,14 @@ async def open_watch(context: ServerContext, request: Request, wid: str) -> Repl
         context.heartbeats.remove(stream)
         follower.stop()
 
-    stream = MultiStream(connection, closed)
+    stream = MultiStream(response, closed)
     guest = context.connect(identity, stream.end)
     follower = _Follower(context, session, stream, cursors)
     try:
         stream.open(context.cors_headers(request))
         context.heartbeats.add(stream, definition.heartbeat_ms)
         follower.start()
-        await connection.wait_ended()
+        await response.wait_ended()
     finally:
         closed()
     return None
