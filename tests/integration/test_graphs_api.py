@@ -618,7 +618,7 @@ def test_a_watch_tells_each_firing_once_it_is_recorded(tmp_path: Path) -> None:
             stream = await served.api.stream("/v0/graphs/kept/watch?every_ms=60000")
             context = served.server.context
             assert context is not None
-            (watching,) = context.heartbeats
+            (watching,) = context.keep_alives
             await stream.named("state")
             for bid in (1.0, 2.0):
                 graph.push_nowait("quotes", {"bid": bid, "ask": bid})
@@ -643,7 +643,7 @@ def test_a_reader_that_does_not_read_costs_nobody_anything(tmp_path: Path) -> No
             stream = await api.stream("/v0/graphs/fragile/watch?every_ms=50", receive_buffer=4096)
             context = served.server.context
             assert context is not None
-            (watching,) = context.heartbeats
+            (watching,) = context.keep_alives
             await stream.named("state")
             # Until the reader's buffers are full, and it is refused more.
             bid = 0.0
@@ -670,7 +670,7 @@ def test_a_reader_that_does_not_read_costs_nobody_anything(tmp_path: Path) -> No
                     told += len(event.data["firings"])
             assert skipped > 0
             await stream.close()
-            await until(lambda: not context.heartbeats)
+            await until(lambda: not context.keep_alives)
             assert not served.app.graphs.get("fragile").watchers
 
     run(scenario())

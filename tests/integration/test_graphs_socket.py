@@ -302,9 +302,9 @@ def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: 
                 large = {"data": QUOTE, "id": "x" * 1000}
                 assert [(await socket.ask(**large))["op"] for _ in range(3)] == ["ack"] * 3
                 keys.write_text(f"{key}bytes_per_second = 1")
-                [guest] = context.guests
+                [open_stream] = context.open_streams
                 confirm = context.access.confirm
-                await until(lambda: confirm(guest.identity, 0).quota.bytes_per_s)
+                await until(lambda: confirm(open_stream.identity, 0).quota.bytes_per_s)
                 assert (await socket.ask(**large))["op"] == "ack", "it leaves a debt"
                 refused = await socket.ask(**large)
                 assert (refused["op"], refused["detail"]["limit"]) == (
@@ -372,10 +372,10 @@ def test_a_client_that_leaves_leaves_nothing_behind(site: Site) -> None:
     async def scenario(api: Api) -> None:
         context = site.served.server.context
         assert context is not None
-        before = len(context.guests)
+        before = len(context.open_streams)
         async with opened(api, "pricing", "reactor"), opened(api, "both", "accumulators/left"):
-            assert len(context.guests) == before + 2
-        await until(lambda: len(context.guests) == before)
+            assert len(context.open_streams) == before + 2
+        await until(lambda: len(context.open_streams) == before)
 
     site.run(scenario(site.api))
 
@@ -387,7 +387,7 @@ def test_a_client_that_leaves_without_having_read_leaves_nothing_behind(
     async def scenario(api: Api) -> None:
         context = site.served.server.context
         assert context is not None
-        before = len(context.guests)
+        before = len(context.open_streams)
         gone = asyncio.Event()
 
         async def send(message: object) -> None:
@@ -396,14 +396,14 @@ def test_a_client_that_leaves_without_having_read_leaves_nothing_behind(
             raise OSError("the client is gone")
 
         wire = await deaf_socket(api.port, f"/v0/graphs/pricing/{place}")
-        await until(lambda: len(context.guests) > before)
-        socket = context.guests[-1].end.__self__  # type: ignore[attr-defined]
+        await until(lambda: len(context.open_streams) > before)
+        socket = context.open_streams[-1].end.__self__  # type: ignore[attr-defined]
         socket._send = send
         for _ in range(200):
             wire.writer.write(text_frame(id="i" * 30_000))
         await until(lambda: socket.queued_bytes > QUEUE_BYTES)
         wire.abort()
         gone.set()
-        await until(lambda: len(context.guests) == before)
+        await until(lambda: len(context.open_streams) == before)
 
     site.run(scenario(site.api))

@@ -514,8 +514,8 @@ def test_quotas_of_a_key_are_429_with_their_limit(tmp_path: Path) -> None:
 
             async with asyncio.TaskGroup() as group:
                 poll = group.create_task(api("flight").diff("q.rate", 2, wait_ms=30_000))
-                allowances = context.quotas.statistics
-                await until(lambda: "flight" in allowances() and allowances()["flight"].in_flight)
+                usages = context.quotas.statistics
+                await until(lambda: "flight" in usages() and usages()["flight"].in_flight)
                 check(await api("flight").get("/v0/topics"), "in_flight", 1)
                 await api("stored").append("q.rate", 1)
                 await poll
@@ -691,9 +691,9 @@ def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: 
 
                 assert [(await publish())["op"] for _ in range(3)] == ["published"] * 3
                 (tmp_path / "keys.toml").write_text(quota("key", records_per_second=1))
-                [guest] = context.guests
+                [open_stream] = context.open_streams
                 confirm = context.access.confirm
-                await until(lambda: confirm(guest.identity, 0).quota.records_per_s)
+                await until(lambda: confirm(open_stream.identity, 0).quota.records_per_s)
                 assert (await api.post("/v0/topics/t", hundred)).status == 200, "and has a debt now"
                 refused = await publish()
                 assert (refused["op"], refused["code"]) == ("error", "throttled")

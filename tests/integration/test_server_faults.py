@@ -410,7 +410,7 @@ def test_a_session_that_cannot_be_saved_or_removed_does_not_bring_the_server_dow
             sessions = context.state(WatchSessions)
             await sessions.try_save(next(iter(sessions._sessions.values())))
             await stream.close()
-            await until(lambda: not context.heartbeats)
+            await until(lambda: not context.keep_alives)
             await sessions.purge(context.now_ms() + 10**9)
             assert len(sessions) == 0
             assert (await api.get("/healthz")).status == 200

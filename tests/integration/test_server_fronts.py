@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 
 from fairway.errors import InvalidConfig, NotFound
 from fairway.kernel.part import PartHealth
-from fairway.server.front import Front, Fronts, Turn
+from fairway.server.front import FairKeyRule, Front, Fronts
 from fairway.server.fronts import FRONTS
 from fairway.server.http.exchange import Reply, json_reply
 from fairway.server.http.router import QueryParameter, Route
@@ -67,7 +67,7 @@ async def serve_echo(
 
 class ToyFront(Front):
     name = "toy"
-    turns = (Turn("/v0/toy/", lambda path: path.split("/")[3]),)
+    fair_key_rules = (FairKeyRule("/v0/toy/", lambda path: path.split("/")[3]),)
     routes = (
         Route(
             "GET",
@@ -162,7 +162,7 @@ def test_requests_to_a_front_wait_in_the_line_that_it_names(
                 *("/v0/graphs/g/state", "/v0/graphs/g", "/v0/graphs"),
                 *("/v0/toy/bear/things/1", "/v0/routers/r", "/metrics", "/healthz", "/readyz"),
             ):
-                context.wait_turn(context.turn_of(path), lambda path=path: begun.append(path))
+                context.wait_turn(context.fair_key_of(path), lambda path=path: begun.append(path))
             assert [key for key, _ in lines] == [
                 *("orders", "orders", "/v0/topics"),
                 *("/v0/jobs/", "/v0/jobs/", "/v0/jobs"),
@@ -202,9 +202,15 @@ def route_at(path: str, method: str = "GET") -> Route:
             "PUT /v1/stream/x of front 'other' is never found: front 'streams' is mounted at",
         ),
         ([front_with(mount="/v0/jobs/")], "of front 'jobs' is never found"),
-        ([front_with(turns=(Turn("/v0/graphs/", str),))], "requests to /v0/graphs/ take two turns"),
-        ([front_with(turns=(Turn("/v0/graphs/g/", str),))], "requests to /v0/graphs/g/ take two"),
-        ([front_with(turns=(Turn("/v0/", str),))], "those of /v0/ as well"),
+        (
+            [front_with(fair_key_rules=(FairKeyRule("/v0/graphs/", str),))],
+            "requests to /v0/graphs/ take two turns",
+        ),
+        (
+            [front_with(fair_key_rules=(FairKeyRule("/v0/graphs/g/", str),))],
+            "requests to /v0/graphs/g/ take two",
+        ),
+        ([front_with(fair_key_rules=(FairKeyRule("/v0/", str),))], "those of /v0/ as well"),
     ],
 )
 def test_two_fronts_in_each_others_way_are_an_error_when_the_table_is_made(
@@ -217,7 +223,7 @@ def test_two_fronts_in_each_others_way_are_an_error_when_the_table_is_made(
 def test_fronts_beside_each_other_are_no_error() -> None:
     beside = front_with(
         mount="/v1/streams/",
-        turns=(Turn("/v0/graph/", str),),
+        fair_key_rules=(FairKeyRule("/v0/graph/", str),),
         routes=(route_at("/v1/{any}/x"), route_at("/v0/toy/{x}/things/{y}", "PUT")),
         sockets=(route_at("/v0/toy/{x}/things/{y}"),),
     )

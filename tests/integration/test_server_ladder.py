@@ -424,7 +424,7 @@ def test_8_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_
                 await stream.named("caught-up")
             context = served.server.context
             assert context is not None
-            responses = [stream.response for stream in context.heartbeats]
+            responses = [stream.response for stream in context.keep_alives]
             limit = served.server._limits.stream_buffer_bytes
             count, most = 0, 0
             for _ in range(100):

@@ -283,18 +283,18 @@ def test_who_leaves_without_having_read_leaves_nothing_behind(
         assert context is not None
         await api.append("ws.left", 1)
         topic = site.served.app.topics.get("ws.left")
-        before = len(context.guests)
+        before = len(context.open_streams)
         wire = await deaf_socket(api.port, "/v0/ws")
         wire.writer.write(text_frame(op="subscribe", topic="ws.left"))
         for _ in range(1000):
             wire.writer.write(text_frame(op="ping", id="i" * 30_000))
-        await until(lambda: len(context.guests) > before)
-        socket = context.guests[-1].end.__self__  # type: ignore[attr-defined]
+        await until(lambda: len(context.open_streams) > before)
+        socket = context.open_streams[-1].end.__self__  # type: ignore[attr-defined]
         # It was set when the first answers went out: the reading side waits for room.
         full = websocket.QUEUE_BYTES
         await until(lambda: socket.queued_bytes > full and not socket._room.is_set())
         wire.abort()
-        await until(lambda: len(context.guests) == before)
+        await until(lambda: len(context.open_streams) == before)
         assert topic.live is None or not topic.live.readers
 
     site.run(scenario(site.api))

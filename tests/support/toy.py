@@ -27,7 +27,7 @@ from fairway.errors import Closing, Invalid, NotFound, Throttled
 from fairway.graphs.context import FiringContext  # noqa: TC001  a node's parameters are read
 from fairway.kernel.part import OK, Part, PartHealth
 from fairway.runtime.words import brief
-from fairway.server.front import Front, Fronts, Turn
+from fairway.server.front import FairKeyRule, Front, Fronts
 from fairway.server.http import problems as server_problems
 from fairway.server.http.exchange import Reply, json_reply
 from fairway.server.http.router import Route
@@ -193,7 +193,7 @@ class ToyFront(Front):
         Route("GET", "/v0/toy/{a}/things/{b}", get_thing, "A thing", reply=Thing),
         Route("PUT", "/v0/toy/{a}/things/{b}", put_thing, "Keep a thing", body=Any, reply=Thing),
     )
-    turns = (Turn("/v0/toy/", lambda path: path.split("/")[3]),)
+    fair_key_rules = (FairKeyRule("/v0/toy/", lambda path: path.split("/")[3]),)
 
     def parts(self, app: Fairway) -> Sequence[Toys]:
         return (app.part(Toys),)

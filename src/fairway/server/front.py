@@ -1,8 +1,8 @@
 """What a part shows in the server, and all that the server shows.
 
-A front says which paths it serves, whose turn a request takes when requests have to wait, and what
-it needs while a server runs. It has no state of its own: what it keeps for a server is kept by the
-server's context (`ServerContext.keep`), so one front serves any number of servers.
+A front says which paths it serves, which fair key a request to them has, and what it needs while a
+server runs. It has no state of its own: what it keeps for a server is kept by the server's context
+(`ServerContext.keep`), so one front serves any number of servers.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ class Shown(Protocol):
     def health(self) -> PartHealth: ...
 
 
-class Turn(NamedTuple):
-    """Whose turn a request takes, if its path begins with `prefix`: each key has its own line."""
+class FairKeyRule(NamedTuple):
+    """The fair key of requests whose path begins with `prefix`.
+
+    When requests have to wait, each fair key has a line of its own, and the lines take turns.
+    """
 
     prefix: str
     key_of: Callable[[str], str]
@@ -55,7 +58,7 @@ class Front:
     and the arguments of the path, and raise before they accept if they refuse."""
     mount: ClassVar[str | None] = None
     """How the paths begin that `application` serves by a protocol of its own."""
-    turns: ClassVar[Sequence[Turn]] = ()
+    fair_key_rules: ClassVar[Sequence[FairKeyRule]] = ()
     schemas: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """What the API document says of messages beyond the types of their fields, by their names."""
 
@@ -106,7 +109,7 @@ class Fronts:
         own = Route("GET", "/openapi.json", self.openapi_json, "This document", public=True)
         self.routes = Routes([*(one for front in self._fronts for one in front.routes), own])
         self.sockets = Routes([one for front in self._fronts for one in front.sockets])
-        self.turns = tuple(turn for front in self._fronts for turn in front.turns)
+        self.fair_key_rules = tuple(rule for front in self._fronts for rule in front.fair_key_rules)
         self._check()
 
     def _check(self) -> None:
@@ -127,10 +130,10 @@ class Fronts:
                         f"{route.method} {route.path} of front {front.name!r} is never found:"
                         f" front {name!r} is mounted at {mount}"
                     )
-        for turn, before in permutations(self.turns, 2):
-            if turn.prefix.startswith(before.prefix):
+        for rule, before in permutations(self.fair_key_rules, 2):
+            if rule.prefix.startswith(before.prefix):
                 raise InvalidConfig(
-                    f"requests to {turn.prefix} take two turns: those of {before.prefix} as well"
+                    f"requests to {rule.prefix} take two turns: those of {before.prefix} as well"
                 )
 
     def __iter__(self) -> Iterator[Front]:

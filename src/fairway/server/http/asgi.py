@@ -145,7 +145,7 @@ class HttpApp:
             begin()
             return
         try:
-            context.wait_turn(context.turn_of(cycle.scope["path"]), begin, peer)
+            context.wait_turn(context.fair_key_of(cycle.scope["path"]), begin, peer)
         except errors.Throttled as refusal:
             self._refuse(context, cycle, begin, refusal)
 
@@ -156,10 +156,10 @@ class HttpApp:
         context = self.context
         if context is None or peer.standing is not KNOWN or context.gate.idle:
             return False
-        if head.turn is None:
-            head.turn = context.turn_of(head.path)
+        if head.fair_key is None:
+            head.fair_key = context.fair_key_of(head.path)
         try:
-            context.wait_turn(head.turn, begin, peer)
+            context.wait_turn(head.fair_key, begin, peer)
         except errors.Throttled:
             return False  # it is told the same again
         return True
@@ -312,16 +312,16 @@ class HttpApp:
             # Before anything else is done: what is refused changes nothing and uses no ticket up.
             request.query(route.parameters)
         identity = request.identity = identify(context, request, lasts=route.stream)
-        allowance = context.begin(identity)
-        if allowance is None:
+        usage = context.begin(identity)
+        if usage is None:
             return await route.handler(context, request, *arguments)
         if route.stream:
-            allowance.end()  # it is counted as a connection from here on
+            usage.end()  # it is counted as a connection from here on
             return await route.handler(context, request, *arguments)
         try:
             return await route.handler(context, request, *arguments)
         finally:
-            allowance.end()
+            usage.end()
 
     def check_owned(self, scope: Scope) -> None:
         """Raises `Fenced` if the log is not to be answered from any more. Before anything is done:
@@ -405,10 +405,10 @@ class HttpApp:
             identity = identify(context, request, lasts=mount.lasts(request))
             identity.require(_scope_of(request.method))
             scope[IDENTITY] = identity
-            allowance = context.begin(identity)
-            if allowance is not None:
+            usage = context.begin(identity)
+            if usage is not None:
                 with ExitStack() as counted:
-                    counted.callback(allowance.end)
+                    counted.callback(usage.end)
                     scope[UNCOUNTED] = counted.close
                     return await mount.application(scope, receive, send)
         await mount.application(scope, receive, send)

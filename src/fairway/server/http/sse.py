@@ -24,7 +24,7 @@ HEADERS: Final = [
     (b"x-accel-buffering", b"no"),
 ]
 RETRY: Final = b"retry: 2000\n\n"
-HEARTBEAT: Final = b": hb\n\n"
+KEEP_ALIVE: Final = b": hb\n\n"
 
 
 class Frame:
@@ -63,13 +63,13 @@ class EventStream:
             return True
         return False
 
-    def beat(self) -> None:
-        """Say that the stream lives."""
+    def keep_alive(self) -> None:
+        """Write a comment, which says that the stream lives."""
         response = self.response
         if response.ownership is not None and response.ownership.overdue:
             self._cut_off(response.ownership)
             return
-        response.write(_HEARTBEAT.chunk if response.chunked else _HEARTBEAT.bare)
+        response.write(_KEEP_ALIVE.chunk if response.chunked else _KEEP_ALIVE.bare)
 
     def _cut_off(self, ownership: Ownership) -> None:
         """Another process may own the log: nothing of it is sent any more."""
@@ -89,7 +89,7 @@ class EventStream:
         """There is room again, after there was none."""
 
 
-_HEARTBEAT = Frame(HEARTBEAT)
+_KEEP_ALIVE = Frame(KEEP_ALIVE)
 
 
 def problem_event(error: FairwayError, **detail: object) -> Frame:

@@ -14,7 +14,7 @@ from fairway.server.http.socket_protocol import WRITTEN_MAX
 if TYPE_CHECKING:
     from fairway.errors import FairwayError
     from fairway.server.access.auth import Identity
-    from fairway.server.access.quotas import Allowance
+    from fairway.server.access.quotas import KeyUsage
     from fairway.server.context import ServerContext
     from fairway.server.http.exchange import Send
     from fairway.wire.requests import RequestId
@@ -85,7 +85,7 @@ class Socket:
         self._end = status_of(reason)[1]
         self._more.set()
 
-    def begin(self) -> Allowance | None:
+    def begin(self) -> KeyUsage | None:
         """Count a request, as `ServerContext.begin` does, for the key as it is now.
 
         Its quota may be another one than when the socket was opened, and that is no reason to end

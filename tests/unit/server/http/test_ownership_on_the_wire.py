@@ -194,10 +194,10 @@ def test_an_answer_that_waits_to_be_sent_is_dropped_once_the_lease_ran_out(
     "write",
     [
         lambda stream: stream.send(Frame(STALE)),
-        EventStream.beat,
+        EventStream.keep_alive,
         lambda stream: stream.end(Fenced("the log has another owner")),
     ],
-    ids=["frame", "beat", "end"],
+    ids=["frame", "keep-alive", "end"],
 )
 @pytest.mark.parametrize("stuck", [False, True], ids=["reads", "does not read"])
 def test_a_stream_whose_lease_ran_out_is_told_so_and_cut_off(

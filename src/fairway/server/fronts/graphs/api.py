@@ -218,8 +218,8 @@ async def watch_graph(context: ServerContext, request: Request, graph: str) -> R
     response = context.response_stream_of(request)
 
     def closed() -> None:
-        context.disconnect(guest)
-        context.heartbeats.remove(stream)
+        context.disconnect(open_stream)
+        context.keep_alives.remove(stream)
         stream.stop()
 
     stream = GraphStream(
@@ -231,10 +231,10 @@ async def watch_graph(context: ServerContext, request: Request, graph: str) -> R
         every_ms=min(max(every_ms, EVERY_MS_MIN), 60_000),
         cache=cache,
     )
-    guest = context.connect(request.identity, stream.end)
+    open_stream = context.connect(request.identity, stream.end)
     try:
         stream.open(context.cors_headers(request))
-        context.heartbeats.add(stream, min(max(heartbeat_ms, 1000), 60_000))
+        context.keep_alives.add(stream, min(max(heartbeat_ms, 1000), 60_000))
         stream.start()
         await response.wait_ended()
     finally:

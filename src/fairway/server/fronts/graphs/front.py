@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fairway.graphs.engine import Graphs
 from fairway.graphs.loading import Folder
 from fairway.server.access.audit import Audit
-from fairway.server.front import Front, Turn
+from fairway.server.front import FairKeyRule, Front
 from fairway.server.fronts.graphs import api, sockets
 from fairway.server.http.router import QueryParameter, Route
 from fairway.wire import graphs as wire
@@ -246,7 +246,7 @@ class GraphsFront(Front):
     name = "graphs"
     routes = ROUTES
     sockets = SOCKETS
-    turns = (Turn("/v0/graphs/", _graph_in),)
+    fair_key_rules = (FairKeyRule("/v0/graphs/", _graph_in),)
     schemas = SCHEMAS
 
     def parts(self, app: Fairway) -> Sequence[Shown]:

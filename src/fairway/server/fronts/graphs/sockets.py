@@ -107,7 +107,7 @@ async def serve_commands(
 async def _serve(
     context: ServerContext, request: Request, receive: Receive, send: Send, socket: GraphSocket
 ) -> None:
-    guest = context.connect(request.identity, socket.end)
+    open_stream = context.connect(request.identity, socket.end)
     try:
         await send({"type": "websocket.accept"})
         async with asyncio.TaskGroup() as group:
@@ -122,7 +122,7 @@ async def _serve(
             for task in tasks:
                 task.cancel()
     finally:
-        context.disconnect(guest)
+        context.disconnect(open_stream)
 
 
 class GraphSocket(Socket):
@@ -242,14 +242,14 @@ class PushSocket(GraphSocket):
             live = managed.running()
             schema = live.accumulator(self.source).source.event_schema
             value = without_task(schema.of_json, bytes(message.data))
-            allowance = self.begin()
+            usage = self.begin()
             try:
                 self._context.charge(self._identity, records=1, size=len(raw))
                 await self._wait_room(live)
                 kept = live.accept(self.source, value)
             finally:
-                if allowance is not None:
-                    allowance.end()
+                if usage is not None:
+                    usage.end()
         except FairwayError as error:
             if number is None:
                 number = _id_of(raw)
@@ -290,12 +290,12 @@ class ReactorSocket(GraphSocket):
         try:
             message = parse(_COMMAND, raw)
             number = message.id
-            allowance = self.begin()
+            usage = self.begin()
             try:
                 answer = await self._carry_out(message)
             finally:
-                if allowance is not None:
-                    allowance.end()
+                if usage is not None:
+                    usage.end()
         except FairwayError as error:
             self.tell(_id_of(raw) if number is None else number, error)
         else:

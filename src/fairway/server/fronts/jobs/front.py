@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from fairway.jobs.engine import Jobs
 from fairway.runtime.clock import sleep_ns
-from fairway.server.front import Front, Turn
+from fairway.server.front import FairKeyRule, Front
 from fairway.server.fronts.jobs import api
 from fairway.server.http.paging import CURSOR, page_size
 from fairway.server.http.router import NAME, QueryParameter, Route
@@ -164,7 +164,7 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
 class JobsFront(Front):
     name = "jobs"
     routes = ROUTES
-    turns = (Turn(PATH, lambda path: PATH),)
+    fair_key_rules = (FairKeyRule(PATH, lambda path: PATH),)
     """All that is about single jobs is one key, or many ids would be many turns."""
     schemas = SCHEMAS
 

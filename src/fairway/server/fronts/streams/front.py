@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fairway.app import Fairway
     from fairway.errors import FairwayError
     from fairway.server.access.auth import Identity
-    from fairway.server.context import Guest, ServerContext
+    from fairway.server.context import OpenStream, ServerContext
     from fairway.server.front import Shown
     from fairway.server.fronts.streams.live import StreamsFrontConfig
     from fairway.server.http.asgi import Application
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class StreamMeter:
-    """Counts what streams make a key use up: they are topics, and their readers are guests."""
+    """Counts what streams make a key use up: they are topics, and each reader is an open stream."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -33,11 +33,11 @@ class StreamMeter:
     def charge(self, identity: Identity, topic: str, *, records: int, size: int) -> None:
         self._quotas.charge(identity, topic, records=records, size=size)
 
-    def connect(self, identity: Identity, end: Callable[[FairwayError], None]) -> Guest:
+    def connect(self, identity: Identity, end: Callable[[FairwayError], None]) -> OpenStream:
         return self._context.connect(identity, end)
 
-    def disconnect(self, guest: Guest) -> None:
-        self._context.disconnect(guest)
+    def disconnect(self, open_stream: OpenStream) -> None:
+        self._context.disconnect(open_stream)
 
 
 class StreamsFront(Front):

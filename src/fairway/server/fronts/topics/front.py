@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from fairway.runtime.clock import sleep_ns
-from fairway.server.front import Front, Turn
+from fairway.server.front import FairKeyRule, Front
 from fairway.server.fronts.topics import api, shown, sockets, watch
 from fairway.server.fronts.topics.quotas import TopicQuotas
 from fairway.server.fronts.topics.sessions import KIND, WatchSessions
@@ -262,7 +262,7 @@ class TopicsFront(Front):
     name = "topics"
     routes = ROUTES
     sockets = SOCKETS
-    turns = (Turn(PATH, _topic_in, _band_of),)
+    fair_key_rules = (FairKeyRule(PATH, _topic_in, _band_of),)
     schemas = SCHEMAS
 
     def parts(self, app: Fairway) -> Sequence[Shown]:

@@ -145,12 +145,12 @@ class TopicSocket(Socket):
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise InvalidRequest(str(error)) from None
             number = request.id
-            allowance = self.begin()
+            usage = self.begin()
             try:
                 answer = await self._do(request)
             finally:
-                if allowance is not None:
-                    allowance.end()
+                if usage is not None:
+                    usage.end()
             if answer:  # a subscription was answered before its first frame
                 self._queue(answer)
         except FairwayError as error:
@@ -256,7 +256,7 @@ async def serve_socket(
 ) -> None:
     """Accept a WebSocket and serve it until it closes. Raises `Throttled` before it is accepted."""
     socket = TopicSocket(context, request.identity, send, request.trace)
-    guest = context.connect(request.identity, socket.end)
+    open_stream = context.connect(request.identity, socket.end)
     try:
         await send({"type": "websocket.accept"})
         async with asyncio.TaskGroup() as group:
@@ -268,4 +268,4 @@ async def serve_socket(
             flushing.cancel()
     finally:
         socket.close()
-        context.disconnect(guest)
+        context.disconnect(open_stream)

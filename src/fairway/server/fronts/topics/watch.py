@@ -101,16 +101,16 @@ async def watch_topic(context: ServerContext, request: Request, topic: str) -> R
     watchers: list[Watcher] = []
 
     def closed() -> None:
-        context.disconnect(guest)
-        context.heartbeats.remove(stream)
+        context.disconnect(open_stream)
+        context.keep_alives.remove(stream)
         for watcher in watchers:
             context.part(Topics).unwatch(watcher)
 
     stream = TopicStream(response, closed)
-    guest = context.connect(request.identity, stream.end)
+    open_stream = context.connect(request.identity, stream.end)
     try:
         stream.open(context.cors_headers(request))
-        context.heartbeats.add(stream, min(max(heartbeat_ms, 1000), 60_000))
+        context.keep_alives.add(stream, min(max(heartbeat_ms, 1000), 60_000))
         if (epoch is not None and epoch != found.epoch) or cursor > found.assigned:
             cursor = found.evict_floor - 1
             stream.send(SHARED.gap(found, Gap(1, cursor, "recreated")))
@@ -232,16 +232,16 @@ async def open_watch(context: ServerContext, request: Request, wid: str) -> Repl
     follower: _Follower
 
     def closed() -> None:
-        context.disconnect(guest)
-        context.heartbeats.remove(stream)
+        context.disconnect(open_stream)
+        context.keep_alives.remove(stream)
         follower.stop()
 
     stream = MultiStream(response, closed)
-    guest = context.connect(identity, stream.end)
+    open_stream = context.connect(identity, stream.end)
     follower = _Follower(context, session, stream, cursors)
     try:
         stream.open(context.cors_headers(request))
-        context.heartbeats.add(stream, definition.heartbeat_ms)
+        context.keep_alives.add(stream, definition.heartbeat_ms)
         follower.start()
         await response.wait_ended()
     finally:
