@@ -90,11 +90,11 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
     fairway serve shop:app --port 8080        the app of shop.py
     fairway serve --host 0.0.0.0 --keys keys.toml --tls-cert c.pem --tls-key k.pem
     """
-    log_plainly()
+    log_to_stderr()
     # uvicorn tells of WebSockets with their whole URL, and a ticket may be in it.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    for told in ("fairway.audit", "fairway.graphs.loading"):  # what somebody did, or changed
-        logging.getLogger(told).setLevel(logging.INFO)
+    for name in ("fairway.audit", "fairway.graphs.loading"):  # what somebody did, or changed
+        logging.getLogger(name).setLevel(logging.INFO)
     options["cors_origins"] = options["cors_origins"] or None
     try:
         settings = read_settings(data=data, **options)
@@ -112,7 +112,7 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
         raise click.ClickException(masked(error)) from None
 
 
-def log_plainly() -> None:
+def log_to_stderr() -> None:
     """Warnings to standard error, a line each, and no secrets in them."""
     log_masked(LINE, logging.WARNING)
     logging.getLogger("asyncpg.pool").addFilter(_in_a_line)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fairway.cli.remote import DURATION
-from fairway.cli.serve import INTERRUPTED, BadData, load_app, log_plainly
+from fairway.cli.serve import INTERRUPTED, BadData, load_app, log_to_stderr
 from fairway.client import AsyncClient, ServerTopics
 from fairway.errors import BadPlace, FairwayError, InvalidConfig
 from fairway.jobs.attempts import LOG_BYTES_MAX
@@ -81,7 +81,7 @@ def worker(
     fairway worker shop:app --concurrency 500 --prefetch 500     many small jobs
     fairway worker shop:app --metrics 9100              metrics at http://127.0.0.1:9100/metrics
     """
-    log_plainly()
+    log_to_stderr()
     try:
         made = load_app(app)
         config = config_of(made, **options)

@@ -217,18 +217,18 @@ class ServerContext(Lifecycle):
     async def _watch_ownership(self) -> None:
         """End what is open once another process may own the log, though nothing is to be sent."""
         ownership = self.ownership
-        told = False
+        warned = False
         while ownership is not None:
             await sleep_ns(OWNED_CHECK_NS)
             if ownership.overdue:
                 refusal = ownership.refusal()
-                if not told and ownership.lost is None:  # the log tells of its loss itself
+                if not warned and ownership.lost is None:  # the log tells of its loss itself
                     logger.warning("fenced: %s", refusal)
-                    told = True
+                    warned = True
                 self.dismiss(refusal)
-            elif told:
+            elif warned:
                 logger.warning("the lease was renewed: requests are answered again")
-                told = False
+                warned = False
 
     def dismiss(self, error: FairwayError) -> None:
         """End every stream and socket, and say why; drop the answers that are not sent yet."""

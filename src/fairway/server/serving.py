@@ -289,15 +289,15 @@ async def _wait_lost(log: Partitions) -> None:
     """Until the log belongs to another process."""
     lost = asyncio.Event()
 
-    def tell(error: Fenced) -> None:
+    def on_lost(error: Fenced) -> None:
         lost.set()
 
-    log.when_lost.append(tell)
+    log.when_lost.append(on_lost)
     try:
         if log.lost is None:
             await lost.wait()
     finally:
-        log.when_lost.remove(tell)
+        log.when_lost.remove(on_lost)
 
 
 async def _not_mounted(scope: Scope, receive: Receive, send: Send) -> None:

@@ -32,7 +32,7 @@ async def readyz(context: ServerContext | None, request: Request) -> Reply:
         return json_reply(Readiness(ready=False, writable=False, reason=waits), 503)
     health = {part.name: part.health() for part in context.parts}
     unready = next((one for one in health.values() if not one.ready), None)
-    told = _may_be_told(context, request)
+    shows_reasons = _may_see_reasons(context, request)
     ladder = context.kernel.ladder
     readiness = Readiness(
         ready=unready is None,
@@ -42,7 +42,7 @@ async def readyz(context: ServerContext | None, request: Request) -> Reply:
         pressure_cause=ladder.cause,
         parts={
             name: PartReadiness(
-                state=one.state, ready=one.ready, reason=one.reason if told else None
+                state=one.state, ready=one.ready, reason=one.reason if shows_reasons else None
             )
             for name, one in health.items()
         },
@@ -52,9 +52,9 @@ async def readyz(context: ServerContext | None, request: Request) -> Reply:
     return json_reply(readiness, 200 if unready is None else 503)
 
 
-def _may_be_told(context: ServerContext, request: Request) -> bool:
-    """Whether who asks may know what reasons tell of, such as names of graphs. Strangers may ask
-    how the server is; they learn no more than that."""
+def _may_see_reasons(context: ServerContext, request: Request) -> bool:
+    """Whether the client may see reasons, which name graphs and the like. Strangers may ask how the
+    server is; they learn no more than that."""
     try:
         identify(context, request).require_prefix("read", "")
     except FairwayError:

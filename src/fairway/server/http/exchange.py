@@ -138,8 +138,8 @@ class Request:
         if self._query is None:
             raw: bytes = self.scope["query_string"]
             # No secret is kept, however it is spelled.
-            plain = len(raw) <= QUERY_REMEMBERED and b"ticket" not in raw and b"%" not in raw
-            self._query = _remembered_query(raw) if plain else _parse_query(raw)
+            cacheable = len(raw) <= QUERY_REMEMBERED and b"ticket" not in raw and b"%" not in raw
+            self._query = _remembered_query(raw) if cacheable else _parse_query(raw)
         return self._query
 
 

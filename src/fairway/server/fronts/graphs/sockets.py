@@ -147,7 +147,7 @@ class GraphSocket(Socket):
         if full and self._unanswered:
             depth = self._unanswered
             retry_ns = min(max(self._took_ns * depth // 2, RETRY_FLOOR_NS), RETRY_CAP_NS)
-            self.tell(
+            self.answer_error(
                 _id_of(message),
                 Backpressure(
                     "of this socket",
@@ -183,11 +183,11 @@ class GraphSocket(Socket):
         self._unanswered -= 1
         self._unanswered_bytes -= len(message)
 
-    def say(self, message: PushAnswer | CommandAnswer) -> None:
+    def answer(self, message: PushAnswer | CommandAnswer) -> None:
         """Answer a message."""
         self._queue(_encode(message))
 
-    def tell(self, number: RequestId | None, error: FairwayError) -> None:
+    def answer_error(self, number: RequestId | None, error: FairwayError) -> None:
         """Answer a message with an error, or a refusal that says when to try again."""
         self._context.count_refusal(error)
         status, code = status_of(error)
@@ -200,9 +200,9 @@ class GraphSocket(Socket):
             "detail": detail or msgspec.UNSET,
         }
         if status == 429:
-            self.say(RefusedMessage(retry_after_ms=detail["retry_after_ms"], **facts))
+            self.answer(RefusedMessage(retry_after_ms=detail["retry_after_ms"], **facts))
         else:
-            self.say(ErrorMessage(**facts))
+            self.answer(ErrorMessage(**facts))
 
 
 class PushSocket(GraphSocket):
@@ -255,7 +255,7 @@ class PushSocket(GraphSocket):
                 number = _id_of(raw)
             await self._acknowledge()  # answers keep the order of the messages
             self.answered(raw)
-            self.tell(number, error)
+            self.answer_error(number, error)
         else:
             self._accepted.append((raw, number, kept))
 
@@ -276,9 +276,9 @@ class PushSocket(GraphSocket):
             self.answered(raw)
             failure = _outcome(kept, unknown)
             if failure is None:
-                self.say(AckMessage(id=given(number)))
+                self.answer(AckMessage(id=given(number)))
             else:
-                self.tell(number, failure)
+                self.answer_error(number, failure)
 
 
 class ReactorSocket(GraphSocket):
@@ -297,9 +297,9 @@ class ReactorSocket(GraphSocket):
                 if usage is not None:
                     usage.end()
         except FairwayError as error:
-            self.tell(_id_of(raw) if number is None else number, error)
+            self.answer_error(_id_of(raw) if number is None else number, error)
         else:
-            self.say(answer)
+            self.answer(answer)
         self.answered(raw)
         return 1
 
@@ -317,8 +317,8 @@ class ReactorSocket(GraphSocket):
                 return StateMessage(id=id, **asdict(state_of(managed, context.clock.now_ns())))
         paused = command == "pause"
         managed = await pause(context, identity, graph, tenant, paused=paused)
-        said = PausedMessage if paused else ResumedMessage
-        return said(id=id, **asdict(summary_of(managed)))
+        kind = PausedMessage if paused else ResumedMessage
+        return kind(id=id, **asdict(summary_of(managed)))
 
 
 def _outcome(kept: asyncio.Future[Any] | None, unknown: FairwayError | None) -> FairwayError | None:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 EVERY_MS: Final = 250
 EVERY_MS_MIN: Final = 50
 SOON_S: Final = 0.02
-"""A change of state is told after so long: what changes together is told together."""
-FIRINGS_TOLD_MAX: Final = 100
+"""A change of state is sent after so long: what changes together is sent together."""
+FIRINGS_PER_EVENT_MAX: Final = 100
 """Firings in one event, the newest."""
 
 _json = msgspec.json.Encoder().encode
@@ -55,7 +55,7 @@ class GraphStream(EventStream):
         self._every_s = every_ms / 1000
         self._cache = cache
         self._live: LiveGraph | None = managed.live
-        self._told = _firings(self._live)
+        self._sent_firings = _firings(self._live)
         self._shown: Any = None
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
@@ -78,7 +78,7 @@ class GraphStream(EventStream):
             self._arm(SOON_S)
 
     def _resume(self) -> None:
-        """The reader has read enough: it is told what there is now."""
+        """The reader has read enough: it is sent what there is now."""
         self._look()
 
     def _arm(self, delay_s: float) -> None:
@@ -97,43 +97,43 @@ class GraphStream(EventStream):
             here = None
         if here is not self._managed:
             self._unloaded()
-        elif self.response.writable and self._tell_firings():
-            self._tell_state()
+        elif self.response.writable and self._send_firings():
+            self._send_state()
 
-    def _tell_firings(self) -> bool:
+    def _send_firings(self) -> bool:
         live = self._managed.live
         if live is not self._live:  # started anew, and so are its numbers
-            self._live, self._told = live, 0
+            self._live, self._sent_firings = live, 0
         now = _firings(live)
-        fresh = now - self._told
+        fresh = now - self._sent_firings
         if live is None or not fresh:
             return True
-        firings = last_firings(live, min(fresh, FIRINGS_TOLD_MAX))
+        firings = last_firings(live, min(fresh, FIRINGS_PER_EVENT_MAX))
         event = FiringsEvent(
             graph=live.graph.name,
             tenant=live.graph.tenant,
             firings=[summarised(each) for each in firings],
             skipped=fresh - len(firings),
         )
-        if not self._say(b"firings", event):
+        if not self._send_event(b"firings", event):
             return False
-        self._told = now
+        self._sent_firings = now
         return True
 
-    def _tell_state(self) -> None:
+    def _send_state(self) -> None:
         shown = _look_of(self._managed)
         if shown != self._shown:
             state = state_of(self._managed, self._clock.now_ns(), cache=self._cache)
-            if self._say(b"state", state):
+            if self._send_event(b"state", state):
                 self._shown = shown
 
     def _unloaded(self) -> None:
         graph = self._managed.graph
-        self._say(b"unloaded", {"graph": graph.name, "tenant": graph.tenant})
+        self._send_event(b"unloaded", {"graph": graph.name, "tenant": graph.tenant})
         self.stop()
         self.response.finish()
 
-    def _say(self, event: bytes, message: object) -> bool:
+    def _send_event(self, event: bytes, message: object) -> bool:
         return self.send(Frame(b"event: %b\ndata: %b\n\n" % (event, _json(message))))
 
 
@@ -142,7 +142,7 @@ def _firings(live: LiveGraph | None) -> int:
 
 
 def _look_of(managed: Managed) -> Any:
-    """What tells one state from another, cheap to take."""
+    """What differs between two states, cheap to take."""
     live = managed.live
     if live is None:
         return (managed.state, managed.failed)

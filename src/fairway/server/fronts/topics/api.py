@@ -77,8 +77,8 @@ _DELETE = msgspec.json.Decoder(DeleteRequest)
 _PATCH = msgspec.json.Decoder(TopicPatch)
 _ROUTER = msgspec.json.Decoder(RouterConfig)
 _encode = msgspec.json.Encoder().encode
-_PLAIN: Final = AppendRequest(records=msgspec.Raw(b"[]"))
-_PLAIN_BEGINS, _PLAIN_ENDS = b'{"records":[', b"]}"
+_RECORDS_ONLY: Final = AppendRequest(records=msgspec.Raw(b"[]"))
+_RECORDS_ONLY_BEGINS, _RECORDS_ONLY_ENDS = b'{"records":[', b"]}"
 
 
 # Records
@@ -122,8 +122,8 @@ def _read_append(
     headers = request.headers
     if headers.get(b"content-type") != JSON[1]:
         request.require_json()
-    parsed = _parse_plain(body)
-    message = parse(_APPEND, body) if parsed is None else _PLAIN
+    parsed = _parse_records_only(body)
+    message = parse(_APPEND, body) if parsed is None else _RECORDS_ONLY
     identity = request.identity
     identity.require("write", topic)
     refuse_append(topic)
@@ -148,16 +148,16 @@ def _read_append(
     )
 
 
-def _parse_plain(body: bytes) -> Records | None:
+def _parse_records_only(body: bytes) -> Records | None:
     """The records of a body that has nothing else in it, which most have; None for any other.
 
     What is left between these ends is a JSON array if and only if the body is such an object, so
     it need not be gone through twice.
     """
-    if not (body.startswith(_PLAIN_BEGINS) and body.endswith(_PLAIN_ENDS)):
+    if not (body.startswith(_RECORDS_ONLY_BEGINS) and body.endswith(_RECORDS_ONLY_ENDS)):
         return None
     try:
-        return parse_records(body[len(_PLAIN_BEGINS) - 1 : 1 - len(_PLAIN_ENDS)])
+        return parse_records(body[len(_RECORDS_ONLY_BEGINS) - 1 : 1 - len(_RECORDS_ONLY_ENDS)])
     except InvalidRequest:
         return None  # the long way finds the same, or what it really is
 

@@ -182,7 +182,7 @@ class MultiStream(TopicStream):
         """Whoever reads this stream is at `seq` of a topic, from the next event on."""
         self._packed[epoch] = pack_position(epoch, seq)
 
-    def say(self, frame: Frame, *, at: tuple[int, int] | None = None) -> bool:
+    def send_with_id(self, frame: Frame, *, at: tuple[int, int] | None = None) -> bool:
         """Send an event that no watcher offers, with an id like any other.
 
         `at` is the (epoch, seq) that it brings the reader to; False if there was no room for it.
@@ -207,7 +207,7 @@ class MultiStream(TopicStream):
             self._packed = {**before, epoch: pack_position(epoch, to_seq)}
         else:  # deleted: nobody can be anywhere in it
             self._packed = {known: place for known, place in before.items() if known != -epoch}
-        if not self.say(frame):
+        if not self.send_with_id(frame):
             self._packed = before
             return False
         return True

@@ -310,12 +310,12 @@ class _Follower:
         """Follow a topic, or say that it is gone; False if there is no room for what to say."""
         topic = self._topics.find(followed.topic)
         if topic is None:
-            return self._stream.say(_deleted(followed))
+            return self._stream.send_with_id(_deleted(followed))
         cursor = self._cursor_of(topic, followed)
         if cursor is None:
             cursor = topic.evict_floor - 1
             recreated = _MULTI.gap(topic, Gap(1, cursor, "recreated"))
-            if not self._stream.say(recreated, at=(topic.epoch, cursor)):
+            if not self._stream.send_with_id(recreated, at=(topic.epoch, cursor)):
                 return False
         self._follow(topic, cursor)
         return True
@@ -369,7 +369,7 @@ class _Follower:
                     f"topic {topic.name!r} is not followed: a watch has {WATCH_TOPICS_MAX} topics",
                     code="watch_full",
                 )
-                self._stream.say(problem_event(full, topic=topic.name))
+                self._stream.send_with_id(problem_event(full, topic=topic.name))
                 return
             definition.topics.append(Followed(topic.name, topic.epoch, 0))
             if self._writability.trouble is None:  # else it is found again by its prefix
