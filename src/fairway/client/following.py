@@ -26,7 +26,7 @@ from fairway.wire.topics import TopicState, WatchReply, WatchRequest, WatchTopic
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fairway.client.events import Event
+    from fairway.client.events import ServerSentEvent
     from fairway.client.protocol import Call, Query
     from fairway.client.records import RecordDecoder
     from fairway.wire.topics import Match
@@ -50,7 +50,7 @@ def silence_s(heartbeat_ms: int) -> float:
     return (2 * clamped + SLACK_MS) / 1000
 
 
-class Stream(NamedTuple):
+class StreamCall(NamedTuple):
     """How to open the stream."""
 
     path: str
@@ -74,7 +74,7 @@ class Places:
             self.seen[topic] = Position(epoch, seq)
 
 
-class Plan(Protocol):
+class WatchPlan(Protocol):
     """How a watch is opened, and what is left of it when something is gone."""
 
     def prepare(self) -> Call[Any] | None:
@@ -85,7 +85,7 @@ class Plan(Protocol):
         """The answer to `prepare`. Whether something is left to follow."""
         ...
 
-    def stream(self, last_id: str) -> Stream: ...
+    def stream(self, last_id: str) -> StreamCall: ...
 
     def missing(self, error: NotFound, *, opened: bool) -> bool:
         """Something is not there. True to ask again; False if nothing is left to follow.
@@ -135,15 +135,15 @@ class OneTopic:
         self._start = Position(reply.epoch, reply.head_seq)
         return True
 
-    def stream(self, last_id: str) -> Stream:
+    def stream(self, last_id: str) -> StreamCall:
         start = self._places.seen.get(self._topic, self._start)
         if last_id:
-            return Stream(self._path, self._query, last_id)
+            return StreamCall(self._path, self._query, last_id)
         if isinstance(start, Position):
             where: Query = (("from_seq", str(start.seq)), ("epoch", str(start.epoch)))
         else:
             where = (("from_seq", str(start)),)
-        return Stream(self._path, (*where, *self._query))
+        return StreamCall(self._path, (*where, *self._query))
 
     def missing(self, error: NotFound, *, opened: bool) -> bool:
         if not opened:
@@ -212,9 +212,9 @@ class ManyTopics:
         self._path = reply.stream_url
         return self._left
 
-    def stream(self, last_id: str) -> Stream:
+    def stream(self, last_id: str) -> StreamCall:
         assert self._path is not None
-        return Stream(self._path, (), last_id)
+        return StreamCall(self._path, (), last_id)
 
     def missing(self, error: NotFound, *, opened: bool) -> bool:
         if error.kind != "watch" or not self._known:
@@ -262,7 +262,7 @@ Item: TypeAlias = Record[T] | wire.TombstoneEvent
 class Follower(Generic[T]):
     """The state of one watch, whatever happens to its connections."""
 
-    def __init__(self, plan: Plan, decoder: RecordDecoder[T], places: Places) -> None:
+    def __init__(self, plan: WatchPlan, decoder: RecordDecoder[T], places: Places) -> None:
         self.plan = plan
         self.ended = False
         """Nothing is left to follow."""
@@ -280,7 +280,7 @@ class Follower(Generic[T]):
     def retry_ms(self) -> int | None:
         return self._parser.retry_ms
 
-    def stream(self) -> Stream:
+    def stream(self) -> StreamCall:
         """How to open the stream now."""
         return self.plan.stream(self._resume_id)
 
@@ -325,7 +325,7 @@ class Follower(Generic[T]):
         self.delivered[item.topic] = Position(item.epoch, item.record.seq)
         return self._decoder(*item)
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: ServerSentEvent) -> None:
         if event.kind == wire.RECORD:
             self._take_records(_record(event.data))
         elif event.kind == wire.TOMBSTONE:
