@@ -160,7 +160,7 @@ async def _serve(app: Fairway, settings: ServerSettings, instead_of: str) -> Non
     server = Server(app, settings)
     stop = StopSwitch()
     failure: FairwayError | None = None
-    app.when_standing_by.append(lambda _: _say_standing_by(server))
+    app.when_standing_by.append(lambda _: _announce_standing_by(server))
     with stop_on_signals(stop):
         async with asyncio.TaskGroup() as group:
             asides = [
@@ -184,7 +184,7 @@ async def _end_at_once(stop: StopSwitch) -> None:
     os._exit(INTERRUPTED)
 
 
-def _say_standing_by(server: Server) -> None:
+def _announce_standing_by(server: Server) -> None:
     # Also what `/readyz` is asked at meanwhile: with port 0 nobody else knows.
     place = shown_place(server.app.place)
     click.echo(f"Fairway stands by for {place} at {server.url}    Ctrl-C stops.")
