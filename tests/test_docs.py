@@ -313,7 +313,7 @@ def error_codes() -> set[tuple[str, str]]:
     found |= {(str(status), code) for code, status in problems.STATUS_OF_CODE.items()}
     found |= {(str(status), code) for status, code in STATUS.values()}
     for one in vars(protocol).values():
-        if isinstance(one, protocol.Refusal):
+        if isinstance(one, protocol.HttpRefusal):
             found.add((str(one.status), one.code))
     for path in sorted((ROOT / "src/fairway").rglob("*.py")):
         if "client" in path.relative_to(ROOT).parts:

@@ -236,9 +236,9 @@ INNOCENT: dict[Rule, list[tuple[str, str]]] = {
     ],
     rooms_know_no_part: [
         ("src/fairway/server/http/a.py", "from fairway.wire.server import Health"),
-        ("src/fairway/server/http/a.py", "from fairway.server.host import Host"),
+        ("src/fairway/server/http/a.py", "from fairway.server.context import ServerContext"),
         ("src/fairway/server/fronts/jobs/a.py", "from fairway.jobs.engine import Jobs"),
-        ("src/fairway/server/host.py", "from fairway.app import Fairway"),
+        ("src/fairway/server/context.py", "from fairway.app import Fairway"),
     ],
     arrows_point_down: [
         ("src/fairway/storage/wals/a.py", "from ..wal import Wal\nimport os"),

@@ -89,7 +89,7 @@ EXTENDED = [
     Extended(
         "uvicorn.protocols.http.httptools_impl",
         "RequestResponseCycle",
-        ours="Answer",
+        ours="ResponseCycle",
         overridden={
             "__init__": [
                 *("scope", "transport", "flow", "logger", "access_logger", "access_log"),
@@ -131,7 +131,7 @@ EXTENDED = [
     Extended(
         "uvicorn.server",
         "Server",
-        ours="Listener",
+        ours="HttpListener",
         overridden={"__init__": ["config"], "capture_signals": [], "startup": ["sockets"]},
         attributes={"config", "lifespan", "serve", "server_state", "servers"},
     ),
@@ -216,12 +216,12 @@ def test_the_attributes_that_are_used_are_there(base: Extended) -> None:
     assert found == base.attributes, f"the table above is not what {base.ours} uses"
 
 
-def test_an_answer_sets_all_that_the_base_would() -> None:
+def test_a_response_cycle_sets_all_that_the_base_would() -> None:
     """Its constructor does not call the base's: what a release sets there, ours has to set too."""
-    base = next(each for each in EXTENDED if each.ours == "Answer")
+    base = next(each for each in EXTENDED if each.ours == "ResponseCycle")
     theirs = vars(class_of(base.module, base.name))["__init__"]
     sets = set(own_names(theirs, ast.Store)) - NOT_IN_INIT
-    ours = set(own_names(vars(our_class("Answer"))["__init__"], ast.Store))
+    ours = set(own_names(vars(our_class("ResponseCycle"))["__init__"], ast.Store))
     assert sets <= ours, f"{base.name}.__init__ also sets {sorted(sets - ours)}"
 
 
@@ -237,7 +237,7 @@ def test_what_is_asked_of_its_other_objects_is_there(
         if isinstance(each, ast.Attribute)
         and isinstance(each.value, ast.Attribute)
         and each.value.attr == held_as
-        and ast.unparse(each.value.value) in ("self", "protocol", "answer", "self._protocol")
+        and ast.unparse(each.value.value) in ("self", "protocol", "cycle", "self._protocol")
     }
     has = names_of(class_of(module, name))
     gone = [f"{name}.{each} is gone; {where.get(each)} uses it" for each in sorted(names - has)]

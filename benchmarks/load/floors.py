@@ -94,18 +94,18 @@ class _AtOnce:
     door = None
     ownership = None
 
-    def admit(self, peer: Any, answer: Any, begin: Any) -> None:
+    def admit(self, peer: Any, cycle: Any, begin: Any) -> None:
         begin()
 
     def line_up(self, peer: Any, head: Any, begin: Any) -> bool:
         return False
 
-    def let_in(self, peer: Any, answer: Any, begin: Any) -> None:
+    def let_in(self, peer: Any, cycle: Any, begin: Any) -> None:
         begin()
 
     def lost(self, peer: Any) -> None: ...
 
-    def express(self, answer: Any) -> bool:
+    def answer_without_task(self, cycle: Any) -> bool:
         return False
 
 

@@ -616,9 +616,9 @@ def test_a_watch_tells_each_firing_once_it_is_recorded(tmp_path: Path) -> None:
         async with serving(tmp_path, app=desk(tmp_path)) as served:
             graph = served.app.graphs.get("kept").graph
             stream = await served.api.stream("/v0/graphs/kept/watch?every_ms=60000")
-            host = served.server.host
-            assert host is not None
-            (watching,) = host.heartbeats
+            context = served.server.context
+            assert context is not None
+            (watching,) = context.keep_alives
             await stream.named("state")
             for bid in (1.0, 2.0):
                 graph.push_nowait("quotes", {"bid": bid, "ask": bid})
@@ -641,24 +641,24 @@ def test_a_reader_that_does_not_read_costs_nobody_anything(tmp_path: Path) -> No
             api = served.api
             graph = served.app.graphs.get("fragile").graph
             stream = await api.stream("/v0/graphs/fragile/watch?every_ms=50", receive_buffer=4096)
-            host = served.server.host
-            assert host is not None
-            (watching,) = host.heartbeats
+            context = served.server.context
+            assert context is not None
+            (watching,) = context.keep_alives
             await stream.named("state")
             # Until the reader's buffers are full, and it is refused more.
             bid = 0.0
-            while watching.connection.writable:
+            while watching.response.writable:
                 for _ in range(300):
                     bid += 1
                     graph.push_nowait("quotes", {"bid": bid, "ask": bid})
                 watching._look()  # type: ignore[attr-defined]
-            buffered = watching.connection.buffered
+            buffered = watching.response.buffered
             for _ in range(5000):
                 bid += 1
                 graph.push_nowait("quotes", {"bid": bid, "ask": bid})
                 if not int(bid) % 100:
                     watching._look()  # type: ignore[attr-defined]
-            assert watching.connection.buffered <= buffered
+            assert watching.response.buffered <= buffered
             skipped = told = 0
             newest = 0.0
             while newest != bid or skipped + told != int(bid):
@@ -670,7 +670,7 @@ def test_a_reader_that_does_not_read_costs_nobody_anything(tmp_path: Path) -> No
                     told += len(event.data["firings"])
             assert skipped > 0
             await stream.close()
-            await until(lambda: not host.heartbeats)
+            await until(lambda: not context.keep_alives)
             assert not served.app.graphs.get("fragile").watchers
 
     run(scenario())
@@ -685,7 +685,7 @@ def test_watches_end_when_their_graph_goes_and_when_the_server_stops(tmp_path: P
             assert (await gone.ended())[-1].name == "unloaded"
             stays = await served.api.stream("/v0/graphs/pricing/watch")
             await stays.named("state")
-            served.stop.press()
+            served.stop.request_stop()
             await stays.ended()
 
     run(scenario())

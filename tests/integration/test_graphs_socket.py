@@ -296,15 +296,15 @@ def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: 
         keys = tmp_path / "keys.toml"
         keys.write_text(key)
         async with serving(tmp_path, app=desk(tmp_path), keys_file=keys) as served:
-            host = served.server.host
-            assert host is not None
+            context = served.server.context
+            assert context is not None
             async with opened(served.api, "pricing", "accumulators/quotes", key="secret") as socket:
                 large = {"data": QUOTE, "id": "x" * 1000}
                 assert [(await socket.ask(**large))["op"] for _ in range(3)] == ["ack"] * 3
                 keys.write_text(f"{key}bytes_per_second = 1")
-                [guest] = host.guests
-                confirm = host.access.confirm
-                await until(lambda: confirm(guest.identity, 0).quota.bytes_per_s)
+                [open_stream] = context.open_streams
+                confirm = context.access.confirm
+                await until(lambda: confirm(open_stream.identity, 0).quota.bytes_per_s)
                 assert (await socket.ask(**large))["op"] == "ack", "it leaves a debt"
                 refused = await socket.ask(**large)
                 assert (refused["op"], refused["detail"]["limit"]) == (
@@ -359,7 +359,7 @@ def test_sockets_end_with_the_server_also_when_something_is_under_way(tmp_path: 
                 await pushes.send(data={"id": 3})
                 await gate.entered.wait()
                 await until(lambda: instance.reactor._room_broadcasts.get("orders"))
-                served.stop.press()
+                served.stop.request_stop()
                 for socket in (fires, pushes, idle):
                     with pytest.raises(ConnectionClosed):
                         await socket.ended()
@@ -370,12 +370,12 @@ def test_sockets_end_with_the_server_also_when_something_is_under_way(tmp_path: 
 
 def test_a_client_that_leaves_leaves_nothing_behind(site: Site) -> None:
     async def scenario(api: Api) -> None:
-        host = site.served.server.host
-        assert host is not None
-        before = len(host.guests)
+        context = site.served.server.context
+        assert context is not None
+        before = len(context.open_streams)
         async with opened(api, "pricing", "reactor"), opened(api, "both", "accumulators/left"):
-            assert len(host.guests) == before + 2
-        await until(lambda: len(host.guests) == before)
+            assert len(context.open_streams) == before + 2
+        await until(lambda: len(context.open_streams) == before)
 
     site.run(scenario(site.api))
 
@@ -385,9 +385,9 @@ def test_a_client_that_leaves_without_having_read_leaves_nothing_behind(
     site: Site, place: str
 ) -> None:
     async def scenario(api: Api) -> None:
-        host = site.served.server.host
-        assert host is not None
-        before = len(host.guests)
+        context = site.served.server.context
+        assert context is not None
+        before = len(context.open_streams)
         gone = asyncio.Event()
 
         async def send(message: object) -> None:
@@ -396,14 +396,14 @@ def test_a_client_that_leaves_without_having_read_leaves_nothing_behind(
             raise OSError("the client is gone")
 
         wire = await deaf_socket(api.port, f"/v0/graphs/pricing/{place}")
-        await until(lambda: len(host.guests) > before)
-        socket = host.guests[-1].end.__self__  # type: ignore[attr-defined]
+        await until(lambda: len(context.open_streams) > before)
+        socket = context.open_streams[-1].end.__self__  # type: ignore[attr-defined]
         socket._send = send
         for _ in range(200):
             wire.writer.write(text_frame(id="i" * 30_000))
         await until(lambda: socket.queued_bytes > QUEUE_BYTES)
         wire.abort()
         gone.set()
-        await until(lambda: len(host.guests) == before)
+        await until(lambda: len(context.open_streams) == before)
 
     site.run(scenario(site.api))

@@ -17,10 +17,10 @@ import uvicorn
 import uvloop
 from uvicorn.server import ServerState
 
-from fairway.server.http.connection import EXTENSION, Answer, Connection
-from fairway.server.http.door import Door, Reader
+from fairway.server.http.door import Door, HeldConnection
 from fairway.server.http.limits import SECOND_NS, HttpLimits
 from fairway.server.http.protocol import HttpProtocol, Site
+from fairway.server.http.response import EXTENSION, ResponseCycle, ResponseStream
 from tests.support.http_protocol import Busy
 
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(TICK_S)
 
 
-async def fill(stream: Connection) -> bytes:
+async def fill(stream: ResponseStream) -> bytes:
     """Write chunks until one is refused, letting the loop run in between; what was taken."""
-    frame = Connection.chunk(bytes(16 * KIB))
+    frame = ResponseStream.chunk(bytes(16 * KIB))
     taken = 0
     while stream.write(frame):
         taken += 1
@@ -76,9 +76,9 @@ class App:
     def __init__(self) -> None:
         self.requests = 0
         self.paths: list[str] = []
-        self.streams: list[Connection] = []
-        self.closed: list[Connection] = []
-        self.writable: list[Connection] = []
+        self.streams: list[ResponseStream] = []
+        self.closed: list[ResponseStream] = []
+        self.writable: list[ResponseStream] = []
         self.disconnects = 0
         self.release = asyncio.Event()
 
@@ -106,12 +106,12 @@ class App:
             body, more = body + message["body"], message["more_body"]
         return body
 
-    async def stream(self, connection: Connection) -> None:
-        connection.on_closed = lambda: self.closed.append(connection)
-        connection.on_writable = lambda: self.writable.append(connection)
-        connection.open(200, [(b"content-type", b"text/event-stream")])
-        self.streams.append(connection)
-        await connection.wait_ended()
+    async def stream(self, response: ResponseStream) -> None:
+        response.on_closed = lambda: self.closed.append(response)
+        response.on_writable = lambda: self.writable.append(response)
+        response.open(200, [(b"content-type", b"text/event-stream")])
+        self.streams.append(response)
+        await response.wait_ended()
 
 
 async def answer(send: Any, status: int, body: bytes) -> None:
@@ -453,7 +453,7 @@ def test_idle_connections_are_closed_without_a_word(loop: Loop) -> None:
 
 
 class Turnstile:
-    """A site that lets requests begin when told to, and serves those under /express itself."""
+    """A site that lets requests begin by `begin`, and answers those under /without-task itself."""
 
     door = None
     ownership = None
@@ -464,7 +464,7 @@ class Turnstile:
     def __init__(self) -> None:
         self.waiting: list[Callable[[], object]] = []
 
-    def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
+    def admit(self, peer: Any, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         self.waiting.append(begin)
 
     def line_up(self, peer: Any, head: Any, begin: Callable[[], object]) -> bool:
@@ -472,11 +472,11 @@ class Turnstile:
 
     def lost(self, peer: Any) -> None: ...
 
-    def express(self, answer: Answer) -> bool:
-        if answer.scope["path"] != "/express":
+    def answer_without_task(self, cycle: ResponseCycle) -> bool:
+        if cycle.scope["path"] != "/without-task":
             return False
-        body = bytes(answer.body)
-        answer.reply(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body), body)
+        body = bytes(cycle.body)
+        cycle.reply(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body), body)
         return True
 
     async def begin(self, count: int) -> None:
@@ -548,12 +548,14 @@ def test_a_site_serves_a_request_itself(loop: Loop) -> None:
         async with serving(site) as served:
             reader, writer = await served.connect()
             for body in (b"one", b"two"):
-                writer.write(post(body, "content-length: 3", path="/express"))
+                writer.write(post(body, "content-length: 3", path="/without-task"))
                 await site.begin(1)
                 assert await reader.readuntil(body) == (
                     b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n" + body
                 )
-            writer.write(post(b"end", "content-length: 3", "connection: close", path="/express"))
+            writer.write(
+                post(b"end", "content-length: 3", "connection: close", path="/without-task")
+            )
             await site.begin(1)
             assert await reader.read() == (
                 b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\nconnection: close\r\n\r\nend"
@@ -676,14 +678,14 @@ class Shut(Door):
 
     def __init__(self) -> None:
         super().__init__(lambda: None)
-        self.held: list[Reader] = []
+        self.held: list[HeldConnection] = []
         self.open = True
 
     def passes(self) -> bool:
         return self.open
 
-    def wait(self, reader: Reader, standing: Standing, holder: Hashable) -> None:
-        self.held.append(reader)
+    def wait(self, connection: HeldConnection, standing: Standing, holder: Hashable) -> None:
+        self.held.append(connection)
 
 
 def test_known_client_that_half_closes_while_it_waits_is_answered_in_its_turn(loop: Loop) -> None:
@@ -793,7 +795,7 @@ class Watcher:
         return bytes(taken)
 
 
-async def watchers(served: Served, count: int) -> list[tuple[Watcher, Connection]]:
+async def watchers(served: Served, count: int) -> list[tuple[Watcher, ResponseStream]]:
     pairs = []
     for number in range(count):
         watcher = Watcher(served.port)
@@ -808,7 +810,7 @@ def test_slow_watchers_are_refused_and_the_fast_one_does_not_notice(loop: Loop) 
         async with serving(stream_buffer_bytes=64 * KIB, kernel_buffer_bytes=16 * KIB) as served:
             pairs = await watchers(served, 3)
             (fast, fast_stream), *slow = pairs
-            frame = Connection.chunk(bytes(4 * KIB))
+            frame = ResponseStream.chunk(bytes(4 * KIB))
             taken = dict.fromkeys(range(3), 0)
             for _ in range(200):
                 for number, (_, stream) in enumerate(pairs):
@@ -858,7 +860,7 @@ def test_a_frame_larger_than_the_buffer_passes_through(loop: Loop) -> None:
     async def scenario() -> None:
         async with serving() as served:
             [(watcher, stream)] = await watchers(served, 1)
-            large = Connection.chunk(bytes(2_000_000))
+            large = ResponseStream.chunk(bytes(2_000_000))
             assert stream.write(large)
             assert not stream.write(large)
             assert await watcher.read(len(large)) == large
@@ -901,7 +903,7 @@ def test_a_finished_stream_keeps_the_connection_alive(loop: Loop) -> None:
             head = await reader.readuntil(b"\r\n\r\n")
             assert b"\r\ntransfer-encoding: chunked\r\n" in head
             (stream,) = served.app.streams
-            stream.write(Connection.chunk(b"data: 1\n\n"))
+            stream.write(ResponseStream.chunk(b"data: 1\n\n"))
             stream.finish()
             assert await reader.readuntil(b"0\r\n\r\n") == b"9\r\ndata: 1\n\n\r\n0\r\n\r\n"
             writer.write(LAST_GET)

@@ -325,7 +325,7 @@ def test_a_long_poll_is_answered_by_the_end_of_the_job(site: Site) -> None:
         short = await api.get(f"/v0/jobs/{id}?wait_ms=1")
         assert (short.status, short.json["status"], short.json["result"]) == (200, "running", None)
         assert short.json["worker"] is not None
-        polls = site.served.server.host.polls._waiting  # type: ignore[union-attr]
+        polls = site.served.server.context.polls._waiting  # type: ignore[union-attr]
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(api.get(f"/v0/jobs/{id}?wait_ms=99999999"))
             await until(lambda: polls)
@@ -350,7 +350,7 @@ def test_a_stop_ends_long_polls_with_what_is_known(tmp_path: Path) -> None:
         async with asyncio.TaskGroup() as group, serving(tmp_path, app=app) as served:
             id = await enqueue(served.api, "held", {"name": "stopped"})
             await until(lambda: gates.runs["stopped"])
-            polls = served.server.host.polls  # type: ignore[union-attr]
+            polls = served.server.context.polls  # type: ignore[union-attr]
             waiting = group.create_task(polled(served.api, id))
             await until(lambda: polls._waiting)
         assert waiting.result().json["status"] == "running"

@@ -428,9 +428,9 @@ def test_an_expired_key_ends_its_streams(tmp_path: Path) -> None:
             await root.put("/v0/topics/orders.a")
             stream = await reader.watch("orders.a")
             await stream.named("caught-up")
-            host = served.server.host
-            assert host is not None
-            clock = host.clock
+            context = served.server.context
+            assert context is not None
+            clock = context.clock
 
             class Later:
                 def now_ns(self) -> int:
@@ -439,7 +439,7 @@ def test_an_expired_key_ends_its_streams(tmp_path: Path) -> None:
                 def wall_ns(self) -> int:
                     return 5 * 10**18  # the year 2128
 
-            host.clock = Later()  # type: ignore[assignment]
+            context.clock = Later()  # type: ignore[assignment]
             [event] = await stream.ended()
             assert "expired" in event.data["error"]["message"]
 
@@ -508,16 +508,16 @@ def test_quotas_of_a_key_are_429_with_their_limit(tmp_path: Path) -> None:
                 async with connect(url, proxy=None, additional_headers=headers):
                     pass
             await stream.close()
-            host = served.server.host
-            assert host is not None
-            await until(lambda: not host.quotas.statistics()["streams"].connections)
+            context = served.server.context
+            assert context is not None
+            await until(lambda: not context.quotas.statistics()["streams"].connections)
             again = await api("streams").watch("q.rate")
             await again.close()
 
             async with asyncio.TaskGroup() as group:
                 poll = group.create_task(api("flight").diff("q.rate", 2, wait_ms=30_000))
-                allowances = host.quotas.statistics
-                await until(lambda: "flight" in allowances() and allowances()["flight"].in_flight)
+                usages = context.quotas.statistics
+                await until(lambda: "flight" in usages() and usages()["flight"].in_flight)
                 check(await api("flight").get("/v0/topics"), "in_flight", 1)
                 await api("stored").append("q.rate", 1)
                 await poll
@@ -583,9 +583,9 @@ def test_a_quota_of_topics_holds_however_they_are_made(tmp_path: Path) -> None:
             headers = {"authorization": "Bearer crowd-secret"}
             for topic in served.app.topics.ordered():
                 await api.delete(f"/v0/topics/{topic.name}")
-            host = served.server.host
-            assert host is not None
-            host.state(TopicQuotas).forget_sums()
+            context = served.server.context
+            assert context is not None
+            context.state(TopicQuotas).forget_sums()
             told = []
             async with connect(url, proxy=None, additional_headers=headers) as socket:
                 for number in range(5):
@@ -680,8 +680,8 @@ def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: 
         hundred = {"records": RECORD["records"] * 100}
         async with keyed(tmp_path, quota("key")) as served:
             api = served.api.using("key-secret")
-            host = served.server.host
-            assert host is not None
+            context = served.server.context
+            assert context is not None
             url = f"ws://127.0.0.1:{served.api.port}/v0/ws"
             headers = {"authorization": "Bearer key-secret"}
             async with connect(url, proxy=None, additional_headers=headers) as socket:
@@ -693,9 +693,9 @@ def test_a_quota_that_comes_by_reload_holds_for_sockets_that_are_open(tmp_path: 
 
                 assert [(await publish())["op"] for _ in range(3)] == ["published"] * 3
                 (tmp_path / "keys.toml").write_text(quota("key", records_per_second=1))
-                [guest] = host.guests
-                confirm = host.access.confirm
-                await until(lambda: confirm(guest.identity, 0).quota.records_per_s)
+                [open_stream] = context.open_streams
+                confirm = context.access.confirm
+                await until(lambda: confirm(open_stream.identity, 0).quota.records_per_s)
                 assert (await api.post("/v0/topics/t", hundred)).status == 200, "and has a debt now"
                 refused = await publish()
                 assert (refused["op"], refused["code"]) == ("error", "throttled")

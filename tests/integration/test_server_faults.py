@@ -217,9 +217,9 @@ def test_nothing_is_made_from_the_reserve_of_a_full_disk(
                 assert sorted(await stream.seqs(4)) == [1, 1, 2, 3], (
                     "a session that is there is read"
                 )
-                host = served.server.host
-                assert host is not None
-                [_, joined] = host.state(WatchSessions).get(wid, 0).definition.topics
+                context = served.server.context
+                assert context is not None
+                [_, joined] = context.state(WatchSessions).get(wid, 0).definition.topics
                 assert joined.topic == "later.one"
                 assert (await api.put("/v0/topics/kept", {"cap_records": 1})).status == 200
                 assert await api.read_all("kept") == [3], "a lower cap makes room"
@@ -400,24 +400,24 @@ def test_a_session_that_cannot_be_saved_or_removed_does_not_bring_the_server_dow
             path = await api.session(prefix="p.")
             stream = await api.stream(path)
             await stream.named("caught-up")
-            host = served.server.host
-            assert host is not None
+            context = served.server.context
+            assert context is not None
             await api.put("/v0/topics/p.two", {"durability": "ephemeral"})
             await stream.named("caught-up")
             vfs.hook = full
             refused = await api.post("/v0/watch", {"topics": {"p.one": {}}})
             assert refused.status == 503, refused
-            sessions = host.state(WatchSessions)
+            sessions = context.state(WatchSessions)
             await sessions.try_save(next(iter(sessions._sessions.values())))
             await stream.close()
-            await until(lambda: not host.heartbeats)
-            await sessions.purge(host.now_ms() + 10**9)
+            await until(lambda: not context.keep_alives)
+            await sessions.purge(context.now_ms() + 10**9)
             assert len(sessions) == 0
             assert (await api.get("/healthz")).status == 200
             assert (await api.get(path)).code == "watch_not_found"
             heal(vfs)
             await wait_ready(api, status=200)
-            await sessions.purge(host.now_ms())
+            await sessions.purge(context.now_ms())
         async with serving(tmp_path) as served:
             assert (await served.api.get(path)).code == "watch_not_found", "removed after all"
 

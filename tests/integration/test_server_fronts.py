@@ -12,10 +12,10 @@ from websockets.asyncio.client import connect
 
 from fairway.errors import InvalidConfig, NotFound
 from fairway.kernel.part import PartHealth
-from fairway.server.front import Front, Fronts, Turn
+from fairway.server.front import FairKeyRule, Front, Fronts
 from fairway.server.fronts import FRONTS
 from fairway.server.http.exchange import Reply, json_reply
-from fairway.server.http.router import Parameter, Route
+from fairway.server.http.router import QueryParameter, Route
 from fairway.topics.engine import Topics
 from tests.support.server import run, serving
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.app import Fairway
+    from fairway.server.context import ServerContext
     from fairway.server.front import Shown
-    from fairway.server.host import Host
 
 THING = {"type": "integer", "minimum": 1}
 
@@ -42,21 +42,23 @@ class Toys:
 
 
 class Shelf:
-    """What its front keeps for one host."""
+    """What its front keeps for one server."""
 
     def __init__(self) -> None:
         self.happened: list[str] = []
 
 
-async def get_thing(host: Host, request: Any, a: str, b: str) -> Reply:
+async def get_thing(context: ServerContext, request: Any, a: str, b: str) -> Reply:
     request.identity.require("read")
     if b == "0":
         raise NotFound("thing", b)
-    host.charge(request.identity, records=1, size=1)
-    return json_reply({"a": a, "b": b, "happened": host.state(Shelf).happened})
+    context.charge(request.identity, records=1, size=1)
+    return json_reply({"a": a, "b": b, "happened": context.state(Shelf).happened})
 
 
-async def serve_echo(host: Host, request: Any, receive: Any, send: Any, name: str) -> None:
+async def serve_echo(
+    context: ServerContext, request: Any, receive: Any, send: Any, name: str
+) -> None:
     await send({"type": "websocket.accept"})
     loud = request.parameters.get("loud", name)
     while (message := await receive())["type"] == "websocket.receive":
@@ -65,7 +67,7 @@ async def serve_echo(host: Host, request: Any, receive: Any, send: Any, name: st
 
 class ToyFront(Front):
     name = "toy"
-    turns = (Turn("/v0/toy/", lambda path: path.split("/")[3]),)
+    fair_key_rules = (FairKeyRule("/v0/toy/", lambda path: path.split("/")[3]),)
     routes = (
         Route(
             "GET",
@@ -82,7 +84,7 @@ class ToyFront(Front):
             "/v0/toy/{name}/echo/socket",
             serve_echo,
             "Says it again",
-            query=(Parameter("loud", "string", "says so instead"),),
+            query=(QueryParameter("loud", "string", "says so instead"),),
         ),
     )
 
@@ -92,19 +94,19 @@ class ToyFront(Front):
     def parts(self, app: Fairway) -> Sequence[Shown]:
         return (self.toys,)
 
-    def start(self, host: Host) -> None:
-        assert host.part(Toys) is self.toys
-        host.keep(Shelf()).happened.append("start")
-        host.telemetry.gauge("fairway_toys", "Toys", lambda: 3)
+    def start(self, context: ServerContext) -> None:
+        assert context.part(Toys) is self.toys
+        context.keep(Shelf()).happened.append("start")
+        context.telemetry.gauge("fairway_toys", "Toys", lambda: 3)
 
-    async def prepare(self, host: Host) -> None:
-        host.state(Shelf).happened.append("prepare")
+    async def prepare(self, context: ServerContext) -> None:
+        context.state(Shelf).happened.append("prepare")
 
-    async def run(self, host: Host) -> None:
-        host.state(Shelf).happened.append("run")
+    async def run(self, context: ServerContext) -> None:
+        context.state(Shelf).happened.append("run")
 
-    def stop_admitting(self, host: Host) -> None:
-        host.part(Toys).admitting = False
+    def stop_admitting(self, context: ServerContext) -> None:
+        context.part(Toys).admitting = False
 
 
 def test_a_front_that_is_added_is_served(tmp_path: Any) -> None:
@@ -145,14 +147,14 @@ def test_requests_to_a_front_wait_in_the_line_that_it_names(
 ) -> None:
     async def scenario() -> None:
         async with serving(tmp_path, fronts=Fronts([*FRONTS, ToyFront()])) as served:
-            host = served.server.host
-            assert host is not None
+            context = served.server.context
+            assert context is not None
             lines: list[tuple[str, bool]] = []
 
             def waits(key: str, begin: Any, peer: Any = None, probes: bool = False) -> None:
                 lines.append((key, probes))
 
-            monkeypatch.setattr(host.gate, "wait", waits)
+            monkeypatch.setattr(context.gate, "wait", waits)
             begun: list[str] = []
             for path in (
                 *("/v0/topics/orders", "/v0/topics/orders/diff", "/v0/topics"),
@@ -160,7 +162,7 @@ def test_requests_to_a_front_wait_in_the_line_that_it_names(
                 *("/v0/graphs/g/state", "/v0/graphs/g", "/v0/graphs"),
                 *("/v0/toy/bear/things/1", "/v0/routers/r", "/metrics", "/healthz", "/readyz"),
             ):
-                host.wait_turn(host.turn_of(path), lambda path=path: begun.append(path))
+                context.wait_turn(context.fair_key_of(path), lambda path=path: begun.append(path))
             assert [key for key, _ in lines] == [
                 *("orders", "orders", "/v0/topics"),
                 *("/v0/jobs/", "/v0/jobs/", "/v0/jobs"),
@@ -200,9 +202,15 @@ def route_at(path: str, method: str = "GET") -> Route:
             "PUT /v1/stream/x of front 'other' is never found: front 'streams' is mounted at",
         ),
         ([front_with(mount="/v0/jobs/")], "of front 'jobs' is never found"),
-        ([front_with(turns=(Turn("/v0/graphs/", str),))], "requests to /v0/graphs/ take two turns"),
-        ([front_with(turns=(Turn("/v0/graphs/g/", str),))], "requests to /v0/graphs/g/ take two"),
-        ([front_with(turns=(Turn("/v0/", str),))], "those of /v0/ as well"),
+        (
+            [front_with(fair_key_rules=(FairKeyRule("/v0/graphs/", str),))],
+            "requests to /v0/graphs/ take two turns",
+        ),
+        (
+            [front_with(fair_key_rules=(FairKeyRule("/v0/graphs/g/", str),))],
+            "requests to /v0/graphs/g/ take two",
+        ),
+        ([front_with(fair_key_rules=(FairKeyRule("/v0/", str),))], "those of /v0/ as well"),
     ],
 )
 def test_two_fronts_in_each_others_way_are_an_error_when_the_table_is_made(
@@ -215,7 +223,7 @@ def test_two_fronts_in_each_others_way_are_an_error_when_the_table_is_made(
 def test_fronts_beside_each_other_are_no_error() -> None:
     beside = front_with(
         mount="/v1/streams/",
-        turns=(Turn("/v0/graph/", str),),
+        fair_key_rules=(FairKeyRule("/v0/graph/", str),),
         routes=(route_at("/v1/{any}/x"), route_at("/v0/toy/{x}/things/{y}", "PUT")),
         sockets=(route_at("/v0/toy/{x}/things/{y}"),),
     )
@@ -225,11 +233,11 @@ def test_fronts_beside_each_other_are_no_error() -> None:
 def test_a_host_has_its_parts_by_their_types(tmp_path: Any) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as served:
-            host = served.server.host
-            assert host is not None
-            assert host.part(Topics) is served.app.topics
+            context = served.server.context
+            assert context is not None
+            assert context.part(Topics) is served.app.topics
             with pytest.raises(KeyError):
-                host.part(Toys)
+                context.part(Toys)
 
     run(scenario())
 

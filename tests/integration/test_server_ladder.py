@@ -422,9 +422,9 @@ def test_8_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_
             others = [await api.watch("t") for _ in range(5)]
             for stream in others:
                 await stream.named("caught-up")
-            host = served.server.host
-            assert host is not None
-            connections = [stream.connection for stream in host.heartbeats]
+            context = served.server.context
+            assert context is not None
+            responses = [stream.response for stream in context.keep_alives]
             limit = served.server._limits.stream_buffer_bytes
             count, most = 0, 0
             for _ in range(100):
@@ -433,7 +433,7 @@ def test_8_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_
                 for stream in others:
                     got = await stream.seqs(100)
                     assert got == list(range(count - 99, count + 1))
-                most = max(most, *(connection.buffered for connection in connections))
+                most = max(most, *(response.buffered for response in responses))
             assert most <= limit + 300_000, f"{most} bytes buffered for one connection"
             topic = app.topics.get("t")
             assert topic.active is not None

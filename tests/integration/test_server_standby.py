@@ -119,7 +119,7 @@ def test_a_server_whose_log_is_being_opened_says_so_on_every_path() -> None:
             finally:
                 opened.set()
                 await server.ready.wait()
-                stop.press()
+                stop.request_stop()
                 await asyncio.wait({running})
 
     run(scenario())

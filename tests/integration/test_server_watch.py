@@ -648,7 +648,7 @@ async def third(api: Api, path: str, single_id: str, several_id: str) -> None:
 def test_a_server_that_is_recovering_says_so(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as served:
-            host, served.server._http.host = served.server._http.host, None
+            context, served.server._http.context = served.server._http.context, None
             api = served.api
             for path in ("/v0/topics", "/v0/topics/x", "/metrics"):
                 answer = await api.get(path)
@@ -659,7 +659,7 @@ def test_a_server_that_is_recovering_says_so(tmp_path: Path) -> None:
             assert (ready.status, ready.json["ready"]) == (503, False)
             assert (await api.get("/healthz")).status == 200
             assert (await api.get("/openapi.json")).status == 200
-            served.server._http.host = host
+            served.server._http.context = context
 
     run(scenario())
 

@@ -279,22 +279,22 @@ def test_who_leaves_without_having_read_leaves_nothing_behind(
     monkeypatch.setattr(SocketProtocol, "_is_stalled", never)
 
     async def scenario(api: Api) -> None:
-        host = site.served.server.host
-        assert host is not None
+        context = site.served.server.context
+        assert context is not None
         await api.append("ws.left", 1)
         topic = site.served.app.topics.get("ws.left")
-        before = len(host.guests)
+        before = len(context.open_streams)
         wire = await deaf_socket(api.port, "/v0/ws")
         wire.writer.write(text_frame(op="subscribe", topic="ws.left"))
         for _ in range(1000):
             wire.writer.write(text_frame(op="ping", id="i" * 30_000))
-        await until(lambda: len(host.guests) > before)
-        socket = host.guests[-1].end.__self__  # type: ignore[attr-defined]
+        await until(lambda: len(context.open_streams) > before)
+        socket = context.open_streams[-1].end.__self__  # type: ignore[attr-defined]
         # It was set when the first answers went out: the reading side waits for room.
         full = websocket.QUEUE_BYTES
         await until(lambda: socket.queued_bytes > full and not socket._room.is_set())
         wire.abort()
-        await until(lambda: len(host.guests) == before)
+        await until(lambda: len(context.open_streams) == before)
         assert topic.active is None or not topic.active.subscribers
 
     site.run(scenario(site.api))
@@ -405,7 +405,7 @@ def test_sockets_close_when_the_server_stops(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path) as served, opened(served.api) as socket:
             await socket.ask(op="ping")
-            served.stop.press()
+            served.stop.request_stop()
             with pytest.raises(ConnectionClosed) as caught:
                 await socket.next()
             assert caught.value.rcvd is not None

@@ -282,11 +282,11 @@ def test_a_live_reader_is_a_connection_and_no_request_under_way(tmp_path: Path, 
         async with serving(tmp_path / "data", keys_file=keys) as served:
             api = served.api.using("k-secret")
             assert (await api.put("/v1/stream/a", raw=b"x", headers=TEXT)).status == 201
-            host = served.server.host
-            assert host is not None
+            context = served.server.context
+            assert context is not None
 
             def used() -> tuple[int, int]:
-                now = host.quotas.statistics()["k"]
+                now = context.quotas.statistics()["k"]
                 return now.in_flight, now.connections
 
             url = f"/v1/stream/a?offset=now&live={live}"

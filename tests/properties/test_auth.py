@@ -20,7 +20,7 @@ from fairway.server.access.auth import (
     scrubbed,
 )
 from fairway.server.access.cors import Cors, is_loopback_authority
-from fairway.server.access.quotas import Allowance, TokenBucket
+from fairway.server.access.quotas import KeyUsage, TokenBucket
 from fairway.server.access.tickets import TicketConfig, Tickets
 from fairway.settings import (
     SCOPES,
@@ -235,7 +235,7 @@ def test_a_bucket_is_its_exact_twin_and_holds_its_rate(
 def test_a_refused_charge_changed_nothing(charges: list[tuple[int, int, int]]) -> None:
     """The twin is told only of what was accepted, and answers the same."""
     quota = replace(UNLIMITED, records_per_s=5, bytes_per_s=50)
-    real, twin = Allowance("ann", quota, 0), Allowance("ann", quota, 0)
+    real, twin = KeyUsage("ann", quota, 0), KeyUsage("ann", quota, 0)
     now_ns = 0
     for records, size, pause_ns in charges:
         now_ns += pause_ns
@@ -248,7 +248,7 @@ def test_a_refused_charge_changed_nothing(charges: list[tuple[int, int, int]]) -
 
 @given(st.lists(st.sampled_from(["begin", "end", "connect", "disconnect"]), max_size=80))
 def test_what_is_open_stays_within_its_limits(moves: list[str]) -> None:
-    ann = Allowance("ann", replace(UNLIMITED, in_flight=3, connections=2), 0)
+    ann = KeyUsage("ann", replace(UNLIMITED, in_flight=3, connections=2), 0)
     open_ = {"begin": 0, "connect": 0}
     for move in moves:
         start, limit = ("begin", 3) if move in ("begin", "end") else ("connect", 2)

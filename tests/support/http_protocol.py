@@ -10,7 +10,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from fairway.runtime.turn import TURN
-from fairway.server.http.door import Door, Room
+from fairway.server.http.door import Door, LineState
 from fairway.server.http.limits import SECOND_NS, HttpLimits
 from fairway.server.http.protocol import HttpProtocol
 from fairway.testing import run
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Coroutine
 
-    from fairway.server.http.connection import Answer
     from fairway.server.http.protocol import Site
+    from fairway.server.http.response import ResponseCycle
 
 KIB = 1024
 LIMITS = HttpLimits(
@@ -128,19 +128,19 @@ class Busy:
 
     def __init__(self) -> None:
         self.room = TURN.reads_per_turn
-        self.door: Door | None = Door(lambda: Room(self.room, 0, True))
+        self.door: Door | None = Door(lambda: LineState(self.room, 0, True))
 
-    def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
+    def admit(self, peer: Any, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         peer.show(None)
         begin()
 
-    def express(self, answer: Answer) -> bool:
+    def answer_without_task(self, cycle: ResponseCycle) -> bool:
         return False
 
     def line_up(self, peer: Any, head: Any, begin: Callable[[], object]) -> bool:
         return False
 
-    def let_in(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
+    def let_in(self, peer: Any, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         begin()
 
     def lost(self, peer: Any) -> None: ...

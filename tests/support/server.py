@@ -440,7 +440,7 @@ async def serving(
         try:
             yield Served(server, stop)
         finally:
-            stop.press()
+            stop.request_stop()
             await asyncio.wait({running})
 
 

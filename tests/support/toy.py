@@ -27,7 +27,7 @@ from fairway.errors import Closing, Invalid, NotFound, Throttled
 from fairway.graphs.context import FiringContext  # noqa: TC001  a node's parameters are read
 from fairway.kernel.part import OK, Part, PartHealth
 from fairway.runtime.words import brief
-from fairway.server.front import Front, Fronts, Turn
+from fairway.server.front import FairKeyRule, Front, Fronts
 from fairway.server.http import problems as server_problems
 from fairway.server.http.exchange import Reply, json_reply
 from fairway.server.http.router import Route
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fairway.kernel.effects import EffectPosition
     from fairway.kernel.kernel import Kernel
     from fairway.parts import Assembly
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
     from fairway.server.http.exchange import Request
 
 KIND = "toy"
@@ -176,15 +176,15 @@ def toys_part(app: Assembly) -> Part:
 # The front (server/fronts/toy.py)
 
 
-async def get_thing(host: Host, request: Request, a: str, b: str) -> Reply:
+async def get_thing(context: ServerContext, request: Request, a: str, b: str) -> Reply:
     request.identity.require("read", a)
-    return json_reply(host.part(Toys).get(a, b))
+    return json_reply(context.part(Toys).get(a, b))
 
 
-async def put_thing(host: Host, request: Request, a: str, b: str) -> Reply:
+async def put_thing(context: ServerContext, request: Request, a: str, b: str) -> Reply:
     request.identity.require("write", a)
     value = await request.json(msgspec.json.Decoder())
-    return json_reply(await host.part(Toys).put(a, b, value), 201)
+    return json_reply(await context.part(Toys).put(a, b, value), 201)
 
 
 class ToyFront(Front):
@@ -193,13 +193,13 @@ class ToyFront(Front):
         Route("GET", "/v0/toy/{a}/things/{b}", get_thing, "A thing", reply=Thing),
         Route("PUT", "/v0/toy/{a}/things/{b}", put_thing, "Keep a thing", body=Any, reply=Thing),
     )
-    turns = (Turn("/v0/toy/", lambda path: path.split("/")[3]),)
+    fair_key_rules = (FairKeyRule("/v0/toy/", lambda path: path.split("/")[3]),)
 
     def parts(self, app: Fairway) -> Sequence[Toys]:
         return (app.part(Toys),)
 
-    def start(self, host: Host) -> None:
-        host.part(Toys).limit = host.settings.of_parts.get("toy_limit", 1_000)
+    def start(self, context: ServerContext) -> None:
+        context.part(Toys).limit = context.settings.of_parts.get("toy_limit", 1_000)
 
 
 # The client (client/aio/toys.py, from which the blocking one is generated)

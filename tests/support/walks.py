@@ -107,7 +107,7 @@ async def append(calls: Calls, directory: str) -> None:
         try:
             await asyncio.to_thread(append_to_watcher, server.port, calls)
         finally:
-            stop.press()
+            stop.request_stop()
 
 
 async def enqueue(calls: Calls, directory: str) -> None:

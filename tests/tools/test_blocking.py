@@ -27,7 +27,7 @@ def test_words_of_asyncio_go_and_the_rest_stays() -> None:
 from collections.abc import AsyncIterator
 
 from fairway.client.aio.client import AsyncClient
-from fairway.client.faces import async_tell
+from fairway.client.faces import async_notify
 
 
 class AsyncToy:
@@ -39,7 +39,7 @@ class AsyncToy:
         page = await self._client.call("asynchronous")
         for one in page:
             yield one
-        await async_tell(print, page)
+        await async_notify(print, page)
 '''
     assert (
         blocking.blocking(source, "toy.py")
@@ -48,7 +48,7 @@ class AsyncToy:
 
 from collections.abc import Iterator
 
-from fairway.client.faces import tell
+from fairway.client.faces import notify
 from fairway.client.sync.client import Client
 
 
@@ -60,7 +60,7 @@ class Toy:
         """Every one: `for one in toy.all()`."""
         page = self._client.call("asynchronous")
         yield from page
-        tell(print, page)
+        notify(print, page)
 '''
     )
 

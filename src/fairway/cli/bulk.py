@@ -114,11 +114,11 @@ def append_lines(
             raise Interrupted(f"interrupted; {_rest(words, skip + done)}") from None
         except (BadLine, FairwayError) as error:
             bar.stop()
-            said = explained(error) if isinstance(error, FairwayError) else str(error)
+            reason = explained(error) if isinstance(error, FairwayError) else str(error)
             if isinstance(error, OutcomeUnknown):
-                said += " (the lines after those may be stored too; the key below tells)"
+                reason += " (the lines after those may be stored too; the key below tells)"
             rest = _rest(words, skip + done)
-            raise click.ClickException(f"{said}; {rest}") from None
+            raise click.ClickException(f"{reason}; {rest}") from None
 
 
 def _rest(words: list[str], done: int) -> str:

@@ -201,15 +201,15 @@ def _follow(client: Client, output: Output, name: str, tenant: str | None, *, ca
         if output.json:
             output.message(news)
         elif isinstance(news, GraphStateView):
-            told = views.state(news.state, paused=news.paused, halted=news.halted)
-            if told != shown:
-                shown = told
-                click.echo(f"{news.graph} is {told}")
+            label = views.state(news.state, paused=news.paused, halted=news.halted)
+            if label != shown:
+                shown = label
+                click.echo(f"{news.graph} is {label}")
         else:
             if news.skipped:
                 click.echo(f"... {news.skipped:,} more firings")
             for firing in news.firings:
-                click.echo(views.told(firing))
+                click.echo(views.firing_line(firing))
     notice(f"{name} was unloaded")
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SHOWN_MAX = 20
 """Differences that are printed unless all are asked for."""
-TELL_EVERY = 10_000
+NOTICE_EVERY = 10_000
 MS_NS = 1_000_000
 
 
@@ -178,7 +178,7 @@ class _Shown:
     async def counted(self, found: AsyncIterator[Replayed]) -> AsyncIterator[Replayed]:
         async for each in found:
             self.count += 1
-            if self.count % TELL_EVERY == 0:
+            if self.count % NOTICE_EVERY == 0:
                 notice(f"{self.count:,} firings …")
             yield each
 
@@ -187,18 +187,18 @@ class _Shown:
             self.compared += each.same is not None
             if each.error is not None:
                 self.failed += 1
-                self._say(each.number, each.inputs, None, {"error": each.error}, self.failed)
+                self._show(each.number, each.inputs, None, {"error": each.error}, self.failed)
             elif each.same is False:
                 self.differing += 1
                 before = msgspec.msgpack.decode(each.recorded or b"\x80")
-                self._say(each.number, each.inputs, before, each.outputs, self.differing)
+                self._show(each.number, each.inputs, before, each.outputs, self.differing)
             elif self._outputs:
-                self._output.message({"firing": each.number, "outputs": _plain(each.outputs)})
+                self._output.message({"firing": each.number, "outputs": _as_json(each.outputs)})
 
     async def differences(self, found: AsyncIterator[Difference]) -> None:
         async for each in found:
             self.differing += 1
-            self._say(each.number, each.inputs, each.before, each.after, self.differing)
+            self._show(each.number, each.inputs, each.before, each.after, self.differing)
 
     def verdict(self, against_record: bool) -> str:
         if self.differing or self.failed:
@@ -207,7 +207,7 @@ class _Shown:
             return "nothing was recorded to compare with"
         return "all the same"
 
-    def _say(
+    def _show(
         self,
         number: int,
         inputs: Mapping[str, Any],
@@ -222,14 +222,14 @@ class _Shown:
         self._output.message(
             {
                 "firing": number,
-                "inputs": _plain(inputs),
-                "before": _plain(before),
-                "after": _plain(after),
+                "inputs": _as_json(inputs),
+                "before": _as_json(before),
+                "after": _as_json(after),
             }
         )
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """As JSON can show it: `nan` and `inf` as text."""
     if value is None:
         return None

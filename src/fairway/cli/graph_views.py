@@ -147,7 +147,7 @@ def facts(found: GraphStateView) -> Iterator[tuple[str, object]]:
 # Firings
 
 
-def told(firing: FiringSummary) -> str:
+def firing_line(firing: FiringSummary) -> str:
     error = f": {printable(line(firing.error))}" if firing.error else ""
     fresh = ", ".join(firing.fresh) or "no news"
     return f"firing {firing.firing} ({firing.cause}; {fresh}) {firing.duration_us:,} µs{error}"

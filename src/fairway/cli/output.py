@@ -98,16 +98,16 @@ class Output:
             self.message({"tombstone": gone})
             return
         if gone.reason == "recreated":
-            said = f"{gone.topic} was deleted and made anew: seqs begin again"
+            text = f"{gone.topic} was deleted and made anew: seqs begin again"
         else:
-            said = f"records {gone.gap_from}..{gone.gap_to} are gone: {gone.reason}"
-        self._aside(said)
+            text = f"records {gone.gap_from}..{gone.gap_to} are gone: {gone.reason}"
+        self._aside(text)
 
-    def _aside(self, said: str) -> None:
+    def _aside(self, text: str) -> None:
         if self.rich:
-            self.console.print(Text(f"-- {said} --", style="bold red"))
+            self.console.print(Text(f"-- {text} --", style="bold red"))
         else:
-            click.echo(f"# {said}")
+            click.echo(f"# {text}")
 
 
 NUMERIC = {

@@ -106,8 +106,8 @@ def delete_router(remote: Remote, /, name: str, as_json: bool) -> None:
     """Stop forwarding. What was copied stays in the destination."""
     with remote.client() as client:
         reply = client.delete_router(name)
-    said = f"deleted router {name}" if reply.deleted else f"there was no router {name}"
-    Output(json=as_json).done(said, reply)
+    message = f"deleted router {name}" if reply.deleted else f"there was no router {name}"
+    Output(json=as_json).done(message, reply)
 
 
 def _row(state: RouterState) -> tuple[object, ...]:

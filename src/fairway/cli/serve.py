@@ -1,4 +1,4 @@
-"""`fairway serve`: the app, or none in particular, behind HTTP until it is told to stop."""
+"""`fairway serve`: the app, or none in particular, behind HTTP until a stop is requested."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
     fairway serve shop:app --port 8080        the app of shop.py
     fairway serve --host 0.0.0.0 --keys keys.toml --tls-cert c.pem --tls-key k.pem
     """
-    log_plainly()
+    log_to_stderr()
     # uvicorn tells of WebSockets with their whole URL, and a ticket may be in it.
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    for told in ("fairway.audit", "fairway.graphs.loading"):  # what somebody did, or changed
-        logging.getLogger(told).setLevel(logging.INFO)
+    for name in ("fairway.audit", "fairway.graphs.loading"):  # what somebody did, or changed
+        logging.getLogger(name).setLevel(logging.INFO)
     options["cors_origins"] = options["cors_origins"] or None
     try:
         settings = read_settings(data=data, **options)
@@ -112,7 +112,7 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
         raise click.ClickException(masked(error)) from None
 
 
-def log_plainly() -> None:
+def log_to_stderr() -> None:
     """Warnings to standard error, a line each, and no secrets in them."""
     log_masked(LINE, logging.WARNING)
     logging.getLogger("asyncpg.pool").addFilter(_in_a_line)
@@ -152,7 +152,7 @@ def load_app(reference: str) -> Fairway:
 
 
 def run(app: Fairway, settings: ServerSettings, *, instead_of: str = "") -> None:
-    """Serve until told to stop. `instead_of` is the place that `--data` overruled."""
+    """Serve until a stop is requested. `instead_of` is the place that `--data` overruled."""
     run_process(_serve(app, settings, instead_of))
 
 
@@ -160,7 +160,7 @@ async def _serve(app: Fairway, settings: ServerSettings, instead_of: str) -> Non
     server = Server(app, settings)
     stop = StopSwitch()
     failure: FairwayError | None = None
-    app.when_standing_by.append(lambda _: _say_standing_by(server))
+    app.when_standing_by.append(lambda _: _announce_standing_by(server))
     with stop_on_signals(stop):
         async with asyncio.TaskGroup() as group:
             asides = [
@@ -179,12 +179,12 @@ async def _serve(app: Fairway, settings: ServerSettings, instead_of: str) -> Non
 
 
 async def _end_at_once(stop: StopSwitch) -> None:
-    """Told twice: like a crash, which loses nothing acknowledged, whatever the disk does."""
-    await stop.wait_insisted()
+    """The stop was requested twice: end like a crash, which loses nothing acknowledged."""
+    await stop.wait_forced()
     os._exit(INTERRUPTED)
 
 
-def _say_standing_by(server: Server) -> None:
+def _announce_standing_by(server: Server) -> None:
     # Also what `/readyz` is asked at meanwhile: with port 0 nobody else knows.
     place = shown_place(server.app.place)
     click.echo(f"Fairway stands by for {place} at {server.url}    Ctrl-C stops.")

@@ -215,12 +215,12 @@ def append(
             tag=tag,
             node=node,
         )
-    said = f"{done.records:,} lines appended to {name}"
+    message = f"{done.records:,} lines appended to {name}"
     if done.records:
-        said += f": {done.first_seq}..{done.last_seq}"
+        message += f": {done.first_seq}..{done.last_seq}"
     if done.deduped:
-        said += f", {done.deduped:,} of them were there already"
-    output.done(said, done._asdict())
+        message += f", {done.deduped:,} of them were there already"
+    output.done(message, done._asdict())
 
 
 @topic.command("diff")
@@ -403,10 +403,10 @@ def delete(
             output.done(f"deleted {records.deleted:,} records of {name}", records)
             return
         gone = handle.delete(if_empty=if_empty)
-    said = f"deleted topic {name}" if gone.deleted else f"there was no topic {name}"
+    message = f"deleted topic {name}" if gone.deleted else f"there was no topic {name}"
     if gone.routers_removed:
-        said += f", and the routers {', '.join(gone.routers_removed)}"
-    output.done(said, gone)
+        message += f", and the routers {', '.join(gone.routers_removed)}"
+    output.done(message, gone)
 
 
 def _confirm(question: str) -> None:
@@ -446,8 +446,8 @@ def _all_of(watch: Watch[msgspec.Raw]) -> Iterator[Record[msgspec.Raw] | BadReco
             yield from watch
             return
         except BadRecord as bad:
-            told = bad
-        yield told  # and on behind it
+            unreadable = bad
+        yield unreadable  # and on behind it
 
 
 def _show_record(output: Output, record: Record[msgspec.Raw] | BadRecord) -> None:

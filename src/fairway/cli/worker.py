@@ -1,4 +1,4 @@
-"""`fairway worker`: jobs of an app, and nothing else, until it is told to stop."""
+"""`fairway worker`: jobs of an app, and nothing else, until a stop is requested."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from fairway.cli.remote import DURATION
-from fairway.cli.serve import INTERRUPTED, BadData, load_app, log_plainly
+from fairway.cli.serve import INTERRUPTED, BadData, load_app, log_to_stderr
 from fairway.client import AsyncClient, ServerTopics
 from fairway.errors import BadPlace, FairwayError, InvalidConfig
 from fairway.jobs.attempts import LOG_BYTES_MAX
@@ -81,7 +81,7 @@ def worker(
     fairway worker shop:app --concurrency 500 --prefetch 500     many small jobs
     fairway worker shop:app --metrics 9100              metrics at http://127.0.0.1:9100/metrics
     """
-    log_plainly()
+    log_to_stderr()
     try:
         made = load_app(app)
         config = config_of(made, **options)
@@ -136,7 +136,7 @@ def run(
     server: ClientSettings,
     endpoint: WorkerEndpoint | None = None,
 ) -> None:
-    """Work until told to stop."""
+    """Work until a stop is requested."""
     run_process(_work(app, config, server, endpoint))
 
 
@@ -146,7 +146,7 @@ async def _work(
     stop = StopSwitch()
     with stop_on_signals(stop):
         async with running(_EndAtOnce(stop)), AsyncExitStack() as stack:
-            if endpoint is not None:  # first in, last out: it tells of the start and of the drain
+            if endpoint is not None:  # first in, last out: it shows the start and the drain
                 await stack.enter_async_context(endpoint)
             client = AsyncClient(server.url, key=server.key)
             await stack.enter_async_context(client)
@@ -157,34 +157,34 @@ async def _work(
                     part = await stack.enter_async_context(working)
             except TimeoutError:
                 if start.expired():
-                    return  # it was told to stop while it waited for its database
+                    return  # the stop was requested while it waited for its database
                 raise
-            said = f"Fairway works on {', '.join(config.queues)}"
+            message = f"Fairway works on {', '.join(config.queues)}"
             if endpoint is not None and part.worker is not None:
                 endpoint.readiness = part.worker.readiness
-                said += f"    {endpoint.url}/metrics"
-            click.echo(f"{said}    Ctrl-C stops.")
-            await stop.wait_pressed()
+                message += f"    {endpoint.url}/metrics"
+            click.echo(f"{message}    Ctrl-C stops.")
+            await stop.wait_requested()
 
 
 class _EndStart:
-    """Told to stop before it has begun: there is nothing to drain."""
+    """The stop was requested before anything began: there is nothing to drain."""
 
     def __init__(self, stop: StopSwitch, start: asyncio.Timeout) -> None:
         self._stop = stop
         self._start = start
 
     async def run(self) -> None:
-        await self._stop.wait_pressed()
+        await self._stop.wait_requested()
         self._start.reschedule(0)  # its time has passed
 
 
 class _EndAtOnce:
-    """Told twice: like a crash, which loses nothing."""
+    """The stop was requested twice: end like a crash, which loses nothing."""
 
     def __init__(self, stop: StopSwitch) -> None:
         self._stop = stop
 
     async def run(self) -> None:
-        await self._stop.wait_insisted()
+        await self._stop.wait_forced()
         os._exit(INTERRUPTED)

@@ -26,7 +26,7 @@ class ClientClock(Protocol):
         ...
 
 
-class SystemClock:
+class SystemClientClock:
     """The clock of this machine."""
 
     __slots__ = ()
@@ -40,4 +40,4 @@ class SystemClock:
         await asyncio.sleep(max(0, delay_ns) / 1_000_000_000)
 
 
-SYSTEM_CLOCK = SystemClock()
+SYSTEM_CLIENT_CLOCK = SystemClientClock()

@@ -16,7 +16,7 @@ EVENT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Many times what the largest frame of a server can have."""
 
 
-class Event(NamedTuple):
+class ServerSentEvent(NamedTuple):
     """One event. `id` is the last one that was set, which may be in an earlier event."""
 
     kind: str
@@ -40,7 +40,7 @@ class EventParser:
         self._after_cr = False
         self._first = True
 
-    def feed(self, chunk: bytes) -> list[Event]:
+    def feed(self, chunk: bytes) -> list[ServerSentEvent]:
         """The events that `chunk` completes."""
         if self._after_cr and chunk:
             self._after_cr = False
@@ -55,14 +55,14 @@ class EventParser:
         if not lines[-1].endswith((b"\n", b"\r")):
             self._partial.append(lines.pop())
         self._after_cr = chunk.endswith(b"\r")
-        events: list[Event] = []
+        events: list[ServerSentEvent] = []
         for line in lines:
             self._line(line.rstrip(b"\r\n"), events)
         if self._size > EVENT_BYTES_MAX:
             raise Stop(f"an event of more than {EVENT_BYTES_MAX:,} bytes: this is no event stream")
         return events
 
-    def _line(self, line: bytes, events: list[Event]) -> None:
+    def _line(self, line: bytes, events: list[ServerSentEvent]) -> None:
         if self._first:
             self._first = False
             line = line.removeprefix(BOM)
@@ -83,10 +83,10 @@ class EventParser:
         elif name == "retry" and value.isascii() and value.isdigit() and len(value) <= 18:
             self.retry_ms = int(value)
 
-    def _dispatch(self, events: list[Event]) -> None:
+    def _dispatch(self, events: list[ServerSentEvent]) -> None:
         self.last_id = self._id
         if self._data:
-            events.append(Event(self._kind or "message", "\n".join(self._data), self._id))
+            events.append(ServerSentEvent(self._kind or "message", "\n".join(self._data), self._id))
             self._data.clear()
         self._kind = ""
         self._size = sum(map(len, self._partial))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import httpx
 
-from fairway.client.clock import SYSTEM_CLOCK, ClientClock
-from fairway.client.problems import NoReply, Reply, no_reply_error, refusal_of
+from fairway.client.clock import SYSTEM_CLIENT_CLOCK, ClientClock
+from fairway.client.problems import HttpResponse, NoResponse, no_response_error, refusal_of
 from fairway.client.retry import Attempts, RetryConfig
 from fairway.settings import read_client_settings
 
@@ -51,7 +51,7 @@ class Exchange:
         settings = read_client_settings(url, key)
         self.url = settings.url
         self.retry = retry if retry is not None else RetryConfig()
-        self.clock: ClientClock = clock if clock is not None else SYSTEM_CLOCK
+        self.clock: ClientClock = clock if clock is not None else SYSTEM_CLIENT_CLOCK
         self.random = source if source is not None else random.SystemRandom()
         self.met = False
         self._key = settings.key
@@ -99,30 +99,30 @@ class Exchange:
         now_ns = self.clock.now_ns()
         return Attempts(call, self.retry, self.random, now_ns, where=self.url, met=self.met)
 
-    def replied(self, response: httpx.Response) -> Reply:
+    def replied(self, response: httpx.Response) -> HttpResponse:
         """A response that was read to its end."""
         self.met = True
-        return Reply(response.status_code, response.headers, response.content)
+        return HttpResponse(response.status_code, response.headers, response.content)
 
-    def unanswered(self, error: httpx.HTTPError) -> NoReply:
+    def unanswered(self, error: httpx.HTTPError) -> NoResponse:
         sent = not isinstance(error, UNSENT)
         self.met = self.met or sent
-        return NoReply(sent, str(error) or type(error).__name__)
+        return NoResponse(sent, str(error) or type(error).__name__)
 
-    def value(self, call: Call[T], outcome: Reply | NoReply) -> T:
+    def value(self, call: Call[T], outcome: HttpResponse | NoResponse) -> T:
         """What one attempt came to; raises what it means if it failed."""
-        if isinstance(outcome, NoReply):
-            raise no_reply_error(outcome, where=self.url)
+        if isinstance(outcome, NoResponse):
+            raise no_response_error(outcome, where=self.url)
         if outcome.status in call.good:
             return call.decode(outcome.body)
         raise self.refusal(outcome, mutates=call.mutates)
 
-    def refusal(self, reply: Reply, *, mutates: bool = False) -> FairwayError:
-        return refusal_of(reply, mutates=mutates, where=self.url).error
+    def refusal(self, response: HttpResponse, *, mutates: bool = False) -> FairwayError:
+        return refusal_of(response, mutates=mutates, where=self.url).error
 
     def lost(self, error: httpx.HTTPError) -> FairwayError:
         """What it means that a stream could not be opened, or broke."""
-        return no_reply_error(self.unanswered(error), where=self.url)
+        return no_response_error(self.unanswered(error), where=self.url)
 
     def key_for(self, given: str | Auto | None) -> str | None:
         """An idempotency key: the given one, none, or a new one."""

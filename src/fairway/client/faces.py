@@ -30,13 +30,13 @@ def each(values: Values[V]) -> Iterator[V]:
     return iter(values)
 
 
-async def async_tell(callback: Callable[[Any], object], news: object) -> None:
+async def async_notify(callback: Callable[[Any], object], value: object) -> None:
     """Call back; what a callback returns is awaited if it can be."""
-    answer = callback(news)
+    answer = callback(value)
     if isawaitable(answer):
         await answer
 
 
-def tell(callback: Callable[[Any], object], news: object) -> None:
+def notify(callback: Callable[[Any], object], value: object) -> None:
     """Call back."""
-    callback(news)
+    callback(value)

@@ -26,7 +26,7 @@ from fairway.wire.topics import TopicState, WatchReply, WatchRequest, WatchTopic
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fairway.client.events import Event
+    from fairway.client.events import ServerSentEvent
     from fairway.client.protocol import Call, Query
     from fairway.client.records import RecordDecoder
     from fairway.wire.topics import Match
@@ -74,7 +74,7 @@ class Places:
             self.seen[topic] = Position(epoch, seq)
 
 
-class Plan(Protocol):
+class WatchPlan(Protocol):
     """How a watch is opened, and what is left of it when something is gone."""
 
     def prepare(self) -> Call[Any] | None:
@@ -262,7 +262,7 @@ Item: TypeAlias = Record[T] | wire.TombstoneEvent
 class Follower(Generic[T]):
     """The state of one watch, whatever happens to its connections."""
 
-    def __init__(self, plan: Plan, decoder: RecordDecoder[T], places: Places) -> None:
+    def __init__(self, plan: WatchPlan, decoder: RecordDecoder[T], places: Places) -> None:
         self.plan = plan
         self.ended = False
         """Nothing is left to follow."""
@@ -325,7 +325,7 @@ class Follower(Generic[T]):
         self.delivered[item.topic] = Position(item.epoch, item.record.seq)
         return self._decoder(*item)
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: ServerSentEvent) -> None:
         if event.kind == wire.RECORD:
             self._take_records(_record(event.data))
         elif event.kind == wire.TOMBSTONE:

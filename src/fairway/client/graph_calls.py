@@ -21,7 +21,7 @@ from fairway.wire.topics import WAIT_MS_MAX
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fairway.client.events import Event
+    from fairway.client.events import ServerSentEvent
 
 GRAPHS: Final = "/v0/graphs"
 FIRE_WAIT_NS: Final = 60_000 * MS_NS
@@ -163,10 +163,10 @@ def all_accepted(reply: wire.PushReply, events: tuple[Any, ...]) -> int:
     refused = reply.refused
     if refused is None:
         return reply.accepted
-    told = f"{reply.accepted} of {len(events)} were accepted, and then: {refused.message}"
+    message = f"{reply.accepted} of {len(events)} were accepted, and then: {refused.message}"
     if refused.retry_after_ms is None:
-        raise InvalidRequest(told, code=refused.code)
-    raise Throttled(told, retry_after_ns=refused.retry_after_ms * MS_NS)
+        raise InvalidRequest(message, code=refused.code)
+    raise Throttled(message, retry_after_ns=refused.retry_after_ms * MS_NS)
 
 
 def fire(name: str, cache: Mapping[str, Any] | None, tenant: str | None) -> Call[wire.FiringView]:
@@ -236,7 +236,7 @@ def watch(name: str, tenant: str | None, every_ms: int, *, cache: bool) -> Strea
     return StreamCall(_path(name, "watch"), _of(tenant, *more))
 
 
-def news_of(event: Event) -> GraphNews | None:
+def news_of(event: ServerSentEvent) -> GraphNews | None:
     """What an event of a watch says; None if the graph was unloaded. Raises what the server says
     is wrong."""
     if event.kind == "state":

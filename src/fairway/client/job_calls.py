@@ -212,7 +212,7 @@ def _queue_path(name: str) -> str:
     return f"/v0/queues/{quote(name, safe='')}"
 
 
-class Waiting(Generic[View]):
+class EndWaiter(Generic[View]):
     """Asks for a job or a run until it has ended, a long poll at a time."""
 
     noun: str
@@ -241,7 +241,7 @@ class Waiting(Generic[View]):
         return False
 
 
-class WaitingForJob(Waiting[wire.JobView]):
+class JobWaiter(EndWaiter[wire.JobView]):
     noun = "job"
     ask = staticmethod(get)
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-class Reply(NamedTuple):
+class HttpResponse(NamedTuple):
     """A whole response. Header names are in lower case."""
 
     status: int
@@ -21,14 +21,14 @@ class Reply(NamedTuple):
     body: bytes
 
 
-class NoReply(NamedTuple):
+class NoResponse(NamedTuple):
     """There was no response. `sent`: the request may have arrived."""
 
     sent: bool
     reason: str
 
 
-class Refusal(NamedTuple):
+class ServerRefusal(NamedTuple):
     """An error, and when the server would like to be asked again, if it said so."""
 
     error: errors.FairwayError
@@ -56,18 +56,22 @@ BY_CODE: Final[dict[str, Callable[[str], errors.FairwayError]]] = {
 _decode = msgspec.json.Decoder(ErrorReply).decode
 
 
-def refusal_of(reply: Reply, *, mutates: bool, where: str) -> Refusal:
-    """What a reply that is no success means. `mutates`: the request would have changed something.
+def refusal_of(response: HttpResponse, *, mutates: bool, where: str) -> ServerRefusal:
+    """What a response that is no success means. `mutates`: the request would change something.
 
     A server's own words are believed. Without them (a proxy answered, or the server failed) a
     request that changes something is in doubt, and one that only reads can be repeated.
     """
     try:
-        problem = _decode(reply.body).error
+        problem = _decode(response.body).error
     except (msgspec.DecodeError, RecursionError):
-        return Refusal(_unexplained(reply, mutates=mutates, where=where), _retry_after_ns(reply))
-    after_ns = _retry_after_ns(reply, problem.detail)
-    return Refusal(_explained(reply.status, problem, after_ns or 0, mutates=mutates), after_ns)
+        return ServerRefusal(
+            _unexplained(response, mutates=mutates, where=where), _retry_after_ns(response)
+        )
+    after_ns = _retry_after_ns(response, problem.detail)
+    return ServerRefusal(
+        _explained(response.status, problem, after_ns or 0, mutates=mutates), after_ns
+    )
 
 
 def event_error(body: str) -> errors.FairwayError:
@@ -79,7 +83,7 @@ def event_error(body: str) -> errors.FairwayError:
     return _explained(400, problem, 0, mutates=False)
 
 
-def no_reply_error(outcome: NoReply, *, where: str) -> errors.FairwayError:
+def no_response_error(outcome: NoResponse, *, where: str) -> errors.FairwayError:
     """What it means that nothing came back, for a request that may be repeated."""
     if outcome.sent:
         return errors.Unavailable(f"{where} did not answer: {outcome.reason}")
@@ -111,11 +115,11 @@ def _explained(
     return errors.OutcomeUnknown(message) if mutates else errors.FairwayError(message)
 
 
-def _unexplained(reply: Reply, *, mutates: bool, where: str) -> errors.FairwayError:
-    status = reply.status
+def _unexplained(response: HttpResponse, *, mutates: bool, where: str) -> errors.FairwayError:
+    status = response.status
     message = f"{where} answered {status} in words that are not Fairway's"
     if status == 429:
-        return errors.Throttled(message, retry_after_ns=_retry_after_ns(reply) or 0)
+        return errors.Throttled(message, retry_after_ns=_retry_after_ns(response) or 0)
     if status == 503:
         return errors.Unavailable(message)
     if status >= 500:
@@ -127,10 +131,10 @@ def _unexplained(reply: Reply, *, mutates: bool, where: str) -> errors.FairwayEr
     return errors.InvalidRequest(message, code="not_fairway")
 
 
-def _retry_after_ns(reply: Reply, detail: Mapping[str, Any] | None = None) -> int | None:
+def _retry_after_ns(response: HttpResponse, detail: Mapping[str, Any] | None = None) -> int | None:
     """The exact wish if there is one; the header only speaks in whole seconds."""
     exact = (detail or {}).get("retry_after_ms")
     if isinstance(exact, int | float) and exact >= 0:
         return round(exact * 1_000_000)
-    text = reply.headers.get("retry-after", "")
+    text = response.headers.get("retry-after", "")
     return int(text) * SECOND_NS if text.isascii() and text.isdigit() and len(text) < 9 else None

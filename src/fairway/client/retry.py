@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
-from fairway.client.problems import NoReply, Reply, no_reply_error, refusal_of
+from fairway.client.problems import HttpResponse, NoResponse, no_response_error, refusal_of
 from fairway.core.amounts import wrong_share, wrong_whole
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import (
@@ -82,7 +82,7 @@ class RetryConfig:
         return BackoffConfig(base_ns=self.base_ns, cap_ns=cap_ns, jitter=self.jitter)
 
 
-class Answer(NamedTuple, Generic[T]):
+class Success(NamedTuple, Generic[T]):
     """It worked."""
 
     value: T
@@ -100,7 +100,7 @@ class Fail(NamedTuple):
     error: FairwayError
 
 
-Verdict: TypeAlias = Answer[T] | Again | Fail
+RetryDecision: TypeAlias = Success[T] | Again | Fail
 
 
 class Attempts(Generic[T]):
@@ -125,14 +125,14 @@ class Attempts(Generic[T]):
         self._failures = 0
         self._in_doubt: str | None = None  # why an attempt may have been carried out
 
-    def judge(self, outcome: Reply | NoReply, now_ns: int) -> Verdict[T]:
+    def decide(self, outcome: HttpResponse | NoResponse, now_ns: int) -> RetryDecision[T]:
         """What to do about what came back, if anything did."""
         call = self._call
-        if isinstance(outcome, NoReply):
+        if isinstance(outcome, NoResponse):
             return self._unanswered(outcome, now_ns)
         self._met = True
         if outcome.status in call.good:
-            return Answer(call.decode(outcome.body))
+            return Success(call.decode(outcome.body))
         error, asked_ns = refusal_of(outcome, mutates=call.mutates, where=self._where)
         if isinstance(error, OutcomeUnknown):
             return self._doubt(error, now_ns, asked_ns)
@@ -140,8 +140,8 @@ class Attempts(Generic[T]):
             return Fail(error)
         return self._again(error, now_ns, asked_ns)
 
-    def _unanswered(self, outcome: NoReply, now_ns: int) -> Verdict[T]:
-        error = no_reply_error(outcome, where=self._where)
+    def _unanswered(self, outcome: NoResponse, now_ns: int) -> RetryDecision[T]:
+        error = no_response_error(outcome, where=self._where)
         if not outcome.sent:
             if not self._met and not self._config.wait_for_server:
                 return Fail(error)
@@ -151,13 +151,17 @@ class Attempts(Generic[T]):
             return self._doubt(OutcomeUnknown(str(error)), now_ns)
         return self._again(error, now_ns)
 
-    def _doubt(self, error: OutcomeUnknown, now_ns: int, asked_ns: int | None = None) -> Verdict[T]:
+    def _doubt(
+        self, error: OutcomeUnknown, now_ns: int, asked_ns: int | None = None
+    ) -> RetryDecision[T]:
         if not self._call.repeatable:
             return Fail(error)
         self._in_doubt = str(error)
         return self._again(error, now_ns, asked_ns)
 
-    def _again(self, error: FairwayError, now_ns: int, asked_ns: int | None = None) -> Verdict[T]:
+    def _again(
+        self, error: FairwayError, now_ns: int, asked_ns: int | None = None
+    ) -> RetryDecision[T]:
         self._failures += 1
         wait_ns = self._config.wait_ns(self._failures, self._source, asked_ns=asked_ns)
         if now_ns + wait_ns < self._ends_ns:
@@ -167,8 +171,8 @@ class Attempts(Generic[T]):
         return Fail(error)
 
 
-class Patience:
-    """The same for a watch: tried for as long as it takes, once it has worked."""
+class WatchAttempts:
+    """The attempts of one watch: as many as it takes, once it has worked."""
 
     def __init__(self, config: RetryConfig, source: RandomSource, now_ns: int) -> None:
         self.retry_ms: int | None = None

@@ -83,8 +83,8 @@ class ServerTopics:
                         yield item
                 return
             except BadRecord as bad:
-                told = bad
-            yield told  # and on behind it
+                unreadable = bad
+            yield unreadable  # and on behind it
 
     def _watch(self, name: str, type: Any, asked: DiffRequest, touch: bool) -> AsyncWatch[Any]:
         start, match = _start(asked), asked.match

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from fairway.client.job_calls import REPEAT_MS, Waiting
+from fairway.client.job_calls import REPEAT_MS, EndWaiter
 from fairway.client.protocol import MS_NS, Call, Query, reading
 from fairway.errors import JobFailed, NotFound
 from fairway.wire import workflows as wire
@@ -78,7 +78,7 @@ def run(id: int, wait_ms: int = 0) -> Call[wire.RunView]:
     )
 
 
-class WaitingForRun(Waiting[wire.RunView]):
+class RunWaiter(EndWaiter[wire.RunView]):
     """Asks for a run until it has ended, a long poll at a time."""
 
     noun = "run"

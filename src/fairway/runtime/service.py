@@ -22,31 +22,31 @@ class Service(Protocol):
 
 
 class StopSwitch:
-    """How a process is asked to end: pressed once it drains, pressed again it ends at once."""
+    """How a process is asked to stop: asked once, it drains; asked again, it ends at once."""
 
     def __init__(self) -> None:
-        self._pressed = asyncio.Event()
-        self._insisted = asyncio.Event()
+        self._requested = asyncio.Event()
+        self._forced = asyncio.Event()
 
-    def press(self) -> None:
-        """Ask for the stop, or, if one is under way, for its immediate end."""
-        if self._pressed.is_set():
-            self._insisted.set()
-        self._pressed.set()
-
-    @property
-    def pressed(self) -> bool:
-        return self._pressed.is_set()
+    def request_stop(self) -> None:
+        """Ask for a stop, or, if one is under way, for its immediate end."""
+        if self._requested.is_set():
+            self._forced.set()
+        self._requested.set()
 
     @property
-    def insisted(self) -> bool:
-        return self._insisted.is_set()
+    def requested(self) -> bool:
+        return self._requested.is_set()
 
-    async def wait_pressed(self) -> None:
-        await self._pressed.wait()
+    @property
+    def forced(self) -> bool:
+        return self._forced.is_set()
 
-    async def wait_insisted(self) -> None:
-        await self._insisted.wait()
+    async def wait_requested(self) -> None:
+        await self._requested.wait()
+
+    async def wait_forced(self) -> None:
+        await self._forced.wait()
 
 
 @asynccontextmanager
@@ -79,7 +79,7 @@ def service_name(service: Service) -> str:
 def stop_on_signals(
     stop: StopSwitch, signals: Iterable[signal.Signals] = (signal.SIGINT, signal.SIGTERM)
 ) -> Iterator[None]:
-    """Press `stop` at each of these signals: the first one drains, the second ends at once.
+    """Request the stop at each of these signals: the first one drains, the second ends at once.
 
     After the second the signals have their usual effect again, so a third one ends a process that
     does not. Enter it on the main thread, with the loop running.
@@ -91,13 +91,13 @@ def stop_on_signals(
         while wired:
             loop.remove_signal_handler(wired.pop())
 
-    def press() -> None:
-        stop.press()
-        if stop.insisted:
+    def request_stop() -> None:
+        stop.request_stop()
+        if stop.forced:
             unwire()
 
     for number in wired:
-        loop.add_signal_handler(number, press)
+        loop.add_signal_handler(number, request_stop)
     try:
         yield
     finally:

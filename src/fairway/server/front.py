@@ -1,8 +1,8 @@
 """What a part shows in the server, and all that the server shows.
 
-A front says which paths it serves, whose turn a request takes when requests have to wait, and what
-it needs while a host lives. It has no state of its own: what it keeps for a host is kept by the
-host (`Host.keep`), so one front serves any number of servers.
+A front says which paths it serves, which fair key a request to them has, and what it needs while a
+server runs. It has no state of its own: what it keeps for a server is kept by the server's context
+(`ServerContext.keep`), so one front serves any number of servers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fairway.app import Fairway
     from fairway.core.priority import Band
     from fairway.kernel.part import PartHealth
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
     from fairway.server.http.asgi import Application
 
 
@@ -35,13 +35,16 @@ class Shown(Protocol):
     def health(self) -> PartHealth: ...
 
 
-class Turn(NamedTuple):
-    """Whose turn a request takes, if its path begins with `prefix`: each key has its own line."""
+class FairKeyRule(NamedTuple):
+    """The fair key of requests whose path begins with `prefix`.
+
+    When requests have to wait, each fair key has a line of its own, and the lines take turns.
+    """
 
     prefix: str
     key_of: Callable[[str], str]
     """The key of a path. All that is about one thing shares one, or many paths were many turns."""
-    band_of: Callable[[Host, str], Band | None] | None = None
+    band_of: Callable[[ServerContext, str], Band | None] | None = None
     """How urgent what waits under a key is, if that is known; the middle band if not."""
 
 
@@ -51,11 +54,11 @@ class Front:
     name: ClassVar[str]
     routes: ClassVar[Sequence[Route]] = ()
     sockets: ClassVar[Sequence[Route]] = ()
-    """WebSockets by their paths. They are called with the host, the request, `receive`, `send` and
-    the arguments of the path, and raise before they accept if they refuse."""
+    """WebSockets by their paths. They are called with the context, the request, `receive`, `send`
+    and the arguments of the path, and raise before they accept if they refuse."""
     mount: ClassVar[str | None] = None
     """How the paths begin that `application` serves by a protocol of its own."""
-    turns: ClassVar[Sequence[Turn]] = ()
+    fair_key_rules: ClassVar[Sequence[FairKeyRule]] = ()
     schemas: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """What the API document says of messages beyond the types of their fields, by their names."""
 
@@ -63,13 +66,13 @@ class Front:
     """What the API document says of what is not in it, in a sentence."""
 
     def parts(self, app: Fairway) -> Sequence[Shown]:
-        """The parts that it shows, as they run. The host has them by their types."""
+        """The parts that it shows, as they run. The context has them by their types."""
         return ()
 
-    def start(self, host: Host) -> None:
+    def start(self, context: ServerContext) -> None:
         """Set up what it needs, before the first request."""
 
-    def readiness(self, host: Host) -> Mapping[str, int]:
+    def readiness(self, context: ServerContext) -> Mapping[str, int]:
         """What `/readyz` tells beside the health of its parts: fields of `Readiness`."""
         return {}
 
@@ -77,20 +80,20 @@ class Front:
         """Whether `application` answers this with an event stream, which a ticket may open."""
         return False
 
-    def application(self, host: Host) -> Application:
+    def application(self, context: ServerContext) -> Application:
         """What serves the paths that begin with `mount`. Asked once, after `start`."""
         raise AssertionError(f"{self.name} serves nothing at {self.mount}")
 
-    async def prepare(self, host: Host) -> None:
+    async def prepare(self, context: ServerContext) -> None:
         """Do what has to be done before the server says that it is ready; requests are served."""
 
-    async def run(self, host: Host) -> None:
+    async def run(self, context: ServerContext) -> None:
         """Look after it until cancelled, if there is anything to look after."""
 
-    def review(self, host: Host) -> None:
+    def review(self, context: ServerContext) -> None:
         """Look at what keys may use now: they may have changed. Called every second or so."""
 
-    def stop_admitting(self, host: Host) -> None:
+    def stop_admitting(self, context: ServerContext) -> None:
         """The server ends: refuse what is new."""
 
 
@@ -106,7 +109,7 @@ class Fronts:
         own = Route("GET", "/openapi.json", self.openapi_json, "This document", public=True)
         self.routes = Routes([*(one for front in self._fronts for one in front.routes), own])
         self.sockets = Routes([one for front in self._fronts for one in front.sockets])
-        self.turns = tuple(turn for front in self._fronts for turn in front.turns)
+        self.fair_key_rules = tuple(rule for front in self._fronts for rule in front.fair_key_rules)
         self._check()
 
     def _check(self) -> None:
@@ -127,10 +130,10 @@ class Fronts:
                         f"{route.method} {route.path} of front {front.name!r} is never found:"
                         f" front {name!r} is mounted at {mount}"
                     )
-        for turn, before in permutations(self.turns, 2):
-            if turn.prefix.startswith(before.prefix):
+        for rule, before in permutations(self.fair_key_rules, 2):
+            if rule.prefix.startswith(before.prefix):
                 raise InvalidConfig(
-                    f"requests to {turn.prefix} take two turns: those of {before.prefix} as well"
+                    f"requests to {rule.prefix} take two turns: those of {before.prefix} as well"
                 )
 
     def __iter__(self) -> Iterator[Front]:
@@ -147,5 +150,5 @@ class Fronts:
         """Made once: that takes as long as hundreds of requests, and anybody may ask for it."""
         return json_reply(self.document())
 
-    async def openapi_json(self, host: Host | None, request: Request) -> Reply:
+    async def openapi_json(self, context: ServerContext | None, request: Request) -> Reply:
         return self._document

@@ -20,12 +20,12 @@ from fairway.errors import FairwayError, Fenced, NotFound
 from fairway.runtime.blocking import BlockingPool
 from fairway.server.access.auth import OpenAccess, ReloadedKeys, check_bind
 from fairway.server.access.cors import Cors
+from fairway.server.context import ServerContext
 from fairway.server.fronts import FRONTS
-from fairway.server.host import Host
 from fairway.server.http.asgi import HttpApp, Mount, identify
 from fairway.server.http.exchange import Request
 from fairway.server.http.limits import HttpLimits
-from fairway.server.http.listener import Listener, listening
+from fairway.server.http.listener import HttpListener, listening
 from fairway.server.http.problems import problem
 from fairway.server.http.protocol import HttpProtocol
 from fairway.server.http.socket_protocol import SocketProtocol
@@ -70,7 +70,6 @@ class Server:
         self._http = HttpApp(fronts.routes, lambda: app.progress, turn=app.turn)
         self._limits = limits or HttpLimits()
         self._protocol = HttpProtocol.limited_to(self._limits, self._http)
-        self._host: Host | None = None
         for front in fronts:
             if front.mount is not None:  # a path that is known, before it can be served
                 self._http.mounts[front.mount] = Mount(_not_mounted, front.lasts)
@@ -82,9 +81,9 @@ class Server:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
-    def host(self) -> Host | None:
-        """What answers requests; None before the server is ready, and while it stands by."""
-        return self._http.host
+    def context(self) -> ServerContext | None:
+        """What requests share; None before the server is ready, and while it stands by."""
+        return self._http.context
 
     @property
     def held(self) -> HeldBytes:
@@ -92,7 +91,7 @@ class Server:
         return self._protocol.held
 
     async def run(self, stop: StopSwitch) -> None:
-        """Serve until `stop` is pressed; pressed again, or before it is ready, end at once.
+        """Serve until `stop` is requested; if again, or before it is ready, end at once.
 
         Raises what kept it from starting as itself (`AlreadyOwned`, `InvalidConfig`).
         """
@@ -110,13 +109,13 @@ class Server:
             raise cause from None
 
     async def _end(self, stop: StopSwitch, serving: asyncio.Task[None]) -> None:
-        await stop.wait_pressed()
+        await stop.wait_requested()
         if self.ready.is_set():
-            await stop.wait_insisted()
+            await stop.wait_forced()
         serving.cancel()
 
     async def _serve(self, stop: StopSwitch) -> None:
-        uvicorn_server = Listener(self._config(), turn=self.app.turn)
+        uvicorn_server = HttpListener(self._config(), turn=self.app.turn)
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(BlockingPool(1, name="server"))
             async with asyncio.TaskGroup() as group:
@@ -136,41 +135,41 @@ class Server:
         self,
         stop: StopSwitch,
         pool: BlockingPool,
-        uvicorn_server: Listener,
+        uvicorn_server: HttpListener,
         serving: asyncio.Task[None],
     ) -> Fenced | None:
         """Serve while the log is ours. Returns why it is not any more; None after a stop."""
         async with self.app:
             kernel = self.app.kernel
             kernel.acknowledge_in_turns()
-            async with self._host_of(pool, uvicorn_server) as host:
+            async with self._context_of(pool, uvicorn_server) as context:
                 self.ready.set()
                 await self._until(stop, serving)
                 lost = kernel.partitions.lost
                 if lost is not None:
                     self.ready.clear()
                     self._http.fenced_by = None if self.app.stands_by_again else lost
-                    self._http.host = None  # from here on: not ready
-                    host.dismiss(lost)
-                host.stop_admitting()
+                    self._http.context = None  # from here on: not ready
+                    context.dismiss(lost)
+                context.stop_admitting()
                 if lost is None:
                     uvicorn_server.should_exit = True
                     await asyncio.wait({serving})
-            self._http.host = None
+            self._http.context = None
         return lost
 
     async def _until(self, stop: StopSwitch, listening: asyncio.Task[None]) -> None:
         """Until there is a reason to serve no longer: a stop, or the loss of the log."""
         async with asyncio.TaskGroup() as group:
-            pressed = group.create_task(stop.wait_pressed())
+            requested = group.create_task(stop.wait_requested())
             replaced = group.create_task(_wait_lost(self.app.kernel.partitions))
-            awaited = {pressed, listening, replaced}
+            awaited = {requested, listening, replaced}
             await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
-            pressed.cancel()
+            requested.cancel()
             replaced.cancel()
 
-    def _host_of(self, pool: BlockingPool, uvicorn_server: Listener) -> Host:
-        """What answers requests from here on, while the log is ours."""
+    def _context_of(self, pool: BlockingPool, uvicorn_server: HttpListener) -> ServerContext:
+        """What requests share from here on, while the log is ours."""
 
         def withhold_unsent() -> None:
             for connection in list(uvicorn_server.server_state.connections):
@@ -180,7 +179,7 @@ class Server:
         settings = self.settings
         cors = Cors(settings.cors_origins, exposed=EXPOSED)
         keys = ReloadedKeys(settings.key_source(), pool=pool) if settings.keyed else None
-        host = Host(
+        context = ServerContext(
             self.app,
             self._fronts,
             settings,
@@ -206,10 +205,10 @@ class Server:
         )
         for front in self._fronts:
             if front.mount is not None:
-                self._http.mounts[front.mount] = Mount(front.application(host), front.lasts)
-        self._http.ownership = host.ownership
-        self._http.host = self._host = host
-        return host
+                self._http.mounts[front.mount] = Mount(front.application(context), front.lasts)
+        self._http.ownership = context.ownership
+        self._http.context = context
+        return context
 
     def _config(self) -> uvicorn.Config:
         settings = self.settings
@@ -227,9 +226,9 @@ class Server:
             backlog=2048,
         )
         config.load()
-        context = settings.tls_context()
-        if context is not None:
-            config.ssl = context
+        tls = settings.tls_context()
+        if tls is not None:
+            config.ssl = tls
         return config
 
     async def _asgi(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -248,14 +247,14 @@ class Server:
                 raise NotFound("socket", scope["path"][:200])
             route, arguments = found[0]["GET"], found[1]
             self._http.check_owned(scope)
-            host = self._http.host
-            if host is None:
+            context = self._http.context
+            if context is None:
                 await _refuse(send, self._http.not_ready())
                 return
             request.query(route.parameters)
-            request.identity = identify(host, request, lasts=True)
+            request.identity = identify(context, request, lasts=True)
             scope["query_string"] = b""  # uvicorn logs it, and it may hold a ticket
-            await route.handler(host, request, receive, send, *arguments)
+            await route.handler(context, request, receive, send, *arguments)
         except FairwayError as error:
             scope["query_string"] = b""
             await _refuse(send, problem(error))
@@ -290,16 +289,16 @@ async def _wait_lost(log: Partitions) -> None:
     """Until the log belongs to another process."""
     lost = asyncio.Event()
 
-    def tell(error: Fenced) -> None:
+    def on_lost(error: Fenced) -> None:
         lost.set()
 
-    log.when_lost.append(tell)
+    log.when_lost.append(on_lost)
     try:
         if log.lost is None:
             await lost.wait()
     finally:
-        log.when_lost.remove(tell)
+        log.when_lost.remove(on_lost)
 
 
 async def _not_mounted(scope: Scope, receive: Receive, send: Send) -> None:
-    raise AssertionError("nothing is served before the host is there")
+    raise AssertionError("nothing is served before there is a context")

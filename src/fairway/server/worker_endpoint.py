@@ -18,7 +18,7 @@ from fairway.server.http import metrics
 from fairway.server.http.asgi import HttpApp
 from fairway.server.http.exchange import Reply, json_reply
 from fairway.server.http.limits import HttpLimits
-from fairway.server.http.listener import Listener, listening
+from fairway.server.http.listener import HttpListener, listening
 from fairway.server.http.protocol import HttpProtocol
 from fairway.server.http.router import Route, Routes
 from fairway.wire.server import Health, WorkerReadiness
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fairway.runtime.telemetry import Telemetry
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
     from fairway.server.http.exchange import Request
 
 LIMITS: Final = HttpLimits(body_bytes_max=65_536, connections_max=64)
 """Whoever scrapes needs few connections and no body."""
 
 
-async def healthz(host: Host | None, request: Request) -> Reply:
+async def healthz(context: ServerContext | None, request: Request) -> Reply:
     return json_reply(Health(status="ok"))
 
 
@@ -83,7 +83,7 @@ class WorkerEndpoint(Lifecycle):
             ws="none",
         )
         config.load()
-        self._listener = listener = Listener(config)
+        self._listener = listener = HttpListener(config)
         self._serving = self.spawn(listener.run_until_asked(), "worker-endpoint")
         await listener.wait_listening()
         if self._serving.done():  # it could not listen
@@ -95,11 +95,11 @@ class WorkerEndpoint(Lifecycle):
         self._listener.should_exit = True
         await asyncio.wait({self._serving})
 
-    async def _readyz(self, host: Host | None, request: Request) -> Reply:
+    async def _readyz(self, context: ServerContext | None, request: Request) -> Reply:
         readiness = self.readiness()
         return json_reply(readiness, 200 if readiness.ready else 503)
 
-    async def _metrics(self, host: Host | None, request: Request) -> Reply:
+    async def _metrics(self, context: ServerContext | None, request: Request) -> Reply:
         self._access.admit(
             authorization=None,
             host=request.header(b"host"),

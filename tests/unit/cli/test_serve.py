@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from fairway.cli.main import main
-from fairway.cli.serve import log_plainly
+from fairway.cli.serve import log_to_stderr
 from fairway.masking import MaskedFormatter
 
 
@@ -17,8 +17,8 @@ def test_an_outage_that_the_driver_tells_is_one_line(caplog: pytest.LogCaptureFi
     driver = logging.getLogger("asyncpg.pool")
     before = driver.filters[:]
     try:
-        log_plainly()
-        log_plainly()  # an app may be served twice in one process
+        log_to_stderr()
+        log_to_stderr()  # an app may be served twice in one process
         try:
             raise ConnectionRefusedError(111, "Connect call failed")
         except ConnectionRefusedError:

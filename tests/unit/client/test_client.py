@@ -27,10 +27,10 @@ from fairway.client import (
     protocol,
 )
 from fairway.client.bulk import BATCH_BYTES, Batcher, Bulk
-from fairway.client.events import EVENT_BYTES_MAX, Event, EventParser
+from fairway.client.events import EVENT_BYTES_MAX, EventParser, ServerSentEvent
 from fairway.client.following import silence_s
-from fairway.client.problems import NoReply, Reply, refusal_of
-from fairway.client.retry import Again, Answer, Attempts, Fail, Patience
+from fairway.client.problems import HttpResponse, NoResponse, refusal_of
+from fairway.client.retry import Again, Attempts, Fail, Success, WatchAttempts
 from fairway.server.http.problems import problem
 from fairway.settings import parse_bytes, parse_duration_ms, read_client_settings
 from fairway.wire.topics import AppendReply
@@ -42,17 +42,17 @@ URL = "http://fairway.test"
 # --- server-sent events
 
 
-def parse_whole(stream: bytes) -> tuple[list[Event], str, int | None]:
+def parse_whole(stream: bytes) -> tuple[list[ServerSentEvent], str, int | None]:
     """The dumb twin: the whole stream at once, by the letter of the standard."""
     text = stream.decode(errors="replace").removeprefix("\ufeff")
     lines = re.split("\r\n|\r|\n", text)[:-1]  # the last has no end
-    events: list[Event] = []
+    events: list[ServerSentEvent] = []
     kind, data, last_id, seen_id, retry = "", "", "", "", None
     for line in lines:
         if line == "":
             seen_id = last_id
             if data != "":
-                events.append(Event(kind or "message", data[:-1], last_id))
+                events.append(ServerSentEvent(kind or "message", data[:-1], last_id))
             kind = data = ""
         elif line[0] == ":":
             pass
@@ -70,7 +70,7 @@ def parse_whole(stream: bytes) -> tuple[list[Event], str, int | None]:
     return events, seen_id, retry
 
 
-def parse_cut(chunks: list[bytes]) -> tuple[list[Event], str, int | None]:
+def parse_cut(chunks: list[bytes]) -> tuple[list[ServerSentEvent], str, int | None]:
     parser = EventParser()
     events = [event for chunk in chunks for event in parser.feed(chunk)]
     return events, parser.last_id, parser.retry_ms
@@ -110,14 +110,17 @@ def test_events_by_example() -> None:
         b"retry: 2000\n\n: hb\n\nid: 7.3\nevent: record\ndata: a\ndata: b\n\ndata\n\nid: x\0\n\n"
     )
     events, last_id, retry = parse_cut([stream])
-    assert events == [Event("record", "a\nb", "7.3"), Event("message", "", "7.3")]
+    assert events == [
+        ServerSentEvent("record", "a\nb", "7.3"),
+        ServerSentEvent("message", "", "7.3"),
+    ]
     assert (last_id, retry) == ("7.3", 2000)
 
 
 def test_one_byte_order_mark_is_passed_over_and_no_more() -> None:
     for start in (b"\xef\xbb\xbfdata: x\n\n", b"data: x\r\r"):
         assert parse_cut([start[at : at + 1] for at in range(len(start))])[0] == [
-            Event("message", "x", "")
+            ServerSentEvent("message", "x", "")
         ]
     assert parse_cut([b"\xef\xbb\xbf\xef\xbb\xbfdata: x\n\n"])[0] == []
 
@@ -157,7 +160,7 @@ ROUND_TRIP: list[errors.FairwayError] = [
 def test_an_error_comes_back_as_what_it_was(error: errors.FairwayError) -> None:
     told = problem(error)
     headers = {name.decode(): value.decode() for name, value in told.headers}
-    back = refusal_of(Reply(told.status, headers, told.body), mutates=True, where=URL).error
+    back = refusal_of(HttpResponse(told.status, headers, told.body), mutates=True, where=URL).error
     assert type(back) is type(error)
     assert str(back) == str(error)
     assert vars(back) == vars(error)
@@ -165,7 +168,7 @@ def test_an_error_comes_back_as_what_it_was(error: errors.FairwayError) -> None:
 
 def test_backpressure_comes_back_as_throttled() -> None:
     told = problem(errors.Backpressure("7", depth=3, limit="items", retry_after_ns=2_500_000))
-    back, after_ns = refusal_of(Reply(429, {}, told.body), mutates=True, where=URL)
+    back, after_ns = refusal_of(HttpResponse(429, {}, told.body), mutates=True, where=URL)
     assert isinstance(back, errors.Throttled)
     assert back.retry_after_ns == after_ns == 3_000_000
 
@@ -185,7 +188,7 @@ def test_backpressure_comes_back_as_throttled() -> None:
     ],
 )
 def test_answers_that_are_not_fairways(status: int, mutates: bool, kind: type) -> None:
-    reply = Reply(status, {"retry-after": "3"}, b"<html>nginx</html>")
+    reply = HttpResponse(status, {"retry-after": "3"}, b"<html>nginx</html>")
     error, after_ns = refusal_of(reply, mutates=mutates, where=URL)
     assert type(error) is kind
     assert str(status) in str(error)
@@ -195,9 +198,10 @@ def test_answers_that_are_not_fairways(status: int, mutates: bool, kind: type) -
 def test_a_server_that_failed_leaves_a_write_in_doubt() -> None:
     body = b'{"error":{"code":"internal","message":"the server failed"}}'
     assert isinstance(
-        refusal_of(Reply(500, {}, body), mutates=True, where=URL).error, errors.OutcomeUnknown
+        refusal_of(HttpResponse(500, {}, body), mutates=True, where=URL).error,
+        errors.OutcomeUnknown,
     )
-    read = refusal_of(Reply(500, {}, body), mutates=False, where=URL).error
+    read = refusal_of(HttpResponse(500, {}, body), mutates=False, where=URL).error
     assert type(read) is errors.FairwayError
 
 
@@ -215,18 +219,18 @@ class Steady(random.Random):
         return self._chance
 
 
-def reply_of(error: errors.FairwayError) -> Reply:
+def response_of(error: errors.FairwayError) -> HttpResponse:
     told = problem(error)
-    return Reply(told.status, {n.decode(): v.decode() for n, v in told.headers}, told.body)
+    return HttpResponse(told.status, {n.decode(): v.decode() for n, v in told.headers}, told.body)
 
 
 APPENDED = AppendReply(
     topic="t", epoch=1, first_seq=1, last_seq=1, head_seq=1, count=1, created=False, deduped=False
 )
-GOOD = Reply(200, {}, msgspec.json.encode(APPENDED))
-LOST = NoReply(True, "reset")
-REFUSED = NoReply(False, "refused")
-BUSY = reply_of(errors.Throttled("busy", retry_after_ns=100_000_000))
+GOOD = HttpResponse(200, {}, msgspec.json.encode(APPENDED))
+LOST = NoResponse(True, "reset")
+REFUSED = NoResponse(False, "refused")
+BUSY = response_of(errors.Throttled("busy", retry_after_ns=100_000_000))
 
 
 def attempts_at(
@@ -245,60 +249,60 @@ READ = protocol.state("t")
     "refusal",
     [
         BUSY,
-        reply_of(errors.Unavailable("no")),
-        reply_of(errors.ReadOnly("no")),
-        reply_of(errors.Closing("no")),
-        reply_of(errors.WriteFailed("no")),
+        response_of(errors.Unavailable("no")),
+        response_of(errors.ReadOnly("no")),
+        response_of(errors.Closing("no")),
+        response_of(errors.WriteFailed("no")),
         REFUSED,
     ],
     ids=["429", "unavailable", "read-only", "closing", "write-failed", "refused"],
 )
 def test_a_refusal_is_always_tried_again(call: Any, refusal: Any) -> None:
     attempts = attempts_at(call)
-    assert isinstance(attempts.judge(refusal, 0), Again)
-    assert isinstance(attempts.judge(refusal, SECOND), Again)
+    assert isinstance(attempts.decide(refusal, 0), Again)
+    assert isinstance(attempts.decide(refusal, SECOND), Again)
 
 
-@pytest.mark.parametrize("doubt", [LOST, reply_of(errors.OutcomeUnknown("half"))])
+@pytest.mark.parametrize("doubt", [LOST, response_of(errors.OutcomeUnknown("half"))])
 def test_a_doubt_is_tried_again_only_under_a_key(doubt: Any) -> None:
     keyed = attempts_at(KEYED)
-    assert isinstance(keyed.judge(doubt, 0), Again)
-    assert keyed.judge(GOOD, 1) == Answer(APPENDED)
-    verdict = attempts_at(UNKEYED).judge(doubt, 0)
-    assert isinstance(verdict, Fail)
-    assert isinstance(verdict.error, errors.OutcomeUnknown)
+    assert isinstance(keyed.decide(doubt, 0), Again)
+    assert keyed.decide(GOOD, 1) == Success(APPENDED)
+    decision = attempts_at(UNKEYED).decide(doubt, 0)
+    assert isinstance(decision, Fail)
+    assert isinstance(decision.error, errors.OutcomeUnknown)
 
 
 def test_a_lost_read_is_no_doubt() -> None:
     attempts = attempts_at(READ)
-    assert isinstance(attempts.judge(LOST, 0), Again)
-    verdict = attempts.judge(LOST, 30 * SECOND)
-    assert isinstance(verdict, Fail)
-    assert type(verdict.error) is errors.Unavailable
+    assert isinstance(attempts.decide(LOST, 0), Again)
+    decision = attempts.decide(LOST, 30 * SECOND)
+    assert isinstance(decision, Fail)
+    assert type(decision.error) is errors.Unavailable
 
 
 def test_once_in_doubt_the_end_of_patience_is_outcome_unknown() -> None:
     attempts = attempts_at(KEYED)
-    assert isinstance(attempts.judge(LOST, 0), Again)
-    verdict = attempts.judge(REFUSED, 30 * SECOND)
-    assert isinstance(verdict, Fail)
-    assert type(verdict.error) is errors.OutcomeUnknown
-    assert "reset" in str(verdict.error)
-    assert "refused" in str(verdict.error)
+    assert isinstance(attempts.decide(LOST, 0), Again)
+    decision = attempts.decide(REFUSED, 30 * SECOND)
+    assert isinstance(decision, Fail)
+    assert type(decision.error) is errors.OutcomeUnknown
+    assert "reset" in str(decision.error)
+    assert "refused" in str(decision.error)
 
 
 @pytest.mark.parametrize("error", [errors.TopicFull("full"), errors.NotFound("topic", "t")])
 def test_a_definite_answer_ends_it(error: errors.FairwayError) -> None:
-    verdict = attempts_at(KEYED).judge(reply_of(error), 0)
-    assert isinstance(verdict, Fail)
-    assert type(verdict.error) is type(error)
+    decision = attempts_at(KEYED).decide(response_of(error), 0)
+    assert isinstance(decision, Fail)
+    assert type(decision.error) is type(error)
 
 
 def test_deletion_by_tag_alone_is_not_repeated_in_doubt() -> None:
-    verdict = attempts_at(protocol.delete_records("t", match="x")).judge(LOST, 0)
-    assert isinstance(verdict, Fail)
+    decision = attempts_at(protocol.delete_records("t", match="x")).decide(LOST, 0)
+    assert isinstance(decision, Fail)
     bounded = attempts_at(protocol.delete_records("t", before_seq=9, match="x"))
-    assert isinstance(bounded.judge(LOST, 0), Again)
+    assert isinstance(bounded.decide(LOST, 0), Again)
 
 
 def test_waits_double_up_to_the_cap_and_jitter_takes_away() -> None:
@@ -324,32 +328,32 @@ def test_what_the_server_asks_is_the_least_and_spread() -> None:
 
 def test_a_wait_beyond_the_deadline_is_not_begun() -> None:
     hour = errors.Throttled("quota", retry_after_ns=3600 * SECOND, limit="topics", maximum=1)
-    verdict = attempts_at(KEYED).judge(reply_of(hour), 0)
-    assert isinstance(verdict, Fail)
-    assert isinstance(verdict.error, errors.Throttled)
-    assert (verdict.error.limit, verdict.error.maximum) == ("topics", 1)
+    decision = attempts_at(KEYED).decide(response_of(hour), 0)
+    assert isinstance(decision, Fail)
+    assert isinstance(decision.error, errors.Throttled)
+    assert (decision.error.limit, decision.error.maximum) == ("topics", 1)
 
 
 def test_a_server_that_never_answered_is_waited_for_or_not() -> None:
-    assert isinstance(attempts_at(READ, met=False).judge(REFUSED, 0), Again)
-    verdict = attempts_at(READ, met=False, wait_for_server=False).judge(REFUSED, 0)
-    assert isinstance(verdict, Fail)
-    assert isinstance(verdict.error, errors.Unreachable)
-    assert isinstance(attempts_at(READ, wait_for_server=False).judge(REFUSED, 0), Again)
+    assert isinstance(attempts_at(READ, met=False).decide(REFUSED, 0), Again)
+    decision = attempts_at(READ, met=False, wait_for_server=False).decide(REFUSED, 0)
+    assert isinstance(decision, Fail)
+    assert isinstance(decision.error, errors.Unreachable)
+    assert isinstance(attempts_at(READ, wait_for_server=False).decide(REFUSED, 0), Again)
 
 
 def test_a_watch_that_worked_never_gives_up_and_a_new_one_does() -> None:
-    patience = Patience(RetryConfig(), Steady(), 0)
+    attempts = WatchAttempts(RetryConfig(), Steady(), 0)
     gone = errors.Unavailable("gone")
-    assert isinstance(patience.failed(gone, 0, met=True), Again)
-    assert isinstance(patience.failed(gone, 31 * SECOND, met=True), Fail)
-    patience.opened()
-    patience.retry_ms = 100
-    waits = [patience.failed(gone, 3600 * SECOND, met=True) for _ in range(9)]
+    assert isinstance(attempts.failed(gone, 0, met=True), Again)
+    assert isinstance(attempts.failed(gone, 31 * SECOND, met=True), Fail)
+    attempts.opened()
+    attempts.retry_ms = 100
+    waits = [attempts.failed(gone, 3600 * SECOND, met=True) for _ in range(9)]
     assert waits[-1] == Again(100_000_000)
-    patience.worked()
-    assert patience.failed(gone, 7200 * SECOND, met=True) == Again(50_000_000)
-    assert isinstance(patience.failed(errors.Unauthorized("who"), 0, met=True), Fail)
+    attempts.worked()
+    assert attempts.failed(gone, 7200 * SECOND, met=True) == Again(50_000_000)
+    assert isinstance(attempts.failed(errors.Unauthorized("who"), 0, met=True), Fail)
 
 
 # --- bulk

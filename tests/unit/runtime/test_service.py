@@ -1,4 +1,4 @@
-"""How a process is asked to stop: a switch, and the signals that press it."""
+"""How a process is asked to stop: a switch, and the signals that use it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fairway.testing import run
 def test_the_switch_can_be_awaited() -> None:
     async def main() -> None:
         stop = StopSwitch()
-        assert not stop.pressed
-        stop.press()
-        await stop.wait_pressed()
-        assert stop.pressed
-        assert not stop.insisted
-        stop.press()
-        await stop.wait_insisted()
-        assert stop.insisted
-        stop.press()  # and a third is harmless
+        assert not stop.requested
+        stop.request_stop()
+        await stop.wait_requested()
+        assert stop.requested
+        assert not stop.forced
+        stop.request_stop()
+        await stop.wait_forced()
+        assert stop.forced
+        stop.request_stop()  # and a third is harmless
 
     run(main, seed=1)
 
@@ -34,22 +34,22 @@ def test_the_first_signal_asks_for_a_stop_and_the_handlers_are_put_back() -> Non
         stop = StopSwitch()
         with stop_on_signals(stop):
             asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
-            await stop.wait_pressed()
-            assert not stop.insisted
+            await stop.wait_requested()
+            assert not stop.forced
 
     before = signal.getsignal(signal.SIGTERM)
     asyncio.run(main())
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_second_signal_insists_and_the_third_has_its_usual_effect() -> None:
+def test_the_second_signal_forces_the_stop_and_the_third_has_its_usual_effect() -> None:
     async def main() -> None:
         stop = StopSwitch()
         with stop_on_signals(stop, (signal.SIGINT, signal.SIGUSR1)):
             asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGUSR1)
-            await stop.wait_pressed()
+            await stop.wait_requested()
             os.kill(os.getpid(), signal.SIGINT)
-            await stop.wait_insisted()
+            await stop.wait_forced()
             assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
             assert not asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
 

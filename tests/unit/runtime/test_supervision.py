@@ -83,9 +83,9 @@ class Bench:
         async def main() -> None:
             stop = StopSwitch()
             if stop_at is not None:
-                asyncio.get_running_loop().call_at(stop_at, stop.press)
+                asyncio.get_running_loop().call_at(stop_at, stop.request_stop)
             async with Alone(self.supervised):
-                await stop.wait_pressed()
+                await stop.wait_requested()
 
         run(main, seed=1)
 

@@ -88,7 +88,7 @@ def test_reservations_made_at_once_do_not_undo_each_other() -> None:
 def test_hardly_an_append_of_a_weaker_class_waits_for_a_reservation(
     durability: Any, keyed: bool
 ) -> None:
-    """The express way takes them, as it takes those of the strongest."""
+    """Appends without a task take them, as they take those of the strongest."""
 
     async def main() -> None:
         async with topics_on() as topics:

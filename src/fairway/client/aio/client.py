@@ -14,7 +14,7 @@ from fairway.client.aio.workflows import AsyncRemoteWorkflows  # noqa: TC001  (r
 from fairway.client.exchange import TIMEOUT_S, Exchange
 from fairway.client.following import HEARTBEAT_MS, Follower, ManyTopics, Places, silence_s
 from fairway.client.records import RecordDecoder
-from fairway.client.retry import Answer, Fail
+from fairway.client.retry import Fail, Success
 
 if TYPE_CHECKING:
     import random
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fairway.client.aio.topics import OnBadRecord, OnDisconnect, OnTombstone
     from fairway.client.clock import ClientClock
     from fairway.client.following import StreamCall
-    from fairway.client.problems import NoReply, Reply
+    from fairway.client.problems import HttpResponse, NoResponse
     from fairway.client.protocol import Call
     from fairway.client.records import Cursor
     from fairway.client.retry import RetryConfig
@@ -247,13 +247,13 @@ class AsyncClient:
         exchange = self._exchange
         attempts = exchange.attempts(call)
         while True:
-            verdict = attempts.judge(await self._send(call), exchange.clock.now_ns())
-            if isinstance(verdict, Answer):
-                value: T = verdict.value
+            decision = attempts.decide(await self._send(call), exchange.clock.now_ns())
+            if isinstance(decision, Success):
+                value: T = decision.value
                 return value
-            if isinstance(verdict, Fail):
-                raise verdict.error
-            await exchange.clock.wait_ns(verdict.after_ns)
+            if isinstance(decision, Fail):
+                raise decision.error
+            await exchange.clock.wait_ns(decision.after_ns)
 
     async def once(self, call: Call[T]) -> T:
         """Carry a call out, whatever comes of it."""
@@ -273,7 +273,7 @@ class AsyncClient:
             raise exchange.lost(error) from error
         raise exchange.refusal(exchange.replied(response))
 
-    async def _send(self, call: Call[Any]) -> Reply | NoReply:
+    async def _send(self, call: Call[Any]) -> HttpResponse | NoResponse:
         exchange = self._exchange
         try:
             return exchange.replied(await self._http.request(**exchange.request(call)))

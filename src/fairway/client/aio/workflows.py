@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fairway.client import workflow_calls as calls
-from fairway.client.workflow_calls import RUNS_DEFAULT, WaitingForRun
+from fairway.client.workflow_calls import RUNS_DEFAULT, RunWaiter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,10 +77,10 @@ class AsyncRemoteWorkflows:
         """What a run came to: its context. Raises `JobFailed`, or `TimeoutError` if it takes
         longer."""
         clock = self._client._exchange.clock
-        waiting = WaitingForRun(id, timeout_s, clock.now_ns())
+        waiter = RunWaiter(id, timeout_s, clock.now_ns())
         while True:
-            run = await self._client.call(waiting.next_call(clock.now_ns()))
-            if waiting.over(run, clock.now_ns()):
+            run = await self._client.call(waiter.next_call(clock.now_ns()))
+            if waiter.over(run, clock.now_ns()):
                 return calls.result_of(run, type)
 
     async def pause(self, id: int) -> RunActionReply:

@@ -11,7 +11,7 @@ from fairway.client import protocol
 from fairway.client.exchange import TIMEOUT_S, Exchange
 from fairway.client.following import HEARTBEAT_MS, Follower, ManyTopics, Places, silence_s
 from fairway.client.records import RecordDecoder
-from fairway.client.retry import Answer, Fail
+from fairway.client.retry import Fail, Success
 from fairway.client.sync.graphs import RemoteGraphs  # noqa: TC001  (read at run time)
 from fairway.client.sync.jobs import RemoteJobs  # noqa: TC001  (read at run time)
 from fairway.client.sync.topics import TopicHandle, Watch
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from fairway.client.clock import ClientClock
     from fairway.client.following import StreamCall
-    from fairway.client.problems import NoReply, Reply
+    from fairway.client.problems import HttpResponse, NoResponse
     from fairway.client.protocol import Call
     from fairway.client.records import Cursor
     from fairway.client.retry import RetryConfig
@@ -242,13 +242,13 @@ class Client:
         exchange = self._exchange
         attempts = exchange.attempts(call)
         while True:
-            verdict = attempts.judge(self._send(call), exchange.clock.now_ns())
-            if isinstance(verdict, Answer):
-                value: T = verdict.value
+            decision = attempts.decide(self._send(call), exchange.clock.now_ns())
+            if isinstance(decision, Success):
+                value: T = decision.value
                 return value
-            if isinstance(verdict, Fail):
-                raise verdict.error
-            exchange.clock.sleep_ns(verdict.after_ns)
+            if isinstance(decision, Fail):
+                raise decision.error
+            exchange.clock.sleep_ns(decision.after_ns)
 
     def once(self, call: Call[T]) -> T:
         """Carry a call out, whatever comes of it."""
@@ -268,7 +268,7 @@ class Client:
             raise exchange.lost(error) from error
         raise exchange.refusal(exchange.replied(response))
 
-    def _send(self, call: Call[Any]) -> Reply | NoReply:
+    def _send(self, call: Call[Any]) -> HttpResponse | NoResponse:
         exchange = self._exchange
         try:
             return exchange.replied(self._http.request(**exchange.request(call)))

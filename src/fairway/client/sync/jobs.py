@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from fairway.client import job_calls as calls
-from fairway.client.job_calls import WaitingForJob, result_of
+from fairway.client.job_calls import JobWaiter, result_of
 from fairway.wire.jobs import PAGE_MAX
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ class RemoteJobs:
     def wait(self, id: int, timeout_s: float | None = None, *, type: Any = Any) -> Any:
         """What a job came to. Raises `JobFailed`, or `TimeoutError` if it takes longer."""
         clock = self._client._exchange.clock
-        waiting = WaitingForJob(id, timeout_s, clock.now_ns())
+        waiter = JobWaiter(id, timeout_s, clock.now_ns())
         while True:
-            job = self._client.call(waiting.next_call(clock.now_ns()))
-            if waiting.over(job, clock.now_ns()):
+            job = self._client.call(waiter.next_call(clock.now_ns()))
+            if waiter.over(job, clock.now_ns()):
                 return result_of(job, type)
 
     def list(

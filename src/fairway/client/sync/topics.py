@@ -11,10 +11,10 @@ import httpx
 from fairway.client import protocol
 from fairway.client.bulk import BATCH_RECORDS, Bulk
 from fairway.client.exchange import AUTO, Auto
-from fairway.client.faces import each, tell
+from fairway.client.faces import each, notify
 from fairway.client.following import HEARTBEAT_MS, Follower, OneTopic, Places, silence_s
 from fairway.client.records import NewRecord, Record, RecordDecoder
-from fairway.client.retry import Fail, Patience, ended
+from fairway.client.retry import Fail, WatchAttempts, ended
 from fairway.client.sweep import Sweep
 from fairway.errors import BadRecord, FairwayError, NotFound, Unavailable
 from fairway.wire.topics import LIMIT_DEFAULT, LIMIT_MAX, READ_BYTES_DEFAULT
@@ -131,7 +131,7 @@ class TopicHandle(Generic[T]):
             for call in _calls(bulk, values):
                 progress = bulk.acknowledged(self._client.call(call))
                 if on_progress is not None:
-                    tell(on_progress, progress)
+                    notify(on_progress, progress)
         except Exception as error:
             bulk.failed(error)
             raise
@@ -184,14 +184,14 @@ class TopicHandle(Generic[T]):
         while (call := sweep.next_call()) is not None:
             page = self._client.call(call)
             if page.tombstone is not None and on_tombstone is not None:
-                tell(on_tombstone, page.tombstone)
+                notify(on_tombstone, page.tombstone)
             for found in sweep.take(page):
                 if not isinstance(found, BadRecord):
                     yield found
                 elif on_bad_record is None:
                     raise found
                 else:
-                    tell(on_bad_record, found)
+                    notify(on_bad_record, found)
 
     def watch(
         self,
@@ -282,7 +282,7 @@ class Watch(Generic[T]):
         self._on_tombstone = on_tombstone
         self._on_bad_record = on_bad_record
         self._on_disconnect = on_disconnect
-        self._patience: Patience | None = None
+        self._attempts: WatchAttempts | None = None
         self._response: httpx.Response | None = None
         self._chunks: Iterator[bytes]
 
@@ -297,7 +297,7 @@ class Watch(Generic[T]):
                 if isinstance(item, Record):
                     yield item
                 elif self._on_tombstone is not None:
-                    tell(self._on_tombstone, item)
+                    notify(self._on_tombstone, item)
 
     def items(self) -> Generator[Item[T], None]:
         """The same with tombstones in their place, which `on_tombstone` is then not told."""
@@ -308,7 +308,7 @@ class Watch(Generic[T]):
                 except BadRecord as bad:
                     if self._on_bad_record is None:
                         raise
-                    tell(self._on_bad_record, bad)
+                    notify(self._on_bad_record, bad)
                     continue
                 if item is not None:
                     yield item
@@ -345,8 +345,8 @@ class Watch(Generic[T]):
     def _advance(self) -> None:
         """One step: open the stream, read a piece of it, or wait for the server."""
         exchange = self._client._exchange
-        if self._patience is None:
-            self._patience = Patience(exchange.retry, exchange.random, exchange.clock.now_ns())
+        if self._attempts is None:
+            self._attempts = WatchAttempts(exchange.retry, exchange.random, exchange.clock.now_ns())
         try:
             if self._response is None:
                 self._open()
@@ -359,15 +359,15 @@ class Watch(Generic[T]):
                 if self._follower.ended:
                     return
                 error = Unavailable(str(error))
-            verdict = self._patience.failed(error, exchange.clock.now_ns(), met=exchange.met)
-            if isinstance(verdict, Fail):
-                raise verdict.error from error.__cause__
+            decision = self._attempts.failed(error, exchange.clock.now_ns(), met=exchange.met)
+            if isinstance(decision, Fail):
+                raise decision.error from error.__cause__
             if self._follower.opened and self._on_disconnect is not None:
-                tell(self._on_disconnect, error)
-            exchange.clock.sleep_ns(verdict.after_ns)
+                notify(self._on_disconnect, error)
+            exchange.clock.sleep_ns(decision.after_ns)
 
     def _open(self) -> None:
-        assert self._patience is not None
+        assert self._attempts is not None
         follower = self._follower
         while (call := follower.plan.prepare()) is not None:
             if not follower.plan.prepared(self._client.once(call)):
@@ -376,10 +376,10 @@ class Watch(Generic[T]):
         self._response = self._client.open_stream(follower.stream(), self._silence_s)
         self._chunks = self._response.iter_raw()
         follower.open()
-        self._patience.opened()
+        self._attempts.opened()
 
     def _read(self) -> None:
-        assert self._patience is not None
+        assert self._attempts is not None
         try:
             chunk = next(self._chunks, None)
         except httpx.HTTPError as error:
@@ -387,8 +387,8 @@ class Watch(Generic[T]):
         if chunk is None:
             raise ended(self._client.url)
         if self._follower.feed(chunk):
-            self._patience.worked()
-        self._patience.retry_ms = self._follower.retry_ms
+            self._attempts.worked()
+        self._attempts.retry_ms = self._follower.retry_ms
 
 
 def _calls(bulk: Bulk, values: Values[Any]) -> Iterator[Call[AppendReply]]:

@@ -73,7 +73,7 @@ class TokenBucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllowanceStatistics:
+class KeyUsageStatistics:
     """What one key is using at one moment."""
 
     in_flight: int
@@ -81,7 +81,7 @@ class AllowanceStatistics:
     refused: int
 
 
-class Allowance:
+class KeyUsage:
     """What one key has used of its quota, and whether it may use more."""
 
     __slots__ = (
@@ -168,8 +168,8 @@ class Allowance:
         if most and used + wanted > most:
             raise self._refusal(limit, most, RETRY_SPACE_NS)
 
-    def statistics(self) -> AllowanceStatistics:
-        return AllowanceStatistics(
+    def statistics(self) -> KeyUsageStatistics:
+        return KeyUsageStatistics(
             in_flight=self._in_flight, connections=self._connections, refused=self._refused
         )
 
@@ -184,39 +184,39 @@ class Allowance:
 
 
 class Quotas:
-    """The allowance of each key, by its name: a new secret under an old name starts nothing over.
+    """The usage of each key, by its name: a new secret under an old name starts nothing over.
 
     There is one per key that was ever seen, until `retain` drops those of keys that are gone.
     """
 
     def __init__(self) -> None:
-        self._allowances: dict[str, Allowance] = {}
+        self._usage_by_key: dict[str, KeyUsage] = {}
 
-    def of(self, identity: Identity, now_ns: int) -> Allowance:
-        """The allowance of this key, following its quota of now.
+    def of(self, identity: Identity, now_ns: int) -> KeyUsage:
+        """The usage of this key, following its quota of now.
 
         Keep it for as long as the request or connection lasts: what began on it ends on it.
         """
         return self.named(identity.name, identity.quota, now_ns)
 
-    def named(self, name: str, quota: Quota, now_ns: int) -> Allowance:
-        """The allowance of the key of that name, which has this quota now."""
-        allowance = self._allowances.get(name)
-        if allowance is None:
-            allowance = self._allowances[name] = Allowance(name, quota, now_ns)
-        elif allowance.quota is not quota:
-            allowance.retune(quota, now_ns)
-        return allowance
+    def named(self, name: str, quota: Quota, now_ns: int) -> KeyUsage:
+        """The usage of the key of that name, which has this quota now."""
+        usage = self._usage_by_key.get(name)
+        if usage is None:
+            usage = self._usage_by_key[name] = KeyUsage(name, quota, now_ns)
+        elif usage.quota is not quota:
+            usage.retune(quota, now_ns)
+        return usage
 
-    def find(self, name: str) -> Allowance | None:
-        """The allowance of the key of that name, if it has asked for anything."""
-        return self._allowances.get(name)
+    def find(self, name: str) -> KeyUsage | None:
+        """The usage of the key of that name, if it has asked for anything."""
+        return self._usage_by_key.get(name)
 
     def retain(self, names: Set[str]) -> None:
-        """Drop the allowances of other keys, except where something is still under way."""
-        for name in [name for name in self._allowances if name not in names]:
-            if self._allowances[name].idle:
-                del self._allowances[name]
+        """Drop the usage of other keys, except where something is still under way."""
+        for name in [name for name in self._usage_by_key if name not in names]:
+            if self._usage_by_key[name].idle:
+                del self._usage_by_key[name]
 
-    def statistics(self) -> dict[str, AllowanceStatistics]:
-        return {name: allowance.statistics() for name, allowance in self._allowances.items()}
+    def statistics(self) -> dict[str, KeyUsageStatistics]:
+        return {name: usage.statistics() for name, usage in self._usage_by_key.items()}

@@ -41,14 +41,14 @@ class TicketConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Ticket:
+class AccessTicket:
     """What is handed out, once. It does not show its secret."""
 
     secret: str
     expires_at_ns: int
 
     def __repr__(self) -> str:
-        return f"Ticket(expires_at_ns={self.expires_at_ns})"
+        return f"AccessTicket(expires_at_ns={self.expires_at_ns})"
 
 
 class _Issued(NamedTuple):
@@ -76,7 +76,7 @@ class Tickets:
     def __len__(self) -> int:
         return len(self._issued)
 
-    def issue(self, identity: Identity, now_ns: int, *, path: str | None = None) -> Ticket:
+    def issue(self, identity: Identity, now_ns: int, *, path: str | None = None) -> AccessTicket:
         """A ticket for whoever `identity` is, good for `path` only if one is given.
 
         Raises `Throttled` if too many are unused; it tells when the oldest of them expires.
@@ -95,7 +95,7 @@ class Tickets:
         self._issued[digest] = _Issued(identity, path, expires_at_ns)
         own[digest] = None
         self._by_identity[identity.id] = own
-        return Ticket(secret=secret, expires_at_ns=expires_at_ns)
+        return AccessTicket(secret=secret, expires_at_ns=expires_at_ns)
 
     def redeem(self, secret: str, now_ns: int, *, path: str) -> Identity:
         """Who the ticket stands for; it is used up, also if it was meant for another path.

@@ -22,4 +22,4 @@ FRONTS: Final = Fronts(
         SystemFront(),
     ]
 )
-"""In the order in which a host starts them."""
+"""In the order in which a server starts them."""

@@ -17,23 +17,23 @@ from fairway.server.http.router import Route
 from fairway.wire.server import Health, PartReadiness, Readiness, TicketReply, TicketRequest
 
 if TYPE_CHECKING:
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
 
 _TICKET = msgspec.json.Decoder(TicketRequest)
 
 
-async def healthz(host: Host | None, request: Request) -> Reply:
+async def healthz(context: ServerContext | None, request: Request) -> Reply:
     return json_reply(Health(status="ok"))
 
 
-async def readyz(host: Host | None, request: Request) -> Reply:
-    if host is None:
+async def readyz(context: ServerContext | None, request: Request) -> Reply:
+    if context is None:
         waits = request.scope.get(WAITS, "recovering")
         return json_reply(Readiness(ready=False, writable=False, reason=waits), 503)
-    health = {part.name: part.health() for part in host.parts}
+    health = {part.name: part.health() for part in context.parts}
     unready = next((one for one in health.values() if not one.ready), None)
-    told = _may_be_told(host, request)
-    ladder = host.kernel.ladder
+    shows_reasons = _may_see_reasons(context, request)
+    ladder = context.kernel.ladder
     readiness = Readiness(
         ready=unready is None,
         writable=unready is None,
@@ -42,40 +42,40 @@ async def readyz(host: Host | None, request: Request) -> Reply:
         pressure_cause=ladder.cause,
         parts={
             name: PartReadiness(
-                state=one.state, ready=one.ready, reason=one.reason if told else None
+                state=one.state, ready=one.ready, reason=one.reason if shows_reasons else None
             )
             for name, one in health.items()
         },
     )
-    for front in host.fronts:
-        readiness = msgspec.structs.replace(readiness, **front.readiness(host))
+    for front in context.fronts:
+        readiness = msgspec.structs.replace(readiness, **front.readiness(context))
     return json_reply(readiness, 200 if unready is None else 503)
 
 
-def _may_be_told(host: Host, request: Request) -> bool:
-    """Whether who asks may know what reasons tell of, such as names of graphs. Strangers may ask
-    how the server is; they learn no more than that."""
+def _may_see_reasons(context: ServerContext, request: Request) -> bool:
+    """Whether the client may see reasons, which name graphs and the like. Strangers may ask how the
+    server is; they learn no more than that."""
     try:
-        identify(host, request).require_prefix("read", "")
+        identify(context, request).require_prefix("read", "")
     except FairwayError:
         return False
     return True
 
 
-async def render_metrics(host: Host, request: Request) -> Reply:
+async def render_metrics(context: ServerContext, request: Request) -> Reply:
     request.identity.require("read")
-    return metrics.reply(host.telemetry)
+    return metrics.reply(context.telemetry)
 
 
-async def issue_ticket(host: Host, request: Request) -> Reply:
+async def issue_ticket(context: ServerContext, request: Request) -> Reply:
     message = await request.json(_TICKET, empty=b"{}")
-    now_ns = host.clock.now_ns()
-    ticket = host.tickets.issue(request.identity, now_ns, path=message.path)
+    now_ns = context.clock.now_ns()
+    ticket = context.tickets.issue(request.identity, now_ns, path=message.path)
     expires_in_ms = (ticket.expires_at_ns - now_ns) // 1_000_000
     return json_reply(TicketReply(ticket=ticket.secret, expires_in_ms=expires_in_ms), 201)
 
 
-async def docs_page(host: Host | None, request: Request) -> Reply:
+async def docs_page(context: ServerContext | None, request: Request) -> Reply:
     return _docs_page()
 
 

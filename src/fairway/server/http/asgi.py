@@ -15,10 +15,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from fairway import errors
 from fairway.runtime.turn import TURN
 from fairway.server.http import problems
-from fairway.server.http.connection import check_header
 from fairway.server.http.door import Door
 from fairway.server.http.exchange import UNCOUNTED, Disconnected, Reply, Request
 from fairway.server.http.peers import KNOWN
+from fairway.server.http.response import check_header
 from fairway.settings import UNLIMITED
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from fairway.runtime.turn import TurnBudget
     from fairway.server.access.auth import Identity
-    from fairway.server.host import Host
-    from fairway.server.http.connection import Answer
-    from fairway.server.http.door import Room
+    from fairway.server.context import ServerContext
+    from fairway.server.http.door import LineState
     from fairway.server.http.exchange import Message, Receive, Scope, Send
     from fairway.server.http.peers import Peer
+    from fairway.server.http.response import ResponseCycle
     from fairway.server.http.router import Route, Routes
     from fairway.server.http.same_head import SameHead
     from fairway.storage.ownership import Ownership
@@ -63,31 +63,31 @@ class Mount(NamedTuple):
 class ExpressReply:
     """Answers a request that is under way without a task. It stands where a future would."""
 
-    __slots__ = ("_answer", "_host", "_request", "finish")
+    __slots__ = ("_context", "_cycle", "_request", "finish")
 
-    def __init__(self, host: Host, answer: Answer, request: Request) -> None:
-        self._host = host
-        self._answer = answer
+    def __init__(self, context: ServerContext, cycle: ResponseCycle, request: Request) -> None:
+        self._context = context
+        self._cycle = cycle
         self._request = request
         self.finish: Callable[[Any], Reply]
         """Makes the reply of the outcome."""
 
     def done(self) -> bool:
-        return self._answer.response_complete
+        return self._cycle.response_complete
 
     def set_result(self, outcome: object) -> None:
         try:
             reply = self.finish(outcome)
         except Exception as error:
-            reply = failure(self._host, error, self._request)
-        write(self._answer, reply)
+            reply = failure(self._context, error, self._request)
+        write(self._cycle, reply)
 
     def set_exception(self, error: BaseException) -> None:
-        write(self._answer, failure(self._host, error, self._request))
+        write(self._cycle, failure(self._context, error, self._request))
 
 
 class HttpApp:
-    """Serves HTTP requests. `host` is None until the data is recovered."""
+    """Serves HTTP requests. `context` is None until the data is recovered."""
 
     def __init__(
         self,
@@ -96,14 +96,14 @@ class HttpApp:
         *,
         turn: TurnBudget = TURN,
     ) -> None:
-        self.host: Host | None = None
+        self.context: ServerContext | None = None
         self.mounts: dict[str, Mount] = {}
         """Other ASGI applications by the beginning of their paths."""
         self.ownership: Ownership | None = None
         """Of the log that is answered from, if it is owned for a time only."""
         self.fenced_by: errors.Fenced | None = None
         """Why it ends: another process owns the log, and this one was not asked to stand by."""
-        self.door: Door | None = Door(self._room, turn=turn)
+        self.door: Door | None = Door(self._line_state, turn=turn)
         self._routes = routes
         self._progress = progress
 
@@ -125,61 +125,65 @@ class HttpApp:
         route = found[0].get(method) if found is not None else None
         return route is not None and route.reads
 
-    def _room(self) -> Room | None:
-        return self.host.gate.room if self.host is not None else None
+    def _line_state(self) -> LineState | None:
+        return self.context.gate.line_state if self.context is not None else None
 
-    def admit(self, peer: Peer, answer: Answer, begin: Callable[[], object]) -> None:
+    def admit(self, peer: Peer, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         """Begin a request in its turn. Strangers, and whoever finds the line full, are told so."""
-        host = self.host
-        if host is None:
+        context = self.context
+        if context is None:
             begin()
             return
-        if host.access.keyed:
-            if not self._identified(host, peer, answer, begin):
+        if context.access.keyed:
+            if not self._identified(context, peer, cycle, begin):
                 return
         elif peer.standing is not KNOWN:
             peer.show(None)
-        if host.gate.passes():
+        if context.gate.passes():
             if peer.due_ns:
-                host.gate.forget(peer)
+                context.gate.forget(peer)
             begin()
             return
         try:
-            host.wait_turn(host.turn_of(answer.scope["path"]), begin, peer)
+            context.wait_turn(context.fair_key_of(cycle.scope["path"]), begin, peer)
         except errors.Throttled as refusal:
-            self._refuse(host, answer, begin, refusal)
+            self._refuse(context, cycle, begin, refusal)
 
     def line_up(self, peer: Peer, head: SameHead, begin: Callable[[], object]) -> bool:
         """Let a request wait whose connection is known and sends the same again. False if it would
         begin at once, or is refused: then it is admitted like any other.
         """
-        host = self.host
-        if host is None or peer.standing is not KNOWN or host.gate.idle:
+        context = self.context
+        if context is None or peer.standing is not KNOWN or context.gate.idle:
             return False
-        if head.turn is None:
-            head.turn = host.turn_of(head.path)
+        if head.fair_key is None:
+            head.fair_key = context.fair_key_of(head.path)
         try:
-            host.wait_turn(head.turn, begin, peer)
+            context.wait_turn(head.fair_key, begin, peer)
         except errors.Throttled:
             return False  # it is told the same again
         return True
 
-    def let_in(self, peer: Peer, answer: Answer, begin: Callable[[], object]) -> None:
+    def let_in(self, peer: Peer, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         """Begin a request that has waited in line. Who asks is decided now: they may have lost
         their key meanwhile."""
-        host = self.host
-        if host is None or not host.access.keyed or self._identified(host, peer, answer, begin):
+        context = self.context
+        if (
+            context is None
+            or not context.access.keyed
+            or self._identified(context, peer, cycle, begin)
+        ):
             begin()
 
     def lost(self, peer: Peer) -> None:
-        if self.host is not None:
-            self.host.gate.forget(peer)
+        if self.context is not None:
+            self.context.gate.forget(peer)
 
     def _identified(
-        self, host: Host, peer: Peer, answer: Answer, begin: Callable[[], object]
+        self, context: ServerContext, peer: Peer, cycle: ResponseCycle, begin: Callable[[], object]
     ) -> bool:
         """Whether it is known who asks, or need not be. Decided before the line, and once."""
-        scope: Scope = answer.scope  # type: ignore[assignment]
+        scope: Scope = cycle.scope  # type: ignore[assignment]
         found = self._routes.find(scope["path"])
         if found is None:
             private = scope["method"] != "OPTIONS" and self._mount_of(scope["path"]) is not None
@@ -191,7 +195,7 @@ class HttpApp:
             peer.seems_strange()
             return True
         try:
-            identity = identify(host, Request(scope, answer.receive))
+            identity = identify(context, Request(scope, cycle.receive))
             if not peer.show(identity.name):
                 raise errors.Throttled(
                     f"key {identity.name!r} has too many connections",
@@ -201,55 +205,64 @@ class HttpApp:
                 )
         except errors.FairwayError as refusal:
             peer.seems_strange()
-            self._refuse(host, answer, begin, refusal)
+            self._refuse(context, cycle, begin, refusal)
             return False
         scope[IDENTITY] = identity
         return True
 
     def _refuse(
-        self, host: Host, answer: Answer, begin: Callable[[], object], refusal: errors.FairwayError
+        self,
+        context: ServerContext,
+        cycle: ResponseCycle,
+        begin: Callable[[], object],
+        refusal: errors.FairwayError,
     ) -> None:
         """Tell it in as few steps as can be, unless something about the request is special."""
-        scope: Scope = answer.scope  # type: ignore[assignment]
-        plain = isinstance(refusal, errors.Throttled | errors.Unauthorized)
-        if not plain or answer.more_body or scope["method"] == "HEAD" or host.cors.enabled:
+        scope: Scope = cycle.scope  # type: ignore[assignment]
+        has_cached_reply = isinstance(refusal, errors.Throttled | errors.Unauthorized)
+        if (
+            not has_cached_reply
+            or cycle.more_body
+            or scope["method"] == "HEAD"
+            or context.cors.enabled
+        ):
             scope[REFUSAL] = refusal
             begin()
             return
-        host.count_refusal(refusal)
+        context.count_refusal(refusal)
         if isinstance(refusal, errors.Throttled):
             # In steps of a hundredth of a second, of which few are remembered.
             retry_after_ns = -(-refusal.retry_after_ns // 10**7) * 10**7
-            answer.reply(*_throttled(str(refusal), retry_after_ns, refusal.limit, refusal.maximum))
+            cycle.reply(*_throttled(str(refusal), retry_after_ns, refusal.limit, refusal.maximum))
         else:
-            answer.reply(*_unauthorized(str(refusal)))
+            cycle.reply(*_unauthorized(str(refusal)))
 
-    def express(self, answer: Answer) -> bool:
-        """Serve a request without a task if its route can, and nothing about it is special."""
-        host = self.host
-        scope: Scope = answer.scope  # type: ignore[assignment]
+    def answer_without_task(self, cycle: ResponseCycle) -> bool:
+        """Answer a request without a task if its route can, and nothing about it is special."""
+        context = self.context
+        scope: Scope = cycle.scope  # type: ignore[assignment]
         found = self._routes.find(scope["path"])
-        if found is None or host is None or REFUSAL in scope:
+        if found is None or context is None or REFUSAL in scope:
             return False
         if self.ownership is not None and self.ownership.overdue:
             return False
         route = found[0].get(scope["method"])
-        if route is None or route.express is None:
+        if route is None or route.answer_without_task is None:
             return False
         query = scope["query_string"]
-        if b"ticket=" in query or host.cors.enabled or answer.flow.write_paused:
+        if b"ticket=" in query or context.cors.enabled or cycle.flow.write_paused:
             return False
-        request = Request(scope, answer.receive)
+        request = Request(scope, cycle.receive)
         try:
             if query:
                 request.query(route.parameters)
-            identity = request.identity = identify(host, request)
+            identity = request.identity = identify(context, request)
             if identity.quota is not UNLIMITED:
                 return False  # it is counted while it lasts
-            reply = ExpressReply(host, answer, request)
-            return route.express(host, request, bytes(answer.body), reply, *found[1])
+            reply = ExpressReply(context, cycle, request)
+            return route.answer_without_task(context, request, bytes(cycle.body), reply, *found[1])
         except Exception as error:
-            write(answer, failure(host, error, request))
+            write(cycle, failure(context, error, request))
             return True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -259,28 +272,28 @@ class HttpApp:
         try:
             if REFUSAL in scope:
                 raise scope[REFUSAL]
-            host = self.host
+            context = self.context
             mount = self._mount_of(scope["path"])
-            if host is not None and host.cors.enabled:
-                cors = host.cors_headers(request)
+            if context is not None and context.cors.enabled:
+                cors = context.cors_headers(request)
             if scope["path"] not in self._routes.vital:
                 self.check_owned(scope)
             if mount is None:
-                reply = await self._serve(host, request)
-            elif host is not None:
-                await self._serve_mount(host, request, mount, scope, receive, send)
+                reply = await self._serve(context, request)
+            elif context is not None:
+                await self._serve_mount(context, request, mount, scope, receive, send)
                 return
             else:
                 reply = self.not_ready()
         except Disconnected:
             return
         except Exception as error:
-            reply = failure(self.host, error, request)
+            reply = failure(self.context, error, request)
         if reply is None:
             return  # it was streamed
         await respond(send, reply, cors, head_only=request.method == "HEAD")
 
-    async def _serve(self, host: Host | None, request: Request) -> Reply | None:
+    async def _serve(self, context: ServerContext | None, request: Request) -> Reply | None:
         found = self._routes.find(request.path)
         if found is None:
             return problems.reply(404, "not_found", f"there is nothing at {request.path[:200]}")
@@ -288,32 +301,32 @@ class HttpApp:
         head = request.method == "HEAD"
         route = routes.get("GET" if head else request.method)
         if route is None or (head and route.stream):
-            return self._other_method(host, request, routes)
+            return self._other_method(context, request, routes)
         if route.public:
-            if host is None:
+            if context is None:
                 request.scope[WAITS] = self._waits_for()
-            return await route.handler(host, request)
-        if host is None:
+            return await route.handler(context, request)
+        if context is None:
             return self.not_ready()
         if request.scope["query_string"]:
             # Before anything else is done: what is refused changes nothing and uses no ticket up.
             request.query(route.parameters)
-        identity = request.identity = identify(host, request, lasts=route.stream)
-        allowance = host.begin(identity)
-        if allowance is None:
-            return await route.handler(host, request, *arguments)
+        identity = request.identity = identify(context, request, lasts=route.stream)
+        usage = context.begin(identity)
+        if usage is None:
+            return await route.handler(context, request, *arguments)
         if route.stream:
-            allowance.end()  # it is counted as a connection from here on
-            return await route.handler(host, request, *arguments)
+            usage.end()  # it is counted as a connection from here on
+            return await route.handler(context, request, *arguments)
         try:
-            return await route.handler(host, request, *arguments)
+            return await route.handler(context, request, *arguments)
         finally:
-            allowance.end()
+            usage.end()
 
     def check_owned(self, scope: Scope) -> None:
         """Raises `Fenced` if the log is not to be answered from any more. Before anything is done:
         so it is a refusal, whatever was asked."""
-        if self.host is None:
+        if self.context is None:
             # The ownership that is still known then is the former one: it is over for good, and
             # kept for the answers that were under way.
             scope[OF_NO_LOG] = True
@@ -340,17 +353,19 @@ class HttpApp:
             ((b"retry-after", b"1"), problems.CLOSE),
         )
 
-    def _other_method(self, host: Host | None, request: Request, routes: dict[str, Route]) -> Reply:
+    def _other_method(
+        self, context: ServerContext | None, request: Request, routes: dict[str, Route]
+    ) -> Reply:
         methods = {*routes, "OPTIONS"}
         if "GET" in routes and not routes["GET"].stream:
             methods.add("HEAD")
         allowed = ", ".join(sorted(methods)).encode()
-        if request.method == "OPTIONS" and host is not None:
-            pairs = host.cors.preflight_headers(
+        if request.method == "OPTIONS" and context is not None:
+            pairs = context.cors.preflight_headers(
                 request.header(b"origin"), request.header(b"access-control-request-headers")
             )
             # Those that go with every answer are added by whoever sends it.
-            every = {name for name, _ in host.cors.response_headers(request.header(b"origin"))}
+            every = {name for name, _ in context.cors.response_headers(request.header(b"origin"))}
             headers = [
                 (name.lower().encode(), value.encode())
                 for name, value in pairs
@@ -372,7 +387,7 @@ class HttpApp:
 
     async def _serve_mount(
         self,
-        host: Host,
+        context: ServerContext,
         request: Request,
         mount: Mount,
         scope: Scope,
@@ -381,42 +396,42 @@ class HttpApp:
     ) -> None:
         origin = [
             pair
-            for pair in host.cors_headers(request)
+            for pair in context.cors_headers(request)
             if pair[0] in (b"access-control-allow-origin", b"vary")
         ]
         if origin:
             send = _adding(send, origin)
         if request.method != "OPTIONS":
-            identity = identify(host, request, lasts=mount.lasts(request))
+            identity = identify(context, request, lasts=mount.lasts(request))
             identity.require(_scope_of(request.method))
             scope[IDENTITY] = identity
-            allowance = host.begin(identity)
-            if allowance is not None:
+            usage = context.begin(identity)
+            if usage is not None:
                 with ExitStack() as counted:
-                    counted.callback(allowance.end)
+                    counted.callback(usage.end)
                     scope[UNCOUNTED] = counted.close
                     return await mount.application(scope, receive, send)
         await mount.application(scope, receive, send)
 
 
-def failure(host: Host | None, error: BaseException, request: Request) -> Reply:
+def failure(context: ServerContext | None, error: BaseException, request: Request) -> Reply:
     """What a client sees of an error."""
     if isinstance(error, errors.FairwayError):
-        if host is not None:
-            host.count_refusal(error)
+        if context is not None:
+            context.count_refusal(error)
         return problems.problem(error)
     logger.error("%s %s failed", request.method, request.path, exc_info=error)
     return problems.reply(500, "internal", "the server failed; its log says how")
 
 
-def write(answer: Answer, reply: Reply) -> None:
+def write(cycle: ResponseCycle, reply: Reply) -> None:
     """A whole reply in one write, without ASGI."""
     headers = reply.headers
     if reply.status == 503 and problems.CLOSE in headers:
-        answer.keep_alive = False  # which says so, too
+        cycle.keep_alive = False  # which says so, too
         headers = tuple(one for one in headers if one != problems.CLOSE)
     head = b"%b%d\r\n\r\n" % (head_of(reply.status, headers), len(reply.body))
-    answer.reply(head, reply.body)
+    cycle.reply(head, reply.body)
 
 
 @lru_cache(maxsize=256)
@@ -466,7 +481,7 @@ def _scope_of(method: str) -> Any:
     return {"GET": "read", "HEAD": "read", "DELETE": "delete"}.get(method, "write")
 
 
-def identify(host: Host, request: Request, *, lasts: bool = False) -> Identity:
+def identify(context: ServerContext, request: Request, *, lasts: bool = False) -> Identity:
     """Who asks: by key, or by a ticket where no header can be sent.
 
     `lasts` says that the answer is an event stream or a WebSocket, which a ticket may open.
@@ -476,10 +491,10 @@ def identify(host: Host, request: Request, *, lasts: bool = False) -> Identity:
         return known_before
     headers = request.headers
     if b"origin" not in headers and b"authorization" not in headers:
-        known = host.access.known(headers.get(b"host"))
+        known = context.access.known(headers.get(b"host"))
         if known is not None and b"ticket=" not in request.scope["query_string"]:
             return known
-    wall_ns = host.clock.wall_ns()
+    wall_ns = context.clock.wall_ns()
     if b"ticket=" in request.scope["query_string"] and b"authorization" not in request.headers:
         if not lasts:
             # Not redeemed, or whoever finds one in a log could change it for another without end.
@@ -488,9 +503,9 @@ def identify(host: Host, request: Request, *, lasts: bool = False) -> Identity:
                 " send a key here, as Authorization: Bearer"
             )
         secret = request.parameters.get("ticket", "")
-        identity = host.tickets.redeem(secret, host.clock.now_ns(), path=request.path)
-        return host.access.confirm(identity, wall_ns)
-    return host.access.admit(
+        identity = context.tickets.redeem(secret, context.clock.now_ns(), path=request.path)
+        return context.access.confirm(identity, wall_ns)
+    return context.access.admit(
         authorization=request.header(b"authorization"),
         host=request.header(b"host"),
         origin=request.header(b"origin"),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fairway.server")
 
 
-class Reader(Protocol):
+class HeldConnection(Protocol):
     """A connection whose bytes are held."""
 
     def read_held(self) -> None:
@@ -29,7 +29,7 @@ class Reader(Protocol):
         ...
 
 
-class Room(NamedTuple):
+class LineState(NamedTuple):
     """How the line of accepted requests is, for `ReadTurns.take`."""
 
     room: int
@@ -40,12 +40,14 @@ class Room(NamedTuple):
 class Door:
     """One for each server. Made anywhere, used on one loop."""
 
-    def __init__(self, room: Callable[[], Room | None], *, turn: TurnBudget = TURN) -> None:
-        """`room` tells how the line is, or None while there is none: then all may be read."""
-        self._room = room
-        self._turns: ReadTurns[Reader] = ReadTurns(turn=turn)
+    def __init__(
+        self, line_state: Callable[[], LineState | None], *, turn: TurnBudget = TURN
+    ) -> None:
+        """`line_state` returns None while there is no line: then all may be read."""
+        self._line_state = line_state
+        self._turns: ReadTurns[HeldConnection] = ReadTurns(turn=turn)
         self._per_turn = turn.reads_per_turn
-        self._plenty = Room(self._per_turn, 0, False)
+        self._plenty = LineState(self._per_turn, 0, False)
         self._left = self._per_turn  # of this turn; none while somebody waits
         self._expected = False  # a turn is coming
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -63,16 +65,16 @@ class Door:
         self._left -= 1
         return True
 
-    def wait(self, reader: Reader, standing: Standing, holder: Hashable) -> None:
+    def wait(self, connection: HeldConnection, standing: Standing, holder: Hashable) -> None:
         """Read it in a turn to come."""
-        self._turns.wait(reader, standing, holder)
+        self._turns.wait(connection, standing, holder)
         self._left = 0
         if not self._expected:
             self._expect_turn()
 
-    def leave(self, reader: Reader) -> None:
+    def leave(self, connection: HeldConnection) -> None:
         """It is gone, or was read for another reason."""
-        self._turns.leave(reader)
+        self._turns.leave(connection)
 
     def _expect_turn(self) -> None:
         if self._loop is None:
@@ -86,12 +88,12 @@ class Door:
         if not self._turns:
             self._left = self._per_turn
             return
-        room, kept, working = self._room() or self._plenty
+        room, kept, working = self._line_state() or self._plenty
         taken = self._turns.take(room=room, kept=kept, working=working)
         self._left = 0 if self._turns else max(self._per_turn - len(taken), 0)
-        for reader in taken:
+        for connection in taken:
             try:
-                reader.read_held()
+                connection.read_held()
             except Exception:  # or nobody behind it would ever be read
                 logger.exception("a request could not be read")
         if not self._expected:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 
     from fairway.server.access.auth import Identity
-    from fairway.server.http.connection import Connection
+    from fairway.server.http.response import ResponseStream
 
     Scope = MutableMapping[str, Any]
     Message = MutableMapping[str, Any]
@@ -82,9 +82,9 @@ class Request:
         return trace.decode("latin-1") if len(trace) <= TRACE_BYTES_MAX else None
 
     @property
-    def connection(self) -> Connection | None:
+    def response_stream(self) -> ResponseStream | None:
         """The way to stream a response without a task; None on a server that has none."""
-        found: Connection | None = self.scope.get("extensions", {}).get("fairway.connection")
+        found: ResponseStream | None = self.scope.get("extensions", {}).get("fairway.response")
         return found
 
     async def body(self) -> bytes:
@@ -138,8 +138,8 @@ class Request:
         if self._query is None:
             raw: bytes = self.scope["query_string"]
             # No secret is kept, however it is spelled.
-            plain = len(raw) <= QUERY_REMEMBERED and b"ticket" not in raw and b"%" not in raw
-            self._query = _remembered_query(raw) if plain else _parse_query(raw)
+            cacheable = len(raw) <= QUERY_REMEMBERED and b"ticket" not in raw and b"%" not in raw
+            self._query = _remembered_query(raw) if cacheable else _parse_query(raw)
         return self._query
 
 

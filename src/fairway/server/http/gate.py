@@ -19,7 +19,7 @@ from fairway.core.priority import WEIGHTS, Band
 from fairway.core.ready import Ready
 from fairway.errors import Throttled
 from fairway.runtime.turn import TURN
-from fairway.server.http.door import Room
+from fairway.server.http.door import LineState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ class Reservations:
         return min(self._last_ns, now_ns + RETRY_MAX_NS)
 
 
-class Gate:
+class RequestGate:
     """Lets requests in. On an idle server that is one comparison."""
 
     def __init__(
@@ -113,12 +113,12 @@ class Gate:
         return min(self._lanes.depth / WAITING_MAX, 1.0)
 
     @property
-    def room(self) -> Room:
+    def line_state(self) -> LineState:
         """How many more may wait, and how many places of those are kept for whoever returns."""
         depth = self._lanes.depth
         kept = min(self._reservations.outstanding, KEPT_MAX)
         working = depth or self._begun or self._begun_before
-        return Room(max(WAITING_MAX - depth, 0), kept, working > 0)
+        return LineState(max(WAITING_MAX - depth, 0), kept, working > 0)
 
     @property
     def idle(self) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fairway.server.http.held_bytes import HeldBytes
 
 
-class Reservation:
+class PageReservation:
     """Room for one answer that is being built."""
 
     __slots__ = ("_held", "size")
@@ -60,12 +60,12 @@ class LargePages:
         self._waiting: Holders[asyncio.Future[None]] = Holders()
 
     @contextmanager
-    def reserve(self, size: int) -> Iterator[Reservation]:
+    def reserve(self, size: int) -> Iterator[PageReservation]:
         """Room for an answer of about so many bytes; it ends in the step that writes the answer.
 
         Raises `Throttled` if there is none. An answer that is small needs no room.
         """
-        room = Reservation(self._held)
+        room = PageReservation(self._held)
         if size > FREE and not room.cover(size):
             raise self._held.throttled()
         try:

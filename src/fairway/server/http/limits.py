@@ -88,7 +88,7 @@ class HttpLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class HttpRefusal:
     """An error answered by the protocol itself, before or instead of an app."""
 
     status: int
@@ -119,31 +119,33 @@ class Refusal:
         return b"".join(lines)
 
 
-MALFORMED = Refusal(400, "invalid_request", "the request is not valid HTTP/1.1")
-HEAD_LATE = Refusal(408, "request_timeout", "the request's headers took too long")
-BODY_LATE = Refusal(408, "request_timeout", "the request's body took too long")
-BODY_LARGE = Refusal(413, "payload_too_large", "the request's body is too large")
-URL_LONG = Refusal(414, "uri_too_long", "the request's target is too long")
-HEAD_LARGE = Refusal(431, "headers_too_large", "the request's headers are too large or too many")
-HELD_FULL = Refusal(
+MALFORMED = HttpRefusal(400, "invalid_request", "the request is not valid HTTP/1.1")
+HEAD_LATE = HttpRefusal(408, "request_timeout", "the request's headers took too long")
+BODY_LATE = HttpRefusal(408, "request_timeout", "the request's body took too long")
+BODY_LARGE = HttpRefusal(413, "payload_too_large", "the request's body is too large")
+URL_LONG = HttpRefusal(414, "uri_too_long", "the request's target is too long")
+HEAD_LARGE = HttpRefusal(
+    431, "headers_too_large", "the request's headers are too large or too many"
+)
+HELD_FULL = HttpRefusal(
     429,
     "throttled",
     "too many bytes of requests and answers are in memory: come back later",
     1,
     "held_bytes_max",
 )
-ADDRESS_CROWDED = Refusal(
+ADDRESS_CROWDED = HttpRefusal(
     429,
     "throttled",
     "there are too many connections from this address already",
     1,
     "connections_per_address",
 )
-PIPELINE_FULL = Refusal(
+PIPELINE_FULL = HttpRefusal(
     429,
     "throttled",
     "too many requests were sent ahead of their answers: from this one on none was read",
     1,
     "pipeline_max",
 )
-CROWDED = Refusal(503, "too_many_connections", "the server has no free connection", 1)
+CROWDED = HttpRefusal(503, "too_many_connections", "the server has no free connection", 1)

@@ -43,7 +43,7 @@ def listening(
     )
 
 
-class Listener(uvicorn.Server):
+class HttpListener(uvicorn.Server):
     """uvicorn without its signal handlers: whoever runs the server owns those."""
 
     def __init__(self, config: uvicorn.Config, *, turn: TurnBudget = TURN) -> None:

@@ -15,7 +15,7 @@ from fairway.wire.requests import INT_MAX, ErrorReply
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from fairway.server.http.router import Parameter, Route
+    from fairway.server.http.router import QueryParameter, Route
 
 DESCRIPTION: Final = "Durable topics and jobs. Overload costs latency, never data."
 REF: Final = "#/components/schemas/{name}"
@@ -120,7 +120,7 @@ _COMMON: Final = {
 }
 
 
-def _query(one: Parameter) -> dict[str, Any]:
+def _query(one: QueryParameter) -> dict[str, Any]:
     if one.kind == "boolean":
         return {"anyOf": [{"type": "boolean"}, {"type": "string", "enum": [*TRUE, *FALSE]}]}
     bounds = {"minimum": 0, "maximum": INT_MAX} if one.kind == "integer" else {}

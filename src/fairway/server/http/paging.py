@@ -6,9 +6,9 @@ import base64
 from typing import Final
 
 from fairway.errors import InvalidRequest
-from fairway.server.http.router import Parameter
+from fairway.server.http.router import QueryParameter
 
-CURSOR: Final = Parameter(
+CURSOR: Final = QueryParameter(
     "cursor",
     "string",
     "`next_cursor` of the page before",
@@ -17,8 +17,8 @@ CURSOR: Final = Parameter(
 )
 
 
-def page_size(most: int) -> Parameter:
-    return Parameter(
+def page_size(most: int) -> QueryParameter:
+    return QueryParameter(
         "page_size", "integer", f"how many; more than {most:,} counts as {most:,}", {"minimum": 1}
     )
 

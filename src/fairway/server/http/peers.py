@@ -17,7 +17,7 @@ from fairway.server.http.read_turns import Standing
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from fairway.server.http.limits import HttpLimits, Refusal
+    from fairway.server.http.limits import HttpLimits, HttpRefusal
 
 NEW, KNOWN, STRANGER = Standing.NEW, Standing.KNOWN, Standing.STRANGER
 NOWHERE: Final = ""
@@ -78,7 +78,7 @@ class Peers:
     def strangers(self) -> int:
         return len(self._strangers)
 
-    def enter(self, peer: Peer) -> tuple[Refusal | None, Peer | None]:
+    def enter(self, peer: Peer) -> tuple[HttpRefusal | None, Peer | None]:
         """A connection was made: (why it is refused, who has to go for it). `leave` must follow."""
         self._count += 1
         self._by_address[peer.address] += 1

@@ -3,7 +3,7 @@
 Parsing is httptools', running the app is uvicorn's. This decides what a client may cost us before
 an app sees its request: bytes, headers, time, requests in advance and connections. A request that
 passes a limit is answered with a JSON error, after the answers still owed, and the connection is
-closed. Streaming responses are in `connection`.
+closed. Streaming responses are in `response`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fairway.runtime.clock import clock_of
-from fairway.server.http.connection import EXTENSION, Answer, Connection
 from fairway.server.http.deadline import Deadline
 from fairway.server.http.held_bytes import FREE, HeldBytes
 from fairway.server.http.limits import (
@@ -33,10 +32,11 @@ from fairway.server.http.limits import (
     SECOND_NS,
     URL_LONG,
     HttpLimits,
-    Refusal,
+    HttpRefusal,
 )
 from fairway.server.http.peers import NOWHERE, Peer, Peers
 from fairway.server.http.read_turns import Standing
+from fairway.server.http.response import EXTENSION, ResponseCycle, ResponseStream
 from fairway.server.http.same_head import TRIES, Heads, body_after
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Site(Protocol):
     door: Door | None
     """Decides which client is read; without one, all are as soon as they speak."""
 
-    def admit(self, peer: Peer, answer: Answer, begin: Callable[[], object]) -> None:
+    def admit(self, peer: Peer, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         """Call `begin` when it is the turn of this request; or answer it, if it is refused."""
         ...
 
@@ -72,12 +72,12 @@ class Site(Protocol):
         """
         ...
 
-    def let_in(self, peer: Peer, answer: Answer, begin: Callable[[], object]) -> None:
+    def let_in(self, peer: Peer, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         """Call `begin` now: the request has waited in line. Or answer it, if it is refused."""
         ...
 
-    def express(self, answer: Answer) -> bool:
-        """Serve a request that is whole without the app, and so without a task; or return False."""
+    def answer_without_task(self, cycle: ResponseCycle) -> bool:
+        """Answer a request that is whole without the app, and so without a task. False if not."""
         ...
 
     @property
@@ -94,7 +94,7 @@ class Site(Protocol):
         ...
 
 
-class Reading(enum.Enum):
+class ParseState(enum.Enum):
     """Where in the client's bytes we are."""
 
     BETWEEN = enum.auto()
@@ -110,7 +110,7 @@ class _Over(Exception):
 
 
 # As globals, since attributes of an Enum are slow to look up and these are read at each request.
-BETWEEN, HEAD, BODY, OVER = Reading
+BETWEEN, HEAD, BODY, OVER = ParseState
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -134,8 +134,8 @@ class HttpProtocol(HttpToolsProtocol):
         "_lingering",
         "_messages",
         "_now_ns",
+        "_parse_state",
         "_read_bytes",
-        "_reading",
         "_refusal",
         "_running",
         "_same_head",
@@ -185,7 +185,7 @@ class HttpProtocol(HttpToolsProtocol):
     peers: ClassVar[Peers] = Peers(limits)
     heads: ClassVar[Heads] = Heads()
     if TYPE_CHECKING:
-        cycle: Answer
+        cycle: ResponseCycle
 
     @classmethod
     def limited_to(cls, limits: HttpLimits, site: Site | None = None) -> type[HttpProtocol]:
@@ -212,7 +212,7 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._now_ns = clock_of(self.loop).now_ns
-        self._deadline = Deadline(self.loop, self._now_ns, self._lose_patience)
+        self._deadline = Deadline(self.loop, self._now_ns, self._on_deadline_missed)
         self._unsent = 0  # what waited to be sent when we last looked for progress
         self._unread = 0  # of that, what is counted
         self._door = self.site.door if self.site is not None else None
@@ -220,17 +220,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._waiting_counted = 0
         self._unheard = False  # more came meanwhile, or an end, and reading is paused
 
-        self._running: Answer | None = None  # `cycle` is the one last parsed
-        self._stream: Connection | None = None
-        self._refusal: Refusal | None = None  # to be sent after the answers still owed
+        self._running: ResponseCycle | None = None  # `cycle` is the one last parsed
+        self._stream: ResponseStream | None = None
+        self._refusal: HttpRefusal | None = None  # to be sent after the answers still owed
         self._half_closed = False
         self._lingering = False
 
         self._scope: dict[str, Any] | None = None  # of a connection's requests, what they share
         self._same_head: SameHead | None = None  # of the last request, if it may come again
-        self._in_line: bytes | Answer | None = None  # with this head, and waits for its turn
+        self._in_line: bytes | ResponseCycle | None = None  # with this head, and waits for its turn
         self._tries = TRIES if self.site is not None else 0
-        self._reading = BETWEEN
+        self._parse_state = BETWEEN
         self._messages = 0  # complete ones, to see whether a read held the end of one
         self._read_bytes = 0  # of the present read
         self._head_bytes = 0  # of a head, in reads before the present one; perhaps less
@@ -258,11 +258,11 @@ class HttpProtocol(HttpToolsProtocol):
         elif len(self.connections) <= 1 + self.limits.connections_max * 11 // 10:
             self._answer(refusal)
         else:  # telling them politely needs connections too
-            self._reading = OVER
+            self._parse_state = OVER
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        before = self._reading
+        before = self._parse_state
         if before is OVER:
             return
         if self._in_line is not None:
@@ -284,7 +284,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._waiting = data
             peer, standing = self.peer, self.peer.standing
-            if self._reading is BETWEEN and data.startswith(PROBES):
+            if self._parse_state is BETWEEN and data.startswith(PROBES):
                 standing = Standing.PROBE
             elif peer.due_ns and peer.due_ns <= self._now_ns():
                 standing = Standing.RETURNING
@@ -312,9 +312,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._unheard = False
             if not self.flow.read_paused:
                 self.transport.resume_reading()
-        if self._reading is OVER:
+        if self._parse_state is OVER:
             return
-        if self._reading is not BETWEEN or self._same_head is None or not self._repeats(data):
+        if self._parse_state is not BETWEEN or self._same_head is None or not self._repeats(data):
             self._read(data)
 
     def _leave_door(self) -> bytes:
@@ -328,27 +328,27 @@ class HttpProtocol(HttpToolsProtocol):
     def _make_room(self) -> None:
         """We are a stranger, and somebody else needs the place."""
         self._take_in_line()
-        if self._reading is OVER or self._owes_answer():
+        if self._parse_state is OVER or self._owes_answer():
             self.transport.abort()
         else:
             self._leave_door()
             self._answer(CROWDED)
 
     def _read(self, data: bytes) -> None:
-        before, messages = self._reading, self._messages
+        before, messages = self._parse_state, self._messages
         size = self._read_bytes = len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            if self._reading is not OVER:
+            if self._parse_state is not OVER:
                 reason = f"{MALFORMED.message}: {error}"  # the parser's words, never the client's
                 self._refuse(replace(MALFORMED, message=reason))
-        after, same = self._reading, messages == self._messages
+        after, same = self._parse_state, messages == self._messages
         if after is BETWEEN:
             if same and data.strip(b"\r\n"):  # the first letters of a method
-                self._reading = HEAD
+                self._parse_state = HEAD
                 self._head_goes_on(size, fresh=True, whole=True)
             elif self._tries and before is BETWEEN and not same:
                 self._learn(data)
@@ -360,11 +360,11 @@ class HttpProtocol(HttpToolsProtocol):
     def _learn(self, data: bytes) -> None:
         """`data` was one request: the next one may have the same head."""
         self._tries -= 1
-        answer = self.cycle
+        cycle = self.cycle
         # The parser may have had the first letters of the method before, which `data` then lacks.
-        whole = data.startswith(answer.scope["method"].encode() + b" ")
-        if whole and answer.begins_whole and answer.keep_alive:
-            self._same_head = self.heads.learn(data, self._body_bytes, answer.scope)
+        whole = data.startswith(cycle.scope["method"].encode() + b" ")
+        if whole and cycle.begins_whole and cycle.keep_alive:
+            self._same_head = self.heads.learn(data, self._body_bytes, cycle.scope)
 
     def _repeats(self, data: bytes) -> bool:
         """Take in a request whose head is known, without the parser; or return False.
@@ -386,11 +386,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_line = data
         if not self.site.line_up(self.peer, same, self._begin_in_line):
             self._in_line = None
-            answer = self._repeated(data, at)
-            self._start_asgi_task(answer, self.app)
+            cycle = self._repeated(data, at)
+            self._start_asgi_task(cycle, self.app)
         return True
 
-    def _repeated(self, data: bytes, at: int) -> Answer:
+    def _repeated(self, data: bytes, at: int) -> ResponseCycle:
         """What is made of a request whose head is known, and whose body begins at `at`."""
         assert self._same_head is not None
         assert self._scope is not None
@@ -398,16 +398,16 @@ class HttpProtocol(HttpToolsProtocol):
         own = {**self._same_head.meaning(size), "state": self.app_state.copy()}
         scope: Any = {**self._scope, **own}
         self.scope, self.headers, self.expect_100_continue = scope, scope["headers"], False
-        answer = self.cycle = self._running = Answer(self, scope, keep_alive=True)
-        answer.take_in(data[at:])
-        answer.more_body = False
-        answer.message_event.set()
+        cycle = self.cycle = self._running = ResponseCycle(self, scope, keep_alive=True)
+        cycle.take_in(data[at:])
+        cycle.more_body = False
+        cycle.message_event.set()
         self._messages += 1
         if self.flow.write_paused:
             self._expect_progress()
         else:
             self._deadline.lift()
-        return answer
+        return cycle
 
     def _take_in_line(self) -> None:
         """More happens on the connection than that its request waits: make that what it is."""
@@ -416,12 +416,12 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _begin_in_line(self) -> None:
         """It is the turn of the request that waits."""
-        answer, self._in_line = self._in_line, None
-        if isinstance(answer, bytes):
-            answer = self._repeated(answer, body_after(answer))
-        if answer is not None:  # or its client left while it waited
+        cycle, self._in_line = self._in_line, None
+        if isinstance(cycle, bytes):
+            cycle = self._repeated(cycle, body_after(cycle))
+        if cycle is not None:  # or its client left while it waited
             assert self.site is not None
-            self.site.let_in(self.peer, answer, partial(self._begin, answer, self.app))
+            self.site.let_in(self.peer, cycle, partial(self._begin, cycle, self.app))
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. A request that is complete is still answered, if soon."""
@@ -434,10 +434,10 @@ class HttpProtocol(HttpToolsProtocol):
             return True
         if self._stream is not None or self._answer_lasts():
             self.transport.abort()
-        elif self._owes_answer() and self._reading is not BODY and self.scheme == "http":
+        elif self._owes_answer() and self._parse_state is not BODY and self.scheme == "http":
             assert self._running is not None
             self._running.keep_alive = False
-            self._reading = OVER
+            self._parse_state = OVER
             self._half_closed = True
             self._unsent = self.transport.get_write_buffer_size()
             self._deadline.grant(self.limits.half_closed_ns)
@@ -447,7 +447,7 @@ class HttpProtocol(HttpToolsProtocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._reading = OVER
+        self._parse_state = OVER
         self._in_line = None
         self._deadline.end()
         self._leave_door()
@@ -484,7 +484,7 @@ class HttpProtocol(HttpToolsProtocol):
     def count_unread(self) -> None:
         """Count what waits to be sent: it is more than is free, and will be until it is less.
 
-        Counted even beyond the bound: it is there. What makes it is refused before, in `Answer`.
+        Counted even beyond the bound: it is there. `ResponseCycle` refuses before what makes it.
         """
         more = self.transport.get_write_buffer_size() - self._unread
         if more > 0:
@@ -493,13 +493,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _release(self) -> None:
         """The bodies of all that was asked are held no more."""
-        for answer in (self._running, *(answer for answer, _ in self.pipeline)):
-            if answer is not None:
-                self._give_body(answer)
+        for cycle in (self._running, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None:
+                self._give_body(cycle)
 
-    def _give_body(self, answer: Any) -> None:
-        self.held.give(answer.held)
-        answer.held = 0
+    def _give_body(self, cycle: Any) -> None:
+        self.held.give(cycle.held)
+        cycle.held = 0
 
     def shutdown(self) -> None:
         """Finish the answer under way, if there is one, and close. Streams end at once."""
@@ -522,10 +522,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def withhold_unsent(self) -> None:
         """Drop the connection if an answer waits to be sent that may be out of date by now."""
-        answer = self._running
-        if answer is None or self.site is None or not self.transport.get_write_buffer_size():
+        cycle = self._running
+        if cycle is None or self.site is None or not self.transport.get_write_buffer_size():
             return
-        if self.site.withholds(answer.scope):
+        if self.site.withholds(cycle.scope):
             self.transport.abort()
 
     # --- what the parser tells
@@ -542,7 +542,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope = {**self._scope, **own}  # type: ignore[typeddict-item]
 
     def on_url(self, url: bytes) -> None:
-        self._reading = HEAD
+        self._parse_state = HEAD
         self.url += url
         if len(self.url) > self.limits.url_bytes_max:
             self._refuse(URL_LONG)
@@ -555,7 +555,7 @@ class HttpProtocol(HttpToolsProtocol):
             raise _Over
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._reading is BODY:
+        if self._parse_state is BODY:
             return  # a trailer, which nobody asked for, and no header of the next request
         name = name.lower()
         if name == b"host":
@@ -591,7 +591,7 @@ class HttpProtocol(HttpToolsProtocol):
         scope["query_string"] = url.query or b""
         if version != "1.1":
             scope["http_version"] = version
-        self._reading = BODY
+        self._parse_state = BODY
         keep_alive = version == "1.1" and parser.should_keep_alive()
         self._take_on(scope, keep_alive=keep_alive, size=size)
 
@@ -600,35 +600,35 @@ class HttpProtocol(HttpToolsProtocol):
         return self.scope["method"] == "GET" and super()._should_upgrade()
 
     def _take_on(self, scope: HTTPScope, *, keep_alive: bool, size: int | None) -> None:
-        answer = self.cycle = Answer(self, scope, keep_alive=keep_alive)
-        answer.begins_whole = (
+        cycle = self.cycle = ResponseCycle(self, scope, keep_alive=keep_alive)
+        cycle.begins_whole = (
             size is not None and size <= HIGH_WATER_LIMIT and not self.expect_100_continue
         )
         if self._owes_answer():
             self.flow.pause_reading()
-            self.pipeline.appendleft((answer, self.app))
+            self.pipeline.appendleft((cycle, self.app))
         else:
-            self._running = answer
-            if not answer.begins_whole:
-                self._start_asgi_task(answer, self.app)
+            self._running = cycle
+            if not cycle.begins_whole:
+                self._start_asgi_task(cycle, self.app)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if self.site is None:
             self._run(cycle, app)
         else:
-            assert isinstance(cycle, Answer)
+            assert isinstance(cycle, ResponseCycle)
             self.site.admit(self.peer, cycle, partial(self._begin, cycle, app))
 
-    def _begin(self, cycle: Answer, app: ASGI3Application) -> None:
+    def _begin(self, cycle: ResponseCycle, app: ASGI3Application) -> None:
         """It is its turn. Not if its client left while it waited."""
         assert self.site is not None
-        if not cycle.disconnected and (cycle.more_body or not self.site.express(cycle)):
+        if not cycle.disconnected and (cycle.more_body or not self.site.answer_without_task(cycle)):
             self._run(cycle, app)
 
     def _run(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        connection = Connection(self)
-        connection.chunked = cycle.scope["http_version"] == "1.1"
-        cycle.scope["extensions"] = {EXTENSION: connection}  # type: ignore[dict-item]
+        response = ResponseStream(self)
+        response.chunked = cycle.scope["http_version"] == "1.1"
+        cycle.scope["extensions"] = {EXTENSION: response}  # type: ignore[dict-item]
         super()._start_asgi_task(cycle, app)
 
     def on_body(self, body: bytes) -> None:
@@ -652,10 +652,10 @@ class HttpProtocol(HttpToolsProtocol):
         cycle.message_event.set()
 
     def on_message_complete(self) -> None:
-        if self._reading is not BODY:  # a WebSocket
+        if self._parse_state is not BODY:  # a WebSocket
             return
         self._messages += 1
-        self._reading = BETWEEN
+        self._parse_state = BETWEEN
         cycle = self.cycle
         if cycle.response_complete:
             self._deadline.grant(self.limits.idle_ns)
@@ -680,7 +680,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._expect_progress()
         elif self.pipeline:
             cycle, app = self.pipeline.pop()
-            assert isinstance(cycle, Answer)
+            assert isinstance(cycle, ResponseCycle)
             self._running = cycle
             if cycle.begins_whole and cycle.more_body:  # it begins when its body is there
                 self.flow.resume_reading()
@@ -688,7 +688,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self._start_asgi_task(cycle, app)
         elif self._refusal is not None:
             self._answer(self._refusal)
-        elif self._reading is BODY and self.expect_100_continue and not self._body_bytes:
+        elif self._parse_state is BODY and self.expect_100_continue and not self._body_bytes:
             # Answered without asking for the body: whether it comes is up to the client, and
             # what comes next could be either a body or a request.
             self._linger()
@@ -696,23 +696,23 @@ class HttpProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
             if self.flow.write_paused:
                 self._expect_progress()
-            elif self._reading is BETWEEN:
+            elif self._parse_state is BETWEEN:
                 self._deadline.grant(self.limits.idle_ns)
 
-    def start_stream(self, connection: Connection) -> bool:
-        """Let `connection` write the response of its request. True if the client may go on after.
+    def start_stream(self, response: ResponseStream) -> bool:
+        """Let `response` be written to the client. True if the client may go on after it.
 
         While a stream is open the client is read only to notice its end, so what it sends behind
         the request is dropped, and the connection is closed after the stream.
         """
         cycle = self._running
-        if cycle is None or cycle.begun or _connection_of(cycle) is not connection:
+        if cycle is None or cycle.begun or _response_stream_of(cycle) is not response:
             raise RuntimeError("a response is opened once, in its turn, and not after `send`")
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
         self.peer.show(self.peer.key)  # a ticket is as good as a key
-        self._stream = connection
-        if self.pipeline or self._reading is not BETWEEN:
+        self._stream = response
+        if self.pipeline or self._parse_state is not BETWEEN:
             self.pipeline.clear()
             self._ignore_the_rest()
         self.flow.resume_reading()
@@ -728,7 +728,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     # --- limits
 
-    def _refusal_of_head(self, version: str, upgrade: bool) -> Refusal | None:
+    def _refusal_of_head(self, version: str, upgrade: bool) -> HttpRefusal | None:
         limits = self.limits
         if self._head_bytes + self._read_bytes > limits.head_bytes_max:  # perhaps; so count
             fields = sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -777,14 +777,14 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(HEAD_LARGE)
 
     def _upgrade(self, rest: bytes) -> None:
-        if self._reading is not HEAD:
+        if self._parse_state is not HEAD:
             # Not a WebSocket, so a wish that we may ignore: its request is being answered.
             if rest:
                 self.data_received(rest)
         elif self._owes_answer():
             self._refuse(replace(MALFORMED, message="an upgrade cannot be asked for in advance"))
         else:
-            self._reading = OVER
+            self._parse_state = OVER
             self._deadline.end()
             self._leave_door()
             self.handle_websocket_upgrade()
@@ -797,10 +797,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     # --- refusing
 
-    def _refuse(self, refusal: Refusal) -> None:
+    def _refuse(self, refusal: HttpRefusal) -> None:
         """Answer the request being read with an error and read no further."""
-        in_body = self._reading is BODY
-        self._reading = OVER
+        in_body = self._parse_state is BODY
+        self._parse_state = OVER
         self._deadline.lift()
         if in_body and self.cycle.held:
             self._give_body(self.cycle)
@@ -819,7 +819,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._answer(refusal)
 
-    def _answer(self, refusal: Refusal) -> None:
+    def _answer(self, refusal: HttpRefusal) -> None:
         self.logger.debug("refused a request: %s", refusal.code)
         self.transport.write(refusal.render(self.server_state.default_headers))
         self._linger()
@@ -833,31 +833,31 @@ class HttpProtocol(HttpToolsProtocol):
         self._linger_until_abort()
 
     def _linger_until_abort(self) -> None:
-        self._reading = OVER
+        self._parse_state = OVER
         self._lingering = True
         self._deadline.grant(self.limits.linger_ns)
 
     def _ignore_the_rest(self) -> None:
         """Answer what was taken on, and close."""
-        self._reading = OVER
+        self._parse_state = OVER
         self._deadline.lift()
         assert self._running is not None
         self._running.keep_alive = False
 
-    def _disconnect(self, cycle: Answer) -> None:
+    def _disconnect(self, cycle: ResponseCycle) -> None:
         """Tell the app of this request that its client is gone."""
         cycle.disconnected = True
         cycle.message_event.set()
         self._stream = None
-        connection = _connection_of(cycle)
-        if connection is not None:
-            connection.lost()
+        response = _response_stream_of(cycle)
+        if response is not None:
+            response.lost()
 
     def _answer_lasts(self) -> bool:
         if self._running is None or not self._owes_answer():
             return False
-        connection = _connection_of(self._running)
-        return connection is not None and connection.lasts
+        response = _response_stream_of(self._running)
+        return response is not None and response.lasts
 
     def _owes_answer(self) -> bool:
         return self._running is not None and not (
@@ -870,9 +870,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Have the patience that the place in its bytes deserves."""
         if self._half_closed:
             self._deadline.grant(self.limits.half_closed_ns)
-        elif self._reading is HEAD:
+        elif self._parse_state is HEAD:
             self._deadline.grant(self.limits.head_ns)
-        elif self._reading is BODY:
+        elif self._parse_state is BODY:
             self._deadline.grant(self.limits.body_ns)
         elif self._owes_answer():
             self._deadline.lift()
@@ -883,7 +883,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._unsent = self.transport.get_write_buffer_size()
         self._deadline.grant(self.limits.stall_ns)
 
-    def _lose_patience(self) -> None:
+    def _on_deadline_missed(self) -> None:
         if isinstance(self._in_line, bytes):  # it is we who do not answer
             self._take_in_line()
             return
@@ -892,18 +892,18 @@ class HttpProtocol(HttpToolsProtocol):
             self._deadline.grant(self.limits.head_ns)
         elif self._lingering:
             self.transport.abort()
-        elif unsent and self._stream is None and self._reading is not HEAD:
+        elif unsent and self._stream is None and self._parse_state is not HEAD:
             if unsent < self._unsent:
                 self._expect_progress()
             else:
                 self.transport.abort()
         elif self._half_closed:
             self.transport.abort()
-        elif self._reading is BODY:
+        elif self._parse_state is BODY:
             self._body_is_late()
-        elif self._reading is HEAD and self.flow.read_paused:  # it is we who do not read
+        elif self._parse_state is HEAD and self.flow.read_paused:  # it is we who do not read
             self._deadline.grant(self.limits.head_ns)
-        elif self._reading is HEAD:
+        elif self._parse_state is HEAD:
             self._refuse(HEAD_LATE)
         else:
             self.transport.close()
@@ -920,7 +920,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(BODY_LATE)
 
 
-def _connection_of(cycle: Answer) -> Connection | None:
+def _response_stream_of(cycle: ResponseCycle) -> ResponseStream | None:
     extensions: Any = cycle.scope.get("extensions", {})
-    found: Connection | None = extensions.get(EXTENSION)
+    found: ResponseStream | None = extensions.get(EXTENSION)
     return found

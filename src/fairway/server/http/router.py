@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fairway.server.http.exchange import Reply
 
     Handler = Callable[..., Awaitable[Reply | None]]
-    Express = Callable[..., bool]
+    AnswerWithoutTask = Callable[..., bool]
 
 PATHS_REMEMBERED: Final = 1024
 
@@ -33,7 +33,7 @@ NAME: Final[Mapping[str, Any]] = {
 """The JSON Schema of a name, which most arguments are."""
 
 
-class Parameter(NamedTuple):
+class QueryParameter(NamedTuple):
     """A parameter of a query, as the API document shows it."""
 
     name: str
@@ -56,13 +56,13 @@ class Route(NamedTuple):
     """The type of the request's body, for the document."""
     reply: Any = None
     statuses: Mapping[int, str] = {}
-    query: Sequence[Parameter] = ()
+    query: Sequence[QueryParameter] = ()
     arguments: Mapping[str, Mapping[str, Any]] = {}
     """The JSON Schemas of arguments that are not names (`NAME`)."""
     body_optional: bool = False
     """Without a body it means the defaults of all its fields."""
     replies: Sequence[int] = ()
-    """Statuses of failures that are told as a `reply` all the same, not as an error."""
+    """Statuses of failures that are answered with a `reply` all the same, not with an error."""
     public: bool = False
     """Needs no key."""
     stream: bool = False
@@ -76,8 +76,8 @@ class Route(NamedTuple):
     """It asks how the server is: there are places for it when the line is full."""
     socket: bool = False
     """It is a WebSocket: what is served here are plain requests to it."""
-    express: Express | None = None
-    """Begins it without waiting for anything, if it can: `ExpressReply` is told what becomes of it.
+    answer_without_task: AnswerWithoutTask | None = None
+    """Begins it without waiting for anything, if it can: `ExpressReply` gets what becomes of it.
     False if it cannot, and then nothing was done."""
 
     @property

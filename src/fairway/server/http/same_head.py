@@ -36,8 +36,8 @@ class SameHead:
         "_meaning",
         "_prefix",
         "_suffix",
+        "fair_key",
         "path",
-        "turn",
     )
 
     def __init__(self, prefix: bytes, suffix: bytes, scope: Mapping[str, Any]) -> None:
@@ -45,7 +45,7 @@ class SameHead:
         self._suffix = suffix
         self._meaning = {name: scope[name] for name in MEANING}
         self.path: str = scope["path"]
-        self.turn: Any = None  # whose turn such requests take: noted by whoever decides it
+        self.fair_key: Any = None  # whose line such requests wait in: noted by whoever decides it
         self._headers: list[tuple[bytes, bytes]] = [*scope["headers"]]
         self._length_at = [name for name, _ in self._headers].index(LENGTH)
 

@@ -55,7 +55,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._in_line = False
         self._frames_per_turn = self.turn.frames_per_turn
         self._unsent = 0
-        self._deadline = Deadline(self.loop, clock_of(self.loop).now_ns, self._lose_patience)
+        self._deadline = Deadline(self.loop, clock_of(self.loop).now_ns, self._on_deadline_missed)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -135,7 +135,7 @@ class SocketProtocol(WebSocketsSansIOProtocol):
         self._unsent = self.transport.get_write_buffer_size()
         self._deadline.grant(self.limits.stall_ns)
 
-    def _lose_patience(self) -> None:
+    def _on_deadline_missed(self) -> None:
         if self.transport.get_write_buffer_size() < self._unsent:
             self._expect_progress()
         else:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from fairway.errors import Fenced, InvalidRequest
-from fairway.server.http.connection import Connection
 from fairway.server.http.problems import problem
+from fairway.server.http.response import ResponseStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ HEADERS: Final = [
     (b"x-accel-buffering", b"no"),
 ]
 RETRY: Final = b"retry: 2000\n\n"
-HEARTBEAT: Final = b": hb\n\n"
+KEEP_ALIVE: Final = b": hb\n\n"
 
 
 class Frame:
@@ -34,62 +34,62 @@ class Frame:
 
     def __init__(self, bare: bytes) -> None:
         self.bare = bare
-        self.chunk = Connection.chunk(bare)
+        self.chunk = ResponseStream.chunk(bare)
 
 
 class EventStream:
     """One open response, until it is ended or its client goes."""
 
-    def __init__(self, connection: Connection, on_closed: Callable[[], None]) -> None:
+    def __init__(self, response: ResponseStream, on_closed: Callable[[], None]) -> None:
         """`on_closed` is called when the client or the server goes, not after `finish`."""
-        self.connection = connection
+        self.response = response
         self.quiet = True
         """Nothing was written since somebody last looked."""
-        connection.on_writable = self._resume
-        connection.on_closed = on_closed
+        response.on_writable = self._resume
+        response.on_closed = on_closed
 
     def open(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self.connection.open(200, [*HEADERS, *headers])
+        self.response.open(200, [*HEADERS, *headers])
         self.send(Frame(RETRY))
 
     def send(self, frame: Frame) -> bool:
         """Write an event; False if there is no room for it."""
-        connection = self.connection
-        if connection.ownership is not None and connection.ownership.overdue:
-            self._cut_off(connection.ownership)
+        response = self.response
+        if response.ownership is not None and response.ownership.overdue:
+            self._cut_off(response.ownership)
             return False
-        if connection.write(frame.chunk if connection.chunked else frame.bare):
+        if response.write(frame.chunk if response.chunked else frame.bare):
             self.quiet = False
             return True
         return False
 
-    def beat(self) -> None:
-        """Say that the stream lives."""
-        connection = self.connection
-        if connection.ownership is not None and connection.ownership.overdue:
-            self._cut_off(connection.ownership)
+    def keep_alive(self) -> None:
+        """Write a comment, which says that the stream lives."""
+        response = self.response
+        if response.ownership is not None and response.ownership.overdue:
+            self._cut_off(response.ownership)
             return
-        connection.write(_HEARTBEAT.chunk if connection.chunked else _HEARTBEAT.bare)
+        response.write(_KEEP_ALIVE.chunk if response.chunked else _KEEP_ALIVE.bare)
 
     def _cut_off(self, ownership: Ownership) -> None:
         """Another process may own the log: nothing of it is sent any more."""
         frame = problem_event(ownership.refusal())
-        self.connection.cut_off(frame.chunk if self.connection.chunked else frame.bare)
+        self.response.cut_off(frame.chunk if self.response.chunked else frame.bare)
 
     def end(self, reason: FairwayError) -> None:
         """Say why, if there is room for it, and end the response."""
-        connection, frame = self.connection, problem_event(reason)
+        response, frame = self.response, problem_event(reason)
         if isinstance(reason, Fenced):  # what waits to be sent may be out of date by now
-            connection.cut_off(frame.chunk if connection.chunked else frame.bare)
+            response.cut_off(frame.chunk if response.chunked else frame.bare)
             return
-        connection.write(frame.chunk if connection.chunked else frame.bare)
-        connection.finish()
+        response.write(frame.chunk if response.chunked else frame.bare)
+        response.finish()
 
     def _resume(self) -> None:
         """There is room again, after there was none."""
 
 
-_HEARTBEAT = Frame(HEARTBEAT)
+_KEEP_ALIVE = Frame(KEEP_ALIVE)
 
 
 def problem_event(error: FairwayError, **detail: object) -> Frame:

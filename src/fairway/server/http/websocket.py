@@ -14,8 +14,8 @@ from fairway.server.http.socket_protocol import WRITTEN_MAX
 if TYPE_CHECKING:
     from fairway.errors import FairwayError
     from fairway.server.access.auth import Identity
-    from fairway.server.access.quotas import Allowance
-    from fairway.server.host import Host
+    from fairway.server.access.quotas import KeyUsage
+    from fairway.server.context import ServerContext
     from fairway.server.http.exchange import Send
     from fairway.wire.requests import RequestId
 
@@ -27,8 +27,8 @@ QUEUE_BYTES: Final = BUFFER_BYTES - WRITTEN_MAX
 class Socket:
     """One WebSocket. What it says, and what it does for a message, is for a front to add."""
 
-    def __init__(self, host: Host, identity: Identity, send: Send) -> None:
-        self._host = host
+    def __init__(self, context: ServerContext, identity: Identity, send: Send) -> None:
+        self._context = context
         self._identity = identity
         self._send = send
         self._out: deque[bytes] = deque()
@@ -85,15 +85,15 @@ class Socket:
         self._end = status_of(reason)[1]
         self._more.set()
 
-    def begin(self) -> Allowance | None:
-        """Count a request, as `Host.begin` does, for the key as it is now.
+    def begin(self) -> KeyUsage | None:
+        """Count a request, as `ServerContext.begin` does, for the key as it is now.
 
         Its quota may be another one than when the socket was opened, and that is no reason to end
         it: what is counted by an old quota would bring that back for all who use the key.
         """
-        host = self._host
-        self._identity = host.access.confirm(self._identity, host.clock.wall_ns())
-        return host.begin(self._identity)
+        context = self._context
+        self._identity = context.access.confirm(self._identity, context.clock.wall_ns())
+        return context.begin(self._identity)
 
 
 def given(number: RequestId | None) -> RequestId | msgspec.UnsetType:

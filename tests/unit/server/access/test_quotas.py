@@ -1,4 +1,4 @@
-"""Buckets, allowances and quotas, as plain values and exact nanoseconds."""
+"""Buckets, usage and quotas, as plain values and exact nanoseconds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fairway.server.access.quotas import (
     RETRY_CONNECTIONS_NS,
     RETRY_IN_FLIGHT_NS,
     RETRY_SPACE_NS,
-    Allowance,
-    AllowanceStatistics,
+    KeyUsage,
+    KeyUsageStatistics,
     Quotas,
     TokenBucket,
 )
@@ -22,8 +22,8 @@ from fairway.settings import SECOND_NS, UNLIMITED, Quota
 MS = 1_000_000
 
 
-def allowance(**limits: int) -> Allowance:
-    return Allowance("ann", replace(UNLIMITED, **limits), 0)
+def usage_under(**limits: int) -> KeyUsage:
+    return KeyUsage("ann", replace(UNLIMITED, **limits), 0)
 
 
 def identity(name: str = "ann", quota: Quota = UNLIMITED) -> Identity:
@@ -88,7 +88,7 @@ def test_retuning_keeps_debts_and_caps_savings() -> None:
 
 
 def test_request_rate_refuses_and_uses_nothing_up() -> None:
-    ann = allowance(requests_per_s=2)
+    ann = usage_under(requests_per_s=2)
     for _ in range(2):
         ann.begin(0)
     for _ in range(5):
@@ -96,12 +96,12 @@ def test_request_rate_refuses_and_uses_nothing_up() -> None:
             ann.begin(100 * MS)
         assert (refusal.value.limit, refusal.value.maximum) == ("requests_per_second", 2)
         assert refusal.value.retry_after_ns == 400 * MS
-    assert ann.statistics() == AllowanceStatistics(in_flight=2, connections=0, refused=5)
+    assert ann.statistics() == KeyUsageStatistics(in_flight=2, connections=0, refused=5)
     ann.begin(500 * MS)
 
 
 def test_requests_in_flight_are_bounded_and_cost_no_rate() -> None:
-    ann = allowance(in_flight=1, requests_per_s=2)
+    ann = usage_under(in_flight=1, requests_per_s=2)
     ann.begin(0)
     for _ in range(5):
         with pytest.raises(Throttled) as refusal:
@@ -115,7 +115,7 @@ def test_requests_in_flight_are_bounded_and_cost_no_rate() -> None:
 
 
 def test_records_and_bytes_are_charged_together_or_not_at_all() -> None:
-    ann = allowance(records_per_s=10, bytes_per_s=1000)
+    ann = usage_under(records_per_s=10, bytes_per_s=1000)
     ann.charge(0, records=10, size=500)
     with pytest.raises(Throttled) as refusal:
         ann.charge(0, records=1, size=500)
@@ -131,7 +131,7 @@ def test_records_and_bytes_are_charged_together_or_not_at_all() -> None:
 
 
 def test_connections_are_bounded() -> None:
-    ann = allowance(connections=2)
+    ann = usage_under(connections=2)
     ann.connect()
     ann.connect()
     with pytest.raises(Throttled) as refusal:
@@ -144,7 +144,7 @@ def test_connections_are_bounded() -> None:
 
 
 def test_topics_and_bytes_stored_are_bounded() -> None:
-    ann = allowance(topics=3, stored_bytes=100)
+    ann = usage_under(topics=3, stored_bytes=100)
     ann.check_kept("topics", 2)
     ann.check_kept("stored_bytes", 90, wanted=10)
     with pytest.raises(Throttled) as refusal:
@@ -157,7 +157,7 @@ def test_topics_and_bytes_stored_are_bounded() -> None:
 
 
 def test_no_limit_is_no_limit() -> None:
-    ann = allowance()
+    ann = usage_under()
     for _ in range(2000):
         ann.begin(0)
         ann.connect()
@@ -169,9 +169,9 @@ def test_no_limit_is_no_limit() -> None:
 
 def test_ending_what_never_began_is_our_mistake() -> None:
     with pytest.raises(AssertionError):
-        allowance().end()
+        usage_under().end()
     with pytest.raises(AssertionError):
-        allowance().disconnect()
+        usage_under().disconnect()
 
 
 def test_an_allowance_belongs_to_a_name_and_follows_its_quota() -> None:
@@ -203,7 +203,7 @@ def test_allowances_of_keys_that_are_gone_go_when_idle() -> None:
 
 
 def test_a_refusal_names_the_key_and_the_limit() -> None:
-    ann = allowance(requests_per_s=1)
+    ann = usage_under(requests_per_s=1)
     ann.begin(0)
     with pytest.raises(Throttled, match="key 'ann' is at its quota of 1 requests per second"):
         ann.begin(0)

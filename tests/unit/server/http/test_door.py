@@ -155,7 +155,7 @@ def test_a_client_is_not_late_while_it_waits_for_its_turn(held: socket.socket) -
         crowd = Crowd(held, TURN.reads_per_turn + 1)
         crowd.send()
         last = crowd.clients[-1]
-        last.protocol._lose_patience()  # its time is over, and it is we who do not read
+        last.protocol._on_deadline_missed()  # its time is over, and it is we who do not read
         assert not last.transport.closed_by_us
         await asyncio.sleep(1)
         assert b"200 OK" in last.transport.sent

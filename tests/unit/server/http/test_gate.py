@@ -11,7 +11,7 @@ from fairway.core.priority import Band
 from fairway.errors import Throttled
 from fairway.runtime.clock import clock_of
 from fairway.runtime.turn import TURN, TurnBudget
-from fairway.server.http.gate import KEPT_MAX, PROBES_MAX, WAITING_MAX, Gate
+from fairway.server.http.gate import KEPT_MAX, PROBES_MAX, WAITING_MAX, RequestGate
 from fairway.server.http.limits import HttpLimits
 from fairway.server.http.peers import Peer, Peers
 from fairway.testing import run
@@ -24,7 +24,7 @@ class Line:
 
     def __init__(self, turn: TurnBudget = TURN) -> None:
         self.bands: dict[str, Band] = {}
-        self.gate = Gate(clock_of(), lambda key: self.bands.get(key, Band.B2), turn=turn)
+        self.gate = RequestGate(clock_of(), lambda key: self.bands.get(key, Band.B2), turn=turn)
         self.turn = 0
         self.begun: list[tuple[int, str]] = []
 
@@ -153,7 +153,7 @@ def peer() -> Peer:
 
 
 async def fill(line: Line) -> None:
-    while line.gate.room.room:
+    while line.gate.line_state.room:
         line.ask("a")
 
 
@@ -176,7 +176,7 @@ def test_whoever_waits_as_it_was_told_finds_the_place_that_was_kept() -> None:
 
 
 async def fill_but(line: Line, places: int) -> None:
-    while line.gate.room.room > places:
+    while line.gate.line_state.room > places:
         back = peer()
         back.due_ns = 1
         line.gate._reservations.outstanding += 1
@@ -198,11 +198,11 @@ def test_no_place_is_kept_for_whoever_left() -> None:
         gone = [peer() for _ in range(2 * KEPT_MAX)]
         for one in gone:
             line.refuse(one)
-        assert line.gate.room.kept == KEPT_MAX
+        assert line.gate.line_state.kept == KEPT_MAX
         for one in gone:
             line.gate.forget(one)
             line.gate.forget(one)
-        assert line.gate.room.kept == 0
+        assert line.gate.line_state.kept == 0
 
     on_line(body)
 
@@ -274,7 +274,7 @@ def test_a_topic_whose_priority_rises_while_it_waits_is_served_in_its_new_band()
 def test_others_are_let_in_between_two_requests_of_a_turn() -> None:
     async def main() -> None:
         told: list[str] = []
-        gate = Gate(clock_of(), lambda key: Band.B2, lambda: told.append("meanwhile"))
+        gate = RequestGate(clock_of(), lambda key: Band.B2, lambda: told.append("meanwhile"))
         while gate.passes():
             pass
         for name in "ab":
@@ -291,7 +291,7 @@ def test_others_are_let_in_between_two_requests_of_a_turn() -> None:
 def test_others_are_let_in_after_a_request_that_is_urgent() -> None:
     async def main() -> None:
         told: list[str] = []
-        gate = Gate(clock_of(), lambda key: Band.B4, lambda: told.append("meanwhile"))
+        gate = RequestGate(clock_of(), lambda key: Band.B4, lambda: told.append("meanwhile"))
         while gate.passes():
             pass
         gate.wait("a", lambda: told.append("a"))

@@ -17,7 +17,7 @@ from fairway.core.lease import Tenure
 from fairway.errors import Fenced
 from fairway.server.fronts import FRONTS
 from fairway.server.http.asgi import HttpApp
-from fairway.server.http.connection import EXTENSION
+from fairway.server.http.response import EXTENSION
 from fairway.server.http.socket_protocol import RESTARTS, SocketProtocol
 from fairway.server.http.sse import EventStream, Frame
 from fairway.storage.ownership import Ownership
@@ -27,7 +27,7 @@ from tests.support.http_protocol import KIB, Client, FakeTransport
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fairway.server.http.connection import Answer
+    from fairway.server.http.response import ResponseCycle
 
 READ = b"GET /v0/topics/t HTTP/1.1\r\nhost: a\r\n\r\n"
 WRITE = b"POST /v0/topics/t HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
@@ -103,15 +103,15 @@ def test_an_answer_whose_lease_ran_out_before_it_was_written_is_withheld(
 
 
 def test_an_answer_without_a_task_is_withheld_alike(held: socket.socket) -> None:
-    class Express(Leased):
-        def express(self, answer: Answer) -> bool:
+    class AnsweredWithoutTask(Leased):
+        def answer_without_task(self, cycle: ResponseCycle) -> bool:
             self.run_out()
             head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(STALE)
-            answer.reply(head, STALE)
+            cycle.reply(head, STALE)
             return True
 
     async def scene() -> None:
-        client = Client(None, held, site=Express())
+        client = Client(None, held, site=AnsweredWithoutTask())
         client.send(READ)
         assert (client.status, client.error) == (503, "fenced")
         assert STALE not in client.transport.sent
@@ -194,10 +194,10 @@ def test_an_answer_that_waits_to_be_sent_is_dropped_once_the_lease_ran_out(
     "write",
     [
         lambda stream: stream.send(Frame(STALE)),
-        EventStream.beat,
+        EventStream.keep_alive,
         lambda stream: stream.end(Fenced("the log has another owner")),
     ],
-    ids=["frame", "beat", "end"],
+    ids=["frame", "keep-alive", "end"],
 )
 @pytest.mark.parametrize("stuck", [False, True], ids=["reads", "does not read"])
 def test_a_stream_whose_lease_ran_out_is_told_so_and_cut_off(
@@ -209,8 +209,8 @@ def test_a_stream_whose_lease_ran_out_is_told_so_and_cut_off(
     sent: list[bytes] = []  # before the lease ran out, and after
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        connection = scope["extensions"][EXTENSION]
-        stream = EventStream(connection, lambda: closed.append(True))
+        response = scope["extensions"][EXTENSION]
+        stream = EventStream(response, lambda: closed.append(True))
         stream.open([])
         client.transport.stuck = stuck
         stream.send(Frame(b"data: in time\n\n"))
@@ -218,7 +218,7 @@ def test_a_stream_whose_lease_ran_out_is_told_so_and_cut_off(
         site.run_out()
         write(stream)
         sent.append(bytes(client.transport.sent))
-        await connection.wait_ended()
+        await response.wait_ended()
 
     async def scene() -> None:
         nonlocal client

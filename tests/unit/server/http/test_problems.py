@@ -125,8 +125,8 @@ def test_a_more_exact_kind_comes_before_its_parent() -> None:
 
 
 def test_detail_says_when_and_which_limit() -> None:
-    pressed = errors.Throttled("x", retry_after_ns=1)
-    assert problems.detail_of(pressed) == {"retry_after_ms": 1}
+    throttled = errors.Throttled("x", retry_after_ns=1)
+    assert problems.detail_of(throttled) == {"retry_after_ms": 1}
     capped = errors.Throttled("x", retry_after_ns=2_000_000_001, limit="topics", maximum=5)
     assert problems.detail_of(capped) == {"retry_after_ms": 2001, "limit": "topics", "max": 5}
     assert dict(problems.problem(capped).headers)[b"retry-after"] == b"3"

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairway.errors import InvalidConfig
-from fairway.server.http.connection import EXTENSION, Connection
 from fairway.server.http.limits import CROWDED, SECOND_NS, HttpLimits
 from fairway.server.http.protocol import HttpProtocol
+from fairway.server.http.response import EXTENSION, ResponseStream
 from fairway.testing import run
 from tests.support.http_protocol import (
     KIB,
@@ -719,26 +719,26 @@ def test_no_bytes_break_the_protocol_or_leave_anything_behind(parts: list[bytes]
 
 
 class Streaming:
-    """An app that opens a stream and hands its connection to the test."""
+    """An app that opens a stream and hands its response to the test."""
 
     def __init__(self) -> None:
-        self.opened: list[Connection] = []
+        self.opened: list[ResponseStream] = []
         self.events: list[str] = []
         self.ended = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        connection: Connection = scope["extensions"][EXTENSION]
-        connection.on_closed = lambda: self.events.append("closed")
-        connection.on_writable = lambda: self.events.append("writable")
-        connection.open(200, [(b"content-type", b"text/event-stream")])
-        self.opened.append(connection)
-        await connection.wait_ended()
+        response: ResponseStream = scope["extensions"][EXTENSION]
+        response.on_closed = lambda: self.events.append("closed")
+        response.on_writable = lambda: self.events.append("writable")
+        response.open(200, [(b"content-type", b"text/event-stream")])
+        self.opened.append(response)
+        await response.wait_ended()
         self.ended += 1
 
 
 async def open_stream(
     held: socket.socket, limits: HttpLimits = LIMITS
-) -> tuple[Client, Streaming, Connection]:
+) -> tuple[Client, Streaming, ResponseStream]:
     app = Streaming()
     client = Client(app, held, limits)
     client.send(GET)
@@ -747,10 +747,10 @@ async def open_stream(
 
 
 def test_a_chunk_is_framed_once() -> None:
-    assert Connection.chunk(b"hello") == b"5\r\nhello\r\n"
-    assert Connection.chunk(b"x" * 300) == b"12c\r\n" + b"x" * 300 + b"\r\n"
+    assert ResponseStream.chunk(b"hello") == b"5\r\nhello\r\n"
+    assert ResponseStream.chunk(b"x" * 300) == b"12c\r\n" + b"x" * 300 + b"\r\n"
     with pytest.raises(AssertionError):
-        Connection.chunk(b"")
+        ResponseStream.chunk(b"")
 
 
 def test_a_write_that_does_not_fit_writes_nothing_until_half_has_drained(
@@ -813,7 +813,7 @@ def test_writable_means_that_the_refused_frame_has_room_now(held: socket.socket)
 def test_finish_ends_the_response_and_keeps_the_connection(held: socket.socket) -> None:
     async def scenario() -> None:
         client, app, stream = await open_stream(held)
-        stream.write(Connection.chunk(b"hello"))
+        stream.write(ResponseStream.chunk(b"hello"))
         stream.finish()
         assert client.transport.sent.endswith(b"\r\n\r\n5\r\nhello\r\n0\r\n\r\n")
         assert not stream.write(b"late")

@@ -20,7 +20,7 @@ from tests.support.http_protocol import Client, echo, end_of, on_virtual_time
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from fairway.server.http.connection import Answer
+    from fairway.server.http.response import ResponseCycle
 
 SMALL = HttpLimits(url_bytes_max=200, head_bytes_max=400, header_count_max=8, body_bytes_max=100)
 
@@ -31,18 +31,18 @@ class Begins:
     ownership = None
     door = None
 
-    def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
+    def admit(self, peer: Any, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         begin()
 
     def line_up(self, peer: Any, head: SameHead, begin: Callable[[], object]) -> bool:
         return False
 
-    def let_in(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
+    def let_in(self, peer: Any, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         begin()
 
     def lost(self, peer: Any) -> None: ...
 
-    def express(self, answer: Answer) -> bool:
+    def answer_without_task(self, cycle: ResponseCycle) -> bool:
         return False
 
 
@@ -53,7 +53,7 @@ class Lines(Begins):
         self._turns = turns
         self.lined_up = 0
 
-    def admit(self, peer: Any, answer: Answer, begin: Callable[[], object]) -> None:
+    def admit(self, peer: Any, cycle: ResponseCycle, begin: Callable[[], object]) -> None:
         self._later(begin, self._turns)
 
     def line_up(self, peer: Any, head: SameHead, begin: Callable[[], object]) -> bool:

@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from fairway.graphs.firing import Firing
     from fairway.graphs.running import RunningGraph
     from fairway.server.access.auth import Identity
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
     from fairway.settings import Scope
 
 _PUSH = msgspec.json.Decoder(PushRequest)
@@ -85,16 +85,18 @@ SVG: Final = (
 
 
 def graph_of(
-    host: Host, identity: Identity, scope: Scope | None, name: str, tenant: str | None
+    context: ServerContext, identity: Identity, scope: Scope | None, name: str, tenant: str | None
 ) -> Managed:
     """The graph that is meant, if the key may do this to it."""
     if scope is not None:
         identity.require(scope)
     if tenant is not None:
         _require_name(identity, full_name(tenant, name))
-        return host.part(Graphs).get(name, tenant)
+        return context.part(Graphs).get(name, tenant)
     mine = [
-        each for each in host.part(Graphs) if each.graph.name == name and may_touch(identity, each)
+        each
+        for each in context.part(Graphs)
+        if each.graph.name == name and may_touch(identity, each)
     ]
     if len(mine) > 1:
         tenants = ", ".join(repr(managed.graph.tenant) for managed in mine)
@@ -116,74 +118,74 @@ def may_touch(identity: Identity, managed: Managed) -> bool:
     return identity.may_touch(full_name(managed.graph.tenant, managed.graph.name))
 
 
-def _asked(host: Host, request: Request, scope: Scope, name: str) -> Managed:
-    return graph_of(host, request.identity, scope, name, request.parameters.get("tenant"))
+def _asked(context: ServerContext, request: Request, scope: Scope, name: str) -> Managed:
+    return graph_of(context, request.identity, scope, name, request.parameters.get("tenant"))
 
 
 # Looking
 
 
-async def list_graphs(host: Host, request: Request) -> Reply:
+async def list_graphs(context: ServerContext, request: Request) -> Reply:
     request.identity.require("read")
     tenant = request.parameters.get("tenant")
     found = [
         managed
-        for managed in host.part(Graphs)
+        for managed in context.part(Graphs)
         if tenant in (None, managed.graph.tenant) and may_touch(request.identity, managed)
     ]
     return json_reply(GraphList(graphs=[summary_of(managed) for managed in found]))
 
 
-async def get_graph(host: Host, request: Request, graph: str) -> Reply:
-    managed = _asked(host, request, "read", graph)
-    return json_reply(views.view_of(managed, host.clock.now_ns()))
+async def get_graph(context: ServerContext, request: Request, graph: str) -> Reply:
+    managed = _asked(context, request, "read", graph)
+    return json_reply(views.view_of(managed, context.clock.now_ns()))
 
 
-async def get_graph_state(host: Host, request: Request, graph: str) -> Reply:
+async def get_graph_state(context: ServerContext, request: Request, graph: str) -> Reply:
     cache = flag(request.parameters.get("cache"), "cache", default=True)
-    managed = _asked(host, request, "read", graph)
-    return json_reply(views.state_of(managed, host.clock.now_ns(), cache=cache))
+    managed = _asked(context, request, "read", graph)
+    return json_reply(views.state_of(managed, context.clock.now_ns(), cache=cache))
 
 
-async def list_firings(host: Host, request: Request, graph: str) -> Reply:
+async def list_firings(context: ServerContext, request: Request, graph: str) -> Reply:
     limit = number(request.parameters.get("limit"), "limit", default=FIRINGS_DEFAULT)
-    instance = _asked(host, request, "read", graph).running()
+    instance = _asked(context, request, "read", graph).running()
     found = views.last_firings(instance, min(limit, FIRINGS_MAX))
     return json_reply(FiringList(firings=[views.firing_view(each) for each in reversed(found)]))
 
 
-async def list_dead(host: Host, request: Request, graph: str) -> Reply:
+async def list_dead(context: ServerContext, request: Request, graph: str) -> Reply:
     limit = number(request.parameters.get("limit"), "limit", default=DEAD_DEFAULT)
-    letters = _asked(host, request, "read", graph).running().checkpoint.letters()
+    letters = _asked(context, request, "read", graph).running().checkpoint.letters()
     newest = letters[::-1][: min(limit, DEAD_MAX)]
     return json_reply(
         DeadLetterList(dead=[views.dead_view(each) for each in newest], total=len(letters))
     )
 
 
-async def list_recoveries(host: Host, request: Request, graph: str) -> Reply:
-    records = reversed(_asked(host, request, "read", graph).recoveries)
+async def list_recoveries(context: ServerContext, request: Request, graph: str) -> Reply:
+    records = reversed(_asked(context, request, "read", graph).recoveries)
     return json_reply(RecoveryList(recoveries=[views.recovery_view(each) for each in records]))
 
 
-async def read_journal(host: Host, request: Request, graph: str) -> Reply:
-    managed = _asked(host, request, "read", graph)
+async def read_journal(context: ServerContext, request: Request, graph: str) -> Reply:
+    managed = _asked(context, request, "read", graph)
     after = number(request.parameters.get("after"), "after", default=-1)
-    first, entries, last = await host.part(Graphs).journal(managed, after, JOURNAL_PAGE)
+    first, entries, last = await context.part(Graphs).journal(managed, after, JOURNAL_PAGE)
     return json_reply(JournalPage(snapshot=first, entries=entries, next=last))
 
 
-async def draw_svg(host: Host, request: Request, graph: str) -> Reply:
-    managed = _asked(host, request, "read", graph)
-    return Reply(200, views.svg_of(managed, host.clock.now_ns()).encode(), SVG)
+async def draw_svg(context: ServerContext, request: Request, graph: str) -> Reply:
+    managed = _asked(context, request, "read", graph)
+    return Reply(200, views.svg_of(managed, context.clock.now_ns()).encode(), SVG)
 
 
-async def draw_mermaid(host: Host, request: Request, graph: str) -> Reply:
-    text = views.mermaid_of(_asked(host, request, "read", graph).graph)
+async def draw_mermaid(context: ServerContext, request: Request, graph: str) -> Reply:
+    text = views.mermaid_of(_asked(context, request, "read", graph).graph)
     return Reply(200, text.encode(), ((b"content-type", b"text/plain; charset=utf-8"),))
 
 
-async def list_audit(host: Host, request: Request, graph: str) -> Reply:
+async def list_audit(context: ServerContext, request: Request, graph: str) -> Reply:
     """The commands to a graph, whether or not it is still there."""
     identity = request.identity
     identity.require("admin")
@@ -199,42 +201,42 @@ async def list_audit(host: Host, request: Request, graph: str) -> Reply:
             outcome=one.outcome,
             detail=one.detail,
         )
-        for one in host.state(Audit).of(graph)
+        for one in context.state(Audit).of(graph)
         if tenant in (None, one.tenant) and identity.may_touch(full_name(one.tenant, one.target))
     ]
     return json_reply(AuditList(entries=entries))
 
 
-async def watch_graph(host: Host, request: Request, graph: str) -> Reply | None:
+async def watch_graph(context: ServerContext, request: Request, graph: str) -> Reply | None:
     """`GET /v0/graphs/{graph}/watch`: its state whenever it changes, and its firings."""
     query = request.parameters
     cache = flag(query.get("cache"), "cache", default=True)
     every_ms = number(query.get("every_ms"), "every_ms", default=EVERY_MS)
     heartbeat_ms = number(query.get("heartbeat_ms"), "heartbeat_ms", default=15_000)
-    managed = _asked(host, request, "read", graph)
+    managed = _asked(context, request, "read", graph)
     require_event_stream(request)
-    connection = host.connection_of(request)
+    response = context.response_stream_of(request)
 
     def closed() -> None:
-        host.disconnect(guest)
-        host.heartbeats.remove(stream)
+        context.disconnect(open_stream)
+        context.keep_alives.remove(stream)
         stream.stop()
 
     stream = GraphStream(
-        connection,
+        response,
         closed,
-        host.part(Graphs),
+        context.part(Graphs),
         managed,
-        host.clock,
+        context.clock,
         every_ms=min(max(every_ms, EVERY_MS_MIN), 60_000),
         cache=cache,
     )
-    guest = host.connect(request.identity, stream.end)
+    open_stream = context.connect(request.identity, stream.end)
     try:
-        stream.open(host.cors_headers(request))
-        host.heartbeats.add(stream, min(max(heartbeat_ms, 1000), 60_000))
+        stream.open(context.cors_headers(request))
+        context.keep_alives.add(stream, min(max(heartbeat_ms, 1000), 60_000))
         stream.start()
-        await connection.wait_ended()
+        await response.wait_ended()
     finally:
         closed()
     return None
@@ -243,15 +245,17 @@ async def watch_graph(host: Host, request: Request, graph: str) -> Reply | None:
 # Pushing
 
 
-async def push_boundaries(host: Host, request: Request, graph: str, source: str) -> Reply:
+async def push_boundaries(
+    context: ServerContext, request: Request, graph: str, source: str
+) -> Reply:
     query = request.parameters
     wait_ms = number(query.get("wait_ms"), "wait_ms", default=PUSH_WAIT_MS)
     message = await request.json(_PUSH)
-    instance = _asked(host, request, "write", graph).running()
+    instance = _asked(context, request, "write", graph).running()
     accumulator = instance.accumulator(source)
     values, size = _boundaries(accumulator, message)
-    host.charge(request.identity, records=len(values), size=size)
-    reply = await _push(host, instance, source, values, min(wait_ms, WAIT_MS_MAX))
+    context.charge(request.identity, records=len(values), size=size)
+    reply = await _push(context, instance, source, values, min(wait_ms, WAIT_MS_MAX))
     return json_reply(reply)
 
 
@@ -275,17 +279,17 @@ def _boundaries(accumulator: Accumulator, message: PushRequest) -> tuple[list[An
 
 
 async def _push(
-    host: Host, instance: RunningGraph, source: str, values: Sequence[Any], wait_ms: int
+    context: ServerContext, instance: RunningGraph, source: str, values: Sequence[Any], wait_ms: int
 ) -> PushReply:
     """Take values in, in order, up to the first that is refused; and wait until they are kept."""
     kept: list[asyncio.Future[Any] | None] = []
     refusal: FairwayError | None = None
-    per_turn = host.turn.pushes_per_turn
+    per_turn = context.turn.pushes_per_turn
     for value in values:
         if len(kept) % per_turn == per_turn - 1:
             await asyncio.sleep(0)
         try:
-            await wait_room(host, instance, source, wait_ms)
+            await wait_room(context, instance, source, wait_ms)
             kept.append(instance.accept(source, value))
         except FairwayError as error:
             refusal = error
@@ -314,11 +318,13 @@ async def _push(
     )
 
 
-async def wait_room(host: Host, instance: RunningGraph, source: str, wait_ms: int) -> None:
+async def wait_room(
+    context: ServerContext, instance: RunningGraph, source: str, wait_ms: int
+) -> None:
     """Wait for room if the source says so, for so long at most: whoever pushes is far away."""
     accumulator = instance.accumulator(source)
     if wait_ms and not accumulator.room() and accumulator.source.on_full == "block":
-        await host.polls.wait(lambda: instance.reactor.wait_room(source), wait_ms)
+        await context.polls.wait(lambda: instance.reactor.wait_room(source), wait_ms)
 
 
 async def wait_kept(kept: Sequence[asyncio.Future[Any] | None]) -> None:
@@ -341,15 +347,15 @@ def _failure(future: asyncio.Future[Any]) -> FairwayError | None:
 # Steering
 
 
-async def fire_graph(host: Host, request: Request, graph: str) -> Reply:
+async def fire_graph(context: ServerContext, request: Request, graph: str) -> Reply:
     message = await request.json(_FIRE, empty=b"{}")
     tenant = request.parameters.get("tenant")
-    firing = await fire(host, request.identity, graph, tenant, message.cache)
+    firing = await fire(context, request.identity, graph, tenant, message.cache)
     return json_reply(views.firing_view(firing))
 
 
 async def fire(
-    host: Host,
+    context: ServerContext,
     identity: Identity,
     graph: str,
     tenant: str | None,
@@ -357,8 +363,8 @@ async def fire(
 ) -> Firing:
     """ForceFire, or FireWith if there is a cache: what it came to, once it is recorded."""
     command = "force_fire" if cache is None else "fire_with"
-    with host.state(Audit).command(identity, command, graph, tenant) as note:
-        managed = graph_of(host, identity, "write", graph, tenant)
+    with context.state(Audit).command(identity, command, graph, tenant) as note:
+        managed = graph_of(context, identity, "write", graph, tenant)
         note.tenant = managed.graph.tenant
         instance = managed.running()
         firing = await instance.force(None if cache is None else _cache_of(managed, cache))
@@ -379,27 +385,27 @@ def _cache_of(managed: Managed, cache: Mapping[str, msgspec.Raw]) -> dict[str, A
     return values
 
 
-async def pause_graph(host: Host, request: Request, graph: str) -> Reply:
-    return json_reply(summary_of(await steer(host, request, graph, paused=True)))
+async def pause_graph(context: ServerContext, request: Request, graph: str) -> Reply:
+    return json_reply(summary_of(await steer(context, request, graph, paused=True)))
 
 
-async def resume_graph(host: Host, request: Request, graph: str) -> Reply:
-    return json_reply(summary_of(await steer(host, request, graph, paused=False)))
+async def resume_graph(context: ServerContext, request: Request, graph: str) -> Reply:
+    return json_reply(summary_of(await steer(context, request, graph, paused=False)))
 
 
-async def steer(host: Host, request: Request, graph: str, *, paused: bool) -> Managed:
+async def steer(context: ServerContext, request: Request, graph: str, *, paused: bool) -> Managed:
     tenant = request.parameters.get("tenant")
-    return await pause(host, request.identity, graph, tenant, paused=paused)
+    return await pause(context, request.identity, graph, tenant, paused=paused)
 
 
 async def pause(
-    host: Host, identity: Identity, graph: str, tenant: str | None, *, paused: bool
+    context: ServerContext, identity: Identity, graph: str, tenant: str | None, *, paused: bool
 ) -> Managed:
     """Pause, or Resume, which looks again at once whether to fire; recorded when it returns."""
-    with host.state(Audit).command(
+    with context.state(Audit).command(
         identity, "pause" if paused else "resume", graph, tenant
     ) as note:
-        managed = graph_of(host, identity, "admin", graph, tenant)
+        managed = graph_of(context, identity, "admin", graph, tenant)
         note.tenant = managed.graph.tenant
         reactor = managed.running().reactor
         recorded = reactor.pause(identity.name) if paused else reactor.resume(identity.name)
@@ -409,53 +415,53 @@ async def pause(
         return managed
 
 
-async def restart_graph(host: Host, request: Request, graph: str) -> Reply:
+async def restart_graph(context: ServerContext, request: Request, graph: str) -> Reply:
     message = await request.json(_RESTART, empty=b"{}")
     identity, tenant = request.identity, request.parameters.get("tenant")
-    with host.state(Audit).command(identity, "restart", graph, tenant) as note:
-        managed = graph_of(host, identity, "admin", graph, tenant)
+    with context.state(Audit).command(identity, "restart", graph, tenant) as note:
+        managed = graph_of(context, identity, "admin", graph, tenant)
         note.tenant = managed.graph.tenant
         if message.source is not None:
             note.detail = f"source {message.source}"
             managed.running().restart_source(message.source)
         else:
-            managed = await host.part(Graphs).restart(graph, managed.graph.tenant, wait=False)
-            await _wait_started(host, managed)
+            managed = await context.part(Graphs).restart(graph, managed.graph.tenant, wait=False)
+            await _wait_started(context, managed)
     return json_reply(summary_of(managed))
 
 
-async def load_graph(host: Host, request: Request) -> Reply:
+async def load_graph(context: ServerContext, request: Request) -> Reply:
     message = await request.json(_LOAD)
-    with host.state(Audit).command(request.identity, "load", message.graph, None) as note:
+    with context.state(Audit).command(request.identity, "load", message.graph, None) as note:
         request.identity.require_prefix("admin", "")
         try:
-            declared = await host.pool.run(graph_at, message.graph, message.fresh)
+            declared = await context.pool.run(graph_at, message.graph, message.fresh)
             note.target, note.tenant, note.detail = declared.name, declared.tenant, message.graph
-            managed = await host.part(Graphs).load(declared, wait=False)
+            managed = await context.part(Graphs).load(declared, wait=False)
         except InvalidConfig as error:  # the request is well formed; what it names cannot be run
             raise Conflict(str(error), code="graph_not_loadable") from None
         try:
-            await _wait_started(host, managed)
+            await _wait_started(context, managed)
         except Conflict:
-            await host.part(Graphs).withdraw(managed)
+            await context.part(Graphs).withdraw(managed)
             raise
     return json_reply(summary_of(managed), 201)
 
 
-async def _wait_started(host: Host, managed: Managed) -> None:
+async def _wait_started(context: ServerContext, managed: Managed) -> None:
     """Wait until a graph runs; one that takes long is told of as it is then."""
     try:
-        await host.polls.wait(lambda: host.part(Graphs).wait_started(managed), START_WAIT_MS)
+        await context.polls.wait(lambda: context.part(Graphs).wait_started(managed), START_WAIT_MS)
     except GraphFailed as error:
         raise Conflict(str(error), code="graph_failed") from None
 
 
-async def unload_graph(host: Host, request: Request, graph: str) -> Reply:
+async def unload_graph(context: ServerContext, request: Request, graph: str) -> Reply:
     identity, tenant = request.identity, request.parameters.get("tenant")
     forget = flag(request.parameters.get("forget"), "forget", default=False)
-    with host.state(Audit).command(identity, "unload", graph, tenant) as note:
-        managed = graph_of(host, identity, "admin", graph, tenant)
+    with context.state(Audit).command(identity, "unload", graph, tenant) as note:
+        managed = graph_of(context, identity, "admin", graph, tenant)
         note.tenant = managed.graph.tenant
         note.detail = "forgotten" if forget else ""
-        await host.part(Graphs).unload(graph, managed.graph.tenant, forget=forget)
+        await context.part(Graphs).unload(graph, managed.graph.tenant, forget=forget)
     return json_reply(UnloadReply(graph=graph, tenant=managed.graph.tenant, forgotten=forget))

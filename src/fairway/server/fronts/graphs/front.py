@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any, Final
 from fairway.graphs.engine import Graphs
 from fairway.graphs.loading import Folder
 from fairway.server.access.audit import Audit
-from fairway.server.front import Front, Turn
+from fairway.server.front import FairKeyRule, Front
 from fairway.server.fronts.graphs import api, sockets
-from fairway.server.http.router import Parameter, Route
+from fairway.server.http.router import QueryParameter, Route
 from fairway.wire import graphs as wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.app import Fairway
+    from fairway.server.context import ServerContext
     from fairway.server.front import Shown
-    from fairway.server.host import Host
 
 _NO_GRAPH: Final = {404: "there is no such graph", 409: "several tenants have one of that name"}
 _GRAPH: Final = {404: "there is no such graph", 409: "it does not run, or the name is ambiguous"}
 _TENANT: Final = (
-    Parameter("tenant", "string", "only that of this tenant; empty if it is nobody's"),
+    QueryParameter("tenant", "string", "only that of this tenant; empty if it is nobody's"),
 )
-_LIMIT: Final = (Parameter("limit", "integer", "as many at most, the newest"),)
-_CACHE: Final = (Parameter("cache", "boolean", "false leaves out the values"),)
+_LIMIT: Final = (QueryParameter("limit", "integer", "as many at most, the newest"),)
+_CACHE: Final = (QueryParameter("cache", "boolean", "false leaves out the values"),)
 
 
 def _graph_in(path: str) -> str:
@@ -70,7 +70,7 @@ ROUTES: Final = (
         "Drain a graph and stop it",
         reply=wire.UnloadReply,
         statuses=_NO_GRAPH,
-        query=(*_TENANT, Parameter("forget", "boolean", "what was kept of it goes as well")),
+        query=(*_TENANT, QueryParameter("forget", "boolean", "what was kept of it goes as well")),
     ),
     Route(
         "GET",
@@ -115,7 +115,7 @@ ROUTES: Final = (
         "What its journal still holds, as it is stored: to be replayed",
         reply=wire.JournalPage,
         statuses={**_NO_GRAPH, 409: "the graph is not checkpointed"},
-        query=(*_TENANT, Parameter("after", "integer", "`next` of the page before")),
+        query=(*_TENANT, QueryParameter("after", "integer", "`next` of the page before")),
     ),
     Route(
         "GET",
@@ -151,8 +151,10 @@ ROUTES: Final = (
         query=(
             *_TENANT,
             *_CACHE,
-            Parameter("every_ms", "integer", "look for news so often, 50 to 60,000"),
-            Parameter("heartbeat_ms", "integer", "a comment this often when nothing else comes"),
+            QueryParameter("every_ms", "integer", "look for news so often, 50 to 60,000"),
+            QueryParameter(
+                "heartbeat_ms", "integer", "a comment this often when nothing else comes"
+            ),
         ),
     ),
     Route(
@@ -215,7 +217,7 @@ ROUTES: Final = (
         },
         query=(
             *_TENANT,
-            Parameter("wait_ms", "integer", "wait so long for room, 30,000 at most"),
+            QueryParameter("wait_ms", "integer", "wait so long for room, 30,000 at most"),
         ),
     ),
 )
@@ -244,21 +246,21 @@ class GraphsFront(Front):
     name = "graphs"
     routes = ROUTES
     sockets = SOCKETS
-    turns = (Turn("/v0/graphs/", _graph_in),)
+    fair_key_rules = (FairKeyRule("/v0/graphs/", _graph_in),)
     schemas = SCHEMAS
 
     def parts(self, app: Fairway) -> Sequence[Shown]:
         return (app.graphs,)
 
-    def start(self, host: Host) -> None:
-        host.keep(Audit("graph", host.now_ms))
-        if (folder := host.settings.of_parts.get("graphs")) is not None:
-            host.keep(Folder(host.part(Graphs), folder, pool=host.pool))
+    def start(self, context: ServerContext) -> None:
+        context.keep(Audit("graph", context.now_ms))
+        if (folder := context.settings.of_parts.get("graphs")) is not None:
+            context.keep(Folder(context.part(Graphs), folder, pool=context.pool))
 
-    async def prepare(self, host: Host) -> None:
-        if "graphs" in host.settings.of_parts:
-            await host.state(Folder).look(at_once=True)
+    async def prepare(self, context: ServerContext) -> None:
+        if "graphs" in context.settings.of_parts:
+            await context.state(Folder).look(at_once=True)
 
-    async def run(self, host: Host) -> None:
-        if "graphs" in host.settings.of_parts:
-            await host.state(Folder).run()
+    async def run(self, context: ServerContext) -> None:
+        if "graphs" in context.settings.of_parts:
+            await context.state(Folder).run()

@@ -56,7 +56,7 @@ from fairway.wire.sockets import ErrorMessage
 if TYPE_CHECKING:
     from fairway.graphs.running import RunningGraph
     from fairway.server.access.auth import Identity
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
     from fairway.server.http.exchange import Receive, Request, Send
     from fairway.wire.graphs import CommandAnswer, PushAnswer
     from fairway.wire.requests import RequestId
@@ -80,34 +80,34 @@ _ID = msgspec.json.Decoder(_Id)
 
 
 async def serve_pushes(
-    host: Host, request: Request, receive: Receive, send: Send, graph: str, source: str
+    context: ServerContext, request: Request, receive: Receive, send: Send, graph: str, source: str
 ) -> None:
     """Accept a WebSocket that gives a source boundaries, and serve it until it closes.
 
     Raises before it is accepted if there is no such graph or source, or the key may not touch it.
     """
-    managed = graph_of(host, request.identity, None, graph, request.parameters.get("tenant"))
+    managed = graph_of(context, request.identity, None, graph, request.parameters.get("tenant"))
     managed.running().accumulator(source)
-    socket = PushSocket(host, request.identity, send, graph, managed.graph.tenant, source)
-    await _serve(host, request, receive, send, socket)
+    socket = PushSocket(context, request.identity, send, graph, managed.graph.tenant, source)
+    await _serve(context, request, receive, send, socket)
 
 
 async def serve_commands(
-    host: Host, request: Request, receive: Receive, send: Send, graph: str
+    context: ServerContext, request: Request, receive: Receive, send: Send, graph: str
 ) -> None:
     """Accept a WebSocket that takes commands to a graph, and serve it until it closes.
 
     Raises before it is accepted if there is no such graph, or the key may not touch it.
     """
-    managed = graph_of(host, request.identity, None, graph, request.parameters.get("tenant"))
-    socket = ReactorSocket(host, request.identity, send, graph, managed.graph.tenant)
-    await _serve(host, request, receive, send, socket)
+    managed = graph_of(context, request.identity, None, graph, request.parameters.get("tenant"))
+    socket = ReactorSocket(context, request.identity, send, graph, managed.graph.tenant)
+    await _serve(context, request, receive, send, socket)
 
 
 async def _serve(
-    host: Host, request: Request, receive: Receive, send: Send, socket: GraphSocket
+    context: ServerContext, request: Request, receive: Receive, send: Send, socket: GraphSocket
 ) -> None:
-    guest = host.connect(request.identity, socket.end)
+    open_stream = context.connect(request.identity, socket.end)
     try:
         await send({"type": "websocket.accept"})
         async with asyncio.TaskGroup() as group:
@@ -122,14 +122,16 @@ async def _serve(
             for task in tasks:
                 task.cancel()
     finally:
-        host.disconnect(guest)
+        context.disconnect(open_stream)
 
 
 class GraphSocket(Socket):
     """Messages of one socket, a bounded number of them under way, answered in order."""
 
-    def __init__(self, host: Host, identity: Identity, send: Send, graph: str, tenant: str) -> None:
-        super().__init__(host, identity, send)
+    def __init__(
+        self, context: ServerContext, identity: Identity, send: Send, graph: str, tenant: str
+    ) -> None:
+        super().__init__(context, identity, send)
         self.graph = graph
         self.tenant = tenant
         self._waiting: deque[bytes] = deque()
@@ -145,7 +147,7 @@ class GraphSocket(Socket):
         if full and self._unanswered:
             depth = self._unanswered
             retry_ns = min(max(self._took_ns * depth // 2, RETRY_FLOOR_NS), RETRY_CAP_NS)
-            self.tell(
+            self.answer_error(
                 _id_of(message),
                 Backpressure(
                     "of this socket",
@@ -166,9 +168,9 @@ class GraphSocket(Socket):
             await self._some.wait()
             self._some.clear()
             while self._waiting:
-                began_ns = self._host.clock.now_ns()
+                began_ns = self._context.clock.now_ns()
                 done = await self.do_next()
-                self._took_ns = (self._host.clock.now_ns() - began_ns) // max(1, done)
+                self._took_ns = (self._context.clock.now_ns() - began_ns) // max(1, done)
 
     async def do_next(self) -> int:
         """Do what the next message asks, or the next few; how many."""
@@ -181,13 +183,13 @@ class GraphSocket(Socket):
         self._unanswered -= 1
         self._unanswered_bytes -= len(message)
 
-    def say(self, message: PushAnswer | CommandAnswer) -> None:
+    def answer(self, message: PushAnswer | CommandAnswer) -> None:
         """Answer a message."""
         self._queue(_encode(message))
 
-    def tell(self, number: RequestId | None, error: FairwayError) -> None:
+    def answer_error(self, number: RequestId | None, error: FairwayError) -> None:
         """Answer a message with an error, or a refusal that says when to try again."""
-        self._host.count_refusal(error)
+        self._context.count_refusal(error)
         status, code = status_of(error)
         detail: dict[str, Any] = detail_of(error)
         facts: dict[str, Any] = {
@@ -198,9 +200,9 @@ class GraphSocket(Socket):
             "detail": detail or msgspec.UNSET,
         }
         if status == 429:
-            self.say(RefusedMessage(retry_after_ms=detail["retry_after_ms"], **facts))
+            self.answer(RefusedMessage(retry_after_ms=detail["retry_after_ms"], **facts))
         else:
-            self.say(ErrorMessage(**facts))
+            self.answer(ErrorMessage(**facts))
 
 
 class PushSocket(GraphSocket):
@@ -212,14 +214,14 @@ class PushSocket(GraphSocket):
 
     def __init__(
         self,
-        host: Host,
+        context: ServerContext,
         identity: Identity,
         send: Send,
         graph: str,
         tenant: str,
         source: str,
     ) -> None:
-        super().__init__(host, identity, send, graph, tenant)
+        super().__init__(context, identity, send, graph, tenant)
         self.source = source
         self._accepted: list[tuple[bytes, RequestId | None, asyncio.Future[Any] | None]] = []
 
@@ -236,24 +238,24 @@ class PushSocket(GraphSocket):
         try:
             message = parse(_PUSH, raw)
             number = message.id
-            managed = graph_of(self._host, self._identity, "write", self.graph, self.tenant)
+            managed = graph_of(self._context, self._identity, "write", self.graph, self.tenant)
             instance = managed.running()
             schema = instance.accumulator(self.source).source.event_schema
             value = without_task(schema.of_json, bytes(message.data))
-            allowance = self.begin()
+            usage = self.begin()
             try:
-                self._host.charge(self._identity, records=1, size=len(raw))
+                self._context.charge(self._identity, records=1, size=len(raw))
                 await self._wait_room(instance)
                 kept = instance.accept(self.source, value)
             finally:
-                if allowance is not None:
-                    allowance.end()
+                if usage is not None:
+                    usage.end()
         except FairwayError as error:
             if number is None:
                 number = _id_of(raw)
             await self._acknowledge()  # answers keep the order of the messages
             self.answered(raw)
-            self.tell(number, error)
+            self.answer_error(number, error)
         else:
             self._accepted.append((raw, number, kept))
 
@@ -261,7 +263,7 @@ class PushSocket(GraphSocket):
         accumulator = instance.accumulator(self.source)
         if not accumulator.room():
             await self._acknowledge()  # those before it do not wait for it
-            await wait_room(self._host, instance, self.source, PUSH_WAIT_MS)
+            await wait_room(self._context, instance, self.source, PUSH_WAIT_MS)
 
     async def _acknowledge(self) -> None:
         accepted, self._accepted = self._accepted, []
@@ -274,9 +276,9 @@ class PushSocket(GraphSocket):
             self.answered(raw)
             failure = _outcome(kept, unknown)
             if failure is None:
-                self.say(AckMessage(id=given(number)))
+                self.answer(AckMessage(id=given(number)))
             else:
-                self.tell(number, failure)
+                self.answer_error(number, failure)
 
 
 class ReactorSocket(GraphSocket):
@@ -288,35 +290,35 @@ class ReactorSocket(GraphSocket):
         try:
             message = parse(_COMMAND, raw)
             number = message.id
-            allowance = self.begin()
+            usage = self.begin()
             try:
                 answer = await self._carry_out(message)
             finally:
-                if allowance is not None:
-                    allowance.end()
+                if usage is not None:
+                    usage.end()
         except FairwayError as error:
-            self.tell(_id_of(raw) if number is None else number, error)
+            self.answer_error(_id_of(raw) if number is None else number, error)
         else:
-            self.say(answer)
+            self.answer(answer)
         self.answered(raw)
         return 1
 
     async def _carry_out(self, message: CommandMessage) -> CommandAnswer:
-        host, identity, graph, tenant = self._host, self._identity, self.graph, self.tenant
+        context, identity, graph, tenant = self._context, self._identity, self.graph, self.tenant
         command, id = message.command, given(message.id)
         if (message.cache is not None) != (command == "fire_with"):
             raise InvalidRequest("`cache` goes with fire_with, and with nothing else")
         if command in ("force_fire", "fire_with"):
-            firing = firing_view(await fire(host, identity, graph, tenant, message.cache))
+            firing = firing_view(await fire(context, identity, graph, tenant, message.cache))
             return FiredMessage(id=id, **asdict(firing))
         if command == "get_state":
-            with host.state(Audit).command(identity, command, graph, tenant, kept=False):
-                managed = graph_of(host, identity, "read", graph, tenant)
-                return StateMessage(id=id, **asdict(state_of(managed, host.clock.now_ns())))
+            with context.state(Audit).command(identity, command, graph, tenant, kept=False):
+                managed = graph_of(context, identity, "read", graph, tenant)
+                return StateMessage(id=id, **asdict(state_of(managed, context.clock.now_ns())))
         paused = command == "pause"
-        managed = await pause(host, identity, graph, tenant, paused=paused)
-        said = PausedMessage if paused else ResumedMessage
-        return said(id=id, **asdict(summary_of(managed)))
+        managed = await pause(context, identity, graph, tenant, paused=paused)
+        kind = PausedMessage if paused else ResumedMessage
+        return kind(id=id, **asdict(summary_of(managed)))
 
 
 def _outcome(kept: asyncio.Future[Any] | None, unknown: FairwayError | None) -> FairwayError | None:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from fairway.graphs.engine import Graphs, Managed
     from fairway.graphs.running import RunningGraph
     from fairway.runtime.clock import Clock
-    from fairway.server.http.connection import Connection
+    from fairway.server.http.response import ResponseStream
 
 EVERY_MS: Final = 250
 EVERY_MS_MIN: Final = 50
 SOON_S: Final = 0.02
-"""A change of state is told after so long: what changes together is told together."""
-FIRINGS_TOLD_MAX: Final = 100
+"""A change of state is sent after so long: what changes together is sent together."""
+FIRINGS_PER_EVENT_MAX: Final = 100
 """Firings in one event, the newest."""
 
 _json = msgspec.json.Encoder().encode
@@ -39,7 +39,7 @@ class GraphStream(EventStream):
 
     def __init__(
         self,
-        connection: Connection,
+        response: ResponseStream,
         on_closed: Callable[[], None],
         graphs: Graphs,
         managed: Managed,
@@ -48,14 +48,14 @@ class GraphStream(EventStream):
         every_ms: int,
         cache: bool,
     ) -> None:
-        super().__init__(connection, on_closed)
+        super().__init__(response, on_closed)
         self._graphs = graphs
         self._managed = managed
         self._clock = clock
         self._every_s = every_ms / 1000
         self._cache = cache
         self._instance: RunningGraph | None = managed.instance
-        self._told = _firings(self._instance)
+        self._sent_firings = _firings(self._instance)
         self._shown: Any = None
         self._timer: asyncio.TimerHandle | None = None
         self._soon = False
@@ -78,7 +78,7 @@ class GraphStream(EventStream):
             self._arm(SOON_S)
 
     def _resume(self) -> None:
-        """The reader has read enough: it is told what there is now."""
+        """The reader has read enough: it is sent what there is now."""
         self._look()
 
     def _arm(self, delay_s: float) -> None:
@@ -88,7 +88,7 @@ class GraphStream(EventStream):
 
     def _look(self) -> None:
         self._soon = False
-        if self.connection.closed:
+        if self.response.closed:
             return
         self._arm(self._every_s)
         try:
@@ -97,43 +97,43 @@ class GraphStream(EventStream):
             here = None
         if here is not self._managed:
             self._unloaded()
-        elif self.connection.writable and self._tell_firings():
-            self._tell_state()
+        elif self.response.writable and self._send_firings():
+            self._send_state()
 
-    def _tell_firings(self) -> bool:
+    def _send_firings(self) -> bool:
         instance = self._managed.instance
         if instance is not self._instance:  # started anew, and so are its numbers
-            self._instance, self._told = instance, 0
+            self._instance, self._sent_firings = instance, 0
         now = _firings(instance)
-        fresh = now - self._told
+        fresh = now - self._sent_firings
         if instance is None or not fresh:
             return True
-        firings = last_firings(instance, min(fresh, FIRINGS_TOLD_MAX))
+        firings = last_firings(instance, min(fresh, FIRINGS_PER_EVENT_MAX))
         event = FiringsEvent(
             graph=instance.graph.name,
             tenant=instance.graph.tenant,
             firings=[summarised(each) for each in firings],
             skipped=fresh - len(firings),
         )
-        if not self._say(b"firings", event):
+        if not self._send_event(b"firings", event):
             return False
-        self._told = now
+        self._sent_firings = now
         return True
 
-    def _tell_state(self) -> None:
+    def _send_state(self) -> None:
         shown = _look_of(self._managed)
         if shown != self._shown:
             state = state_of(self._managed, self._clock.now_ns(), cache=self._cache)
-            if self._say(b"state", state):
+            if self._send_event(b"state", state):
                 self._shown = shown
 
     def _unloaded(self) -> None:
         graph = self._managed.graph
-        self._say(b"unloaded", {"graph": graph.name, "tenant": graph.tenant})
+        self._send_event(b"unloaded", {"graph": graph.name, "tenant": graph.tenant})
         self.stop()
-        self.connection.finish()
+        self.response.finish()
 
-    def _say(self, event: bytes, message: object) -> bool:
+    def _send_event(self, event: bytes, message: object) -> bool:
         return self.send(Frame(b"event: %b\ndata: %b\n\n" % (event, _json(message))))
 
 
@@ -142,7 +142,7 @@ def _firings(instance: RunningGraph | None) -> int:
 
 
 def _look_of(managed: Managed) -> Any:
-    """What tells one state from another, cheap to take."""
+    """What differs between two states, cheap to take."""
     instance = managed.instance
     if instance is None:
         return (managed.state, managed.failed)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fairway.jobs.job import Job, QueueState
     from fairway.jobs.kinds import Kind
     from fairway.server.access.auth import Identity
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
     from fairway.settings import Scope
 
 _ENQUEUE = msgspec.json.Decoder(EnqueueRequest)
@@ -73,7 +73,7 @@ LOOKED_THROUGH_MAX: Final = 10
 # Enqueueing
 
 
-async def enqueue_jobs(host: Host, request: Request) -> Reply:
+async def enqueue_jobs(context: ServerContext, request: Request) -> Reply:
     message = await request.json(_ENQUEUE)
     identity = request.identity
     identity.require("write")
@@ -81,7 +81,7 @@ async def enqueue_jobs(host: Host, request: Request) -> Reply:
     jobs = []
     for at, order in enumerate(message.jobs):
         try:
-            jobs.append(_new_job(host, order, trace))
+            jobs.append(_new_job(context, order, trace))
         except InvalidRequest as error:
             if len(message.jobs) == 1:
                 raise
@@ -90,20 +90,20 @@ async def enqueue_jobs(host: Host, request: Request) -> Reply:
     for job in jobs:
         if identity.prefixes and job.unique_key is not None:
             with suppress(NotFound):
-                _refuse_foreign(identity, await host.part(Jobs).find_by_key(job.unique_key))
-    charge_jobs(host, identity, jobs)
-    added = await host.part(Jobs).enqueue(jobs)
+                _refuse_foreign(identity, await context.part(Jobs).find_by_key(job.unique_key))
+    charge_jobs(context, identity, jobs)
+    added = await context.part(Jobs).enqueue(jobs)
     if identity.prefixes and not any(one.fresh for one in added):
         for one in added:  # somebody else may have come first since we looked
             with suppress(NotFound):
-                _refuse_foreign(identity, await host.part(Jobs).find(one.id))
+                _refuse_foreign(identity, await context.part(Jobs).find(one.id))
     reply = EnqueueReply(jobs=[Enqueued(id=one.id, fresh=one.fresh) for one in added])
     return json_reply(reply, 201 if any(one.fresh for one in added) else 200)
 
 
-def charge_jobs(host: Host, identity: Identity, jobs: Sequence[NewJob]) -> None:
+def charge_jobs(context: ServerContext, identity: Identity, jobs: Sequence[NewJob]) -> None:
     """Count jobs as records against their key's quota. Raises `Throttled`."""
-    host.charge(identity, records=len(jobs), size=sum(len(job.state) for job in jobs))
+    context.charge(identity, records=len(jobs), size=sum(len(job.state) for job in jobs))
 
 
 def _refuse_foreign(identity: Identity, job: Job) -> None:
@@ -112,7 +112,7 @@ def _refuse_foreign(identity: Identity, job: Job) -> None:
         raise Conflict("the key of a job is taken by a job of others", code="key_taken")
 
 
-def _new_job(host: Host, order: JobOrder, trace: str | None) -> NewJob:
+def _new_job(context: ServerContext, order: JobOrder, trace: str | None) -> NewJob:
     if order.delay_ms is not None and order.at is not None:
         raise InvalidRequest("a job starts after `delay_ms` or `at` a time, not both")
     if order.queue is not None:
@@ -133,7 +133,7 @@ def _new_job(host: Host, order: JobOrder, trace: str | None) -> NewJob:
         "trace": order.traceparent or trace,
     }
     given = {name: value for name, value in given.items() if value is not None}
-    kind = _kind_of(host, order)
+    kind = _kind_of(context, order)
     if kind is None:
         made = NewJob(
             kind=order.kind,
@@ -153,9 +153,9 @@ def _new_job(host: Host, order: JobOrder, trace: str | None) -> NewJob:
     return made
 
 
-def _kind_of(host: Host, order: JobOrder) -> Kind | None:
+def _kind_of(context: ServerContext, order: JobOrder) -> Kind | None:
     """The kind as it is declared here; None if perhaps a worker elsewhere knows it."""
-    kinds = host.part(Jobs).kinds
+    kinds = context.part(Jobs).kinds
     if order.version is None:
         return kinds.newest.get(order.kind)
     return kinds.by_version.get((order.kind, order.version))
@@ -169,7 +169,7 @@ def _trace_of(request: Request) -> str | None:
 # Looking
 
 
-async def list_jobs(host: Host, request: Request) -> Reply:
+async def list_jobs(context: ServerContext, request: Request) -> Reply:
     query = request.query(("queue", "kind", "status", "tenant", "parent", "page_size", "cursor"))
     identity = request.identity
     queue = query.get("queue")
@@ -179,7 +179,7 @@ async def list_jobs(host: Host, request: Request) -> Reply:
     found: list[Job] = []
     more = True
     for _ in range(LOOKED_THROUGH_MAX):
-        page = await host.part(Jobs).browse(filter)
+        page = await context.part(Jobs).browse(filter)
         found += [job for job in page if identity.may_touch(job.queue)]
         more = len(page) == filter.limit
         if not more or len(found) > size:
@@ -217,23 +217,23 @@ def _filter_of(query: Mapping[str, str], limit: int) -> Filter:
     )
 
 
-async def get_job(host: Host, request: Request, id: str) -> Reply:
+async def get_job(context: ServerContext, request: Request, id: str) -> Reply:
     query = request.query(("wait_ms",))
     wait_ms = min(number(query.get("wait_ms"), "wait_ms", default=0), WAIT_MS_MAX)
-    job = await _job(host, request, "read", id)
+    job = await _job(context, request, "read", id)
     if wait_ms and not job.status.ended:
         with suppress(JobFailed):  # how it failed is what the answer tells
-            await host.polls.wait(lambda: host.part(Jobs).result(job.id), wait_ms)
-        host.confirm(request)
-        job = await _job(host, request, "read", id)
+            await context.polls.wait(lambda: context.part(Jobs).result(job.id), wait_ms)
+        context.confirm(request)
+        job = await _job(context, request, "read", id)
     return json_reply(view_of(job))
 
 
-async def _job(host: Host, request: Request, scope: Scope, text: str) -> Job:
+async def _job(context: ServerContext, request: Request, scope: Scope, text: str) -> Job:
     """The job of an id, if the key may do this to the jobs of its queue."""
     id = number(text, "id", default=0, least=1, most=INT_MAX)
     request.identity.require(scope)
-    job = await host.part(Jobs).find(id)
+    job = await context.part(Jobs).find(id)
     if not request.identity.may_touch(job.queue):
         raise NotFound("job", str(id))  # as if it were not there: ids cannot be tried out
     return job
@@ -275,24 +275,24 @@ def _facts(job: Job) -> dict[str, Any]:
 # Steering
 
 
-async def signal_job(host: Host, request: Request, id: str) -> Reply:
+async def signal_job(context: ServerContext, request: Request, id: str) -> Reply:
     message = await request.json(_SIGNAL)
-    return await _signal(host, message, await _job(host, request, "write", id))
+    return await _signal(context, message, await _job(context, request, "write", id))
 
 
-async def signal_job_by_key(host: Host, request: Request, key: str) -> Reply:
+async def signal_job_by_key(context: ServerContext, request: Request, key: str) -> Reply:
     message = await request.json(_SIGNAL)
     if not 0 < len(key) <= TEXT_MAX:
         raise InvalidRequest(f"a key has 1 to {TEXT_MAX} characters")
     _check_text("key", key)
     request.identity.require("write")
-    job = await host.part(Jobs).find_by_key(key)
+    job = await context.part(Jobs).find_by_key(key)
     if not request.identity.may_touch(job.queue):
         raise NotFound("job", key)
-    return await _signal(host, message, job)
+    return await _signal(context, message, job)
 
 
-async def _signal(host: Host, message: SignalRequest, job: Job) -> Reply:
+async def _signal(context: ServerContext, message: SignalRequest, job: Job) -> Reply:
     _check_text("name", message.name)
     _check_text("dedup", message.dedup)
     parse(_ANY, _checked(bytes(message.payload), "payload"))
@@ -303,31 +303,33 @@ async def _signal(host: Host, message: SignalRequest, job: Job) -> Reply:
             detail={"status": job.status.word},
         )
     # By id, whatever it was found by: a key may be another job's by now.
-    fresh = await host.part(Jobs).signal(job.id, message.name, message.payload, dedup=message.dedup)
+    fresh = await context.part(Jobs).signal(
+        job.id, message.name, message.payload, dedup=message.dedup
+    )
     return json_reply(SignalReply(id=job.id, fresh=fresh))
 
 
-async def cancel_job(host: Host, request: Request, id: str) -> Reply:
+async def cancel_job(context: ServerContext, request: Request, id: str) -> Reply:
     message = await request.json(_CANCEL, empty=b"{}")
     _check_text("reason", message.reason)
-    job = await _job(host, request, "write", id)
-    cancelled = await host.part(Jobs).cancel(job.id, reason=message.reason)
+    job = await _job(context, request, "write", id)
+    cancelled = await context.part(Jobs).cancel(job.id, reason=message.reason)
     return json_reply(
         CancelReply(id=job.id, ended=list(cancelled.ended), running=list(cancelled.running))
     )
 
 
-async def retry_job(host: Host, request: Request, id: str) -> Reply:
-    job = await _job(host, request, "write", id)
-    await host.part(Jobs).retry_one(job.id)
+async def retry_job(context: ServerContext, request: Request, id: str) -> Reply:
+    job = await _job(context, request, "write", id)
+    await context.part(Jobs).retry_one(job.id)
     return json_reply(RetryReply(id=job.id))
 
 
-async def prune_jobs(host: Host, request: Request) -> Reply:
+async def prune_jobs(context: ServerContext, request: Request) -> Reply:
     message = await request.json(_PRUNE)
     request.identity.require_prefix("delete", "")
     failed_ms = message.failed_older_than_ms
-    pruned = await host.part(Jobs).prune(
+    pruned = await context.part(Jobs).prune(
         message.older_than_ms * MS_NS,
         failed_older_than_ns=None if failed_ms is None else failed_ms * MS_NS,
     )
@@ -337,24 +339,24 @@ async def prune_jobs(host: Host, request: Request) -> Reply:
 # Queues
 
 
-async def list_queues(host: Host, request: Request) -> Reply:
+async def list_queues(context: ServerContext, request: Request) -> Reply:
     request.query()
     identity = request.identity
     identity.require("read")
-    found = await host.part(Jobs).queues()
+    found = await context.part(Jobs).queues()
     return json_reply(
         QueueList(queues=[_queue_view(one) for one in found if identity.may_touch(one.name)])
     )
 
 
-async def get_queue(host: Host, request: Request, queue: str) -> Reply:
+async def get_queue(context: ServerContext, request: Request, queue: str) -> Reply:
     request.query()
     _check_queue(queue)
     request.identity.require("read", queue)
-    return json_reply(await _queue(host, queue))
+    return json_reply(await _queue(context, queue))
 
 
-async def put_queue(host: Host, request: Request, queue: str) -> Reply:
+async def put_queue(context: ServerContext, request: Request, queue: str) -> Reply:
     settings = await request.json(_SETTINGS)
     _check_queue(queue)
     request.identity.require("admin", queue)
@@ -365,19 +367,19 @@ async def put_queue(host: Host, request: Request, queue: str) -> Reply:
         raise Conflict("queues are paused one by one; `*` has limits only", code="all_queues")
     # The careful order: nothing starts under limits that are about to change.
     if paused is True:
-        await host.part(Jobs).pause(queue)
+        await context.part(Jobs).pause(queue)
     if limits is not msgspec.UNSET:
-        await host.part(Jobs).limit(queue, Limits(**msgspec.structs.asdict(limits)))
+        await context.part(Jobs).limit(queue, Limits(**msgspec.structs.asdict(limits)))
     if paused is False:
-        await host.part(Jobs).resume(queue)
+        await context.part(Jobs).resume(queue)
     if queue == ALL_QUEUES:
         assert limits is not msgspec.UNSET
-        return json_reply(_together(await host.part(Jobs).queues(), limits))
-    return json_reply(await _queue(host, queue))
+        return json_reply(_together(await context.part(Jobs).queues(), limits))
+    return json_reply(await _queue(context, queue))
 
 
-async def _queue(host: Host, name: str) -> QueueView:
-    for state in await host.part(Jobs).queues():
+async def _queue(context: ServerContext, name: str) -> QueueView:
+    for state in await context.part(Jobs).queues():
         if state.name == name:
             return _queue_view(state)
     raise NotFound("queue", name)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from fairway.jobs.engine import Jobs
 from fairway.runtime.clock import sleep_ns
-from fairway.server.front import Front, Turn
+from fairway.server.front import FairKeyRule, Front
 from fairway.server.fronts.jobs import api
 from fairway.server.http.paging import CURSOR, page_size
-from fairway.server.http.router import NAME, Parameter, Route
+from fairway.server.http.router import NAME, QueryParameter, Route
 from fairway.wire import jobs as wire
 from fairway.wire.requests import INT_MAX
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.app import Fairway
+    from fairway.server.context import ServerContext
     from fairway.server.front import Shown
-    from fairway.server.host import Host
 
 PATH: Final = "/v0/jobs/"
 PROBE_NS: Final = 2_000_000_000
@@ -51,16 +51,16 @@ ROUTES: Final = (
         "Jobs, newest first, a page at a time",
         reply=wire.JobList,
         query=(
-            Parameter("queue", "string", "only those of this queue", wire.NO_NUL),
-            Parameter("kind", "string", "only those of this kind", wire.NO_NUL),
-            Parameter(
+            QueryParameter("queue", "string", "only those of this queue", wire.NO_NUL),
+            QueryParameter("kind", "string", "only those of this kind", wire.NO_NUL),
+            QueryParameter(
                 "status",
                 "string",
                 "only those that are so: ready, running, failed and so on",
                 {"enum": list(get_args(wire.StatusName))},
             ),
-            Parameter("tenant", "string", "only those of this tenant", wire.NO_NUL),
-            Parameter("parent", "integer", "only the children of this job"),
+            QueryParameter("tenant", "string", "only those of this tenant", wire.NO_NUL),
+            QueryParameter("parent", "integer", "only the children of this job"),
             page_size(wire.PAGE_MAX),
             CURSOR,
         ),
@@ -72,7 +72,7 @@ ROUTES: Final = (
         "Everything known of a job, waiting for its end if asked",
         reply=wire.JobView,
         statuses=_NO_JOB,
-        query=(Parameter("wait_ms", "integer", "wait so long for it to end, 30,000 at most"),),
+        query=(QueryParameter("wait_ms", "integer", "wait so long for it to end, 30,000 at most"),),
         arguments={"id": _ID},
     ),
     Route(
@@ -164,14 +164,14 @@ SCHEMAS: Final[dict[str, dict[str, Any]]] = {
 class JobsFront(Front):
     name = "jobs"
     routes = ROUTES
-    turns = (Turn(PATH, lambda path: PATH),)
+    fair_key_rules = (FairKeyRule(PATH, lambda path: PATH),)
     """All that is about single jobs is one key, or many ids would be many turns."""
     schemas = SCHEMAS
 
     def parts(self, app: Fairway) -> Sequence[Shown]:
         return (app.jobs,)
 
-    async def run(self, host: Host) -> None:
+    async def run(self, context: ServerContext) -> None:
         while True:
-            await host.part(Jobs).probe()
+            await context.part(Jobs).probe()
             await sleep_ns(PROBE_NS)

@@ -78,7 +78,7 @@ class Meter(Protocol):
 
     def charge(self, identity: Identity, topic: str, *, records: int, size: int) -> None: ...
     def connect(self, identity: Identity, end: Callable[[FairwayError], None]) -> Any: ...
-    def disconnect(self, guest: Any) -> None: ...
+    def disconnect(self, open_stream: Any) -> None: ...
 
 
 class StreamsApp:
@@ -217,8 +217,8 @@ class StreamsApp:
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with ExitStack() as leaving:
             if self._meter is not None:
-                guest = self._meter.connect(request.identity, partial(turn_away, gone))
-                leaving.callback(self._meter.disconnect, guest)
+                open_stream = self._meter.connect(request.identity, partial(turn_away, gone))
+                leaving.callback(self._meter.disconnect, open_stream)
             went_live(
                 request, lasts=asked.live == "sse" or not streams.reading.changed(stream, place)
             )
@@ -310,8 +310,8 @@ def went_live(request: Request, *, lasts: bool) -> None:
     """
     if UNCOUNTED in request.scope:
         request.scope[UNCOUNTED]()
-    if request.connection is not None:
-        request.connection.lasts = lasts
+    if request.response_stream is not None:
+        request.response_stream.lasts = lasts
 
 
 async def wait_gone(receive: Receive, gone: asyncio.Future[None]) -> None:

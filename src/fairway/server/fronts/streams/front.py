@@ -16,28 +16,28 @@ if TYPE_CHECKING:
     from fairway.app import Fairway
     from fairway.errors import FairwayError
     from fairway.server.access.auth import Identity
+    from fairway.server.context import OpenStream, ServerContext
     from fairway.server.front import Shown
     from fairway.server.fronts.streams.live import StreamsFrontConfig
-    from fairway.server.host import Guest, Host
     from fairway.server.http.asgi import Application
     from fairway.server.http.exchange import Request
 
 
 class StreamMeter:
-    """Counts what streams make a key use up: they are topics, and their readers are guests."""
+    """Counts what streams make a key use up: they are topics, and each reader is an open stream."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._quotas = host.state(TopicQuotas)
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._quotas = context.state(TopicQuotas)
 
     def charge(self, identity: Identity, topic: str, *, records: int, size: int) -> None:
         self._quotas.charge(identity, topic, records=records, size=size)
 
-    def connect(self, identity: Identity, end: Callable[[FairwayError], None]) -> Guest:
-        return self._host.connect(identity, end)
+    def connect(self, identity: Identity, end: Callable[[FairwayError], None]) -> OpenStream:
+        return self._context.connect(identity, end)
 
-    def disconnect(self, guest: Guest) -> None:
-        self._host.disconnect(guest)
+    def disconnect(self, open_stream: OpenStream) -> None:
+        self._context.disconnect(open_stream)
 
 
 class StreamsFront(Front):
@@ -60,10 +60,13 @@ class StreamsFront(Front):
         asked = request.method == "GET" and b"ticket=" in request.scope["query_string"]
         return asked and request.parameters.get("live") == "sse"
 
-    def application(self, host: Host) -> Application:
+    def application(self, context: ServerContext) -> Application:
         return StreamsApp(
-            host.part(Streams), config=self._config, meter=StreamMeter(host), pages=host.pages
+            context.part(Streams),
+            config=self._config,
+            meter=StreamMeter(context),
+            pages=context.pages,
         )
 
-    def stop_admitting(self, host: Host) -> None:
-        host.part(Streams).stop_admitting()
+    def stop_admitting(self, context: ServerContext) -> None:
+        context.part(Streams).stop_admitting()

@@ -135,8 +135,8 @@ class StreamEvents:
             if closed:
                 return
             if chunk.end == stream.tail:
-                beat_ns = min(end_ns, clock.now_ns() + config.keep_alive_ns)
-                changed = await self._reading.wait_change(stream, chunk.end, beat_ns, self._gone)
+                until_ns = min(end_ns, clock.now_ns() + config.keep_alive_ns)
+                changed = await self._reading.wait_change(stream, chunk.end, until_ns, self._gone)
             if self._over() or clock.now_ns() >= end_ns:
                 return
             chunk = await self._read_on(place, chunk)

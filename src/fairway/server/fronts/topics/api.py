@@ -61,9 +61,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fairway.server.access.auth import Identity
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
     from fairway.server.http.asgi import ExpressReply
-    from fairway.server.http.large_pages import Reservation
+    from fairway.server.http.large_pages import PageReservation
     from fairway.settings import Scope
     from fairway.topics.batch import RawRecord
     from fairway.topics.outcome import Appended
@@ -77,34 +77,34 @@ _DELETE = msgspec.json.Decoder(DeleteRequest)
 _PATCH = msgspec.json.Decoder(TopicPatch)
 _ROUTER = msgspec.json.Decoder(RouterConfig)
 _encode = msgspec.json.Encoder().encode
-_PLAIN: Final = AppendRequest(records=msgspec.Raw(b"[]"))
-_PLAIN_BEGINS, _PLAIN_ENDS = b'{"records":[', b"]}"
+_RECORDS_ONLY: Final = AppendRequest(records=msgspec.Raw(b"[]"))
+_RECORDS_ONLY_BEGINS, _RECORDS_ONLY_ENDS = b'{"records":[', b"]}"
 
 
 # Records
 
 
-async def append(host: Host, request: Request, topic: str) -> Reply:
+async def append(context: ServerContext, request: Request, topic: str) -> Reply:
     return_seqs = _return_seqs(request)  # what is wrong is said before anything is written
     body = await request.body()
     check_name(topic)
-    message, new = _read_append(host, request, body, topic)
-    found, appended, created = await host.part(Topics).append(
+    message, new = _read_append(context, request, body, topic)
+    found, appended, created = await context.part(Topics).append(
         topic, new, create=message.create, config=message.config, owner=request.identity.name
     )
     return _append_reply(found, return_seqs, created, appended)
 
 
-def append_express(
-    host: Host, request: Request, body: bytes, reply: ExpressReply, topic: str
+def append_without_task(
+    context: ServerContext, request: Request, body: bytes, reply: ExpressReply, topic: str
 ) -> bool:
     """An append to a topic that is there, and that needs nothing but to be written."""
-    topics = host.part(Topics)
+    topics = context.part(Topics)
     found = topics.find(topic)
     if found is None:
         return False
     return_seqs = _return_seqs(request)
-    _, new = _read_append(host, request, body, topic)
+    _, new = _read_append(context, request, body, topic)
     reply.finish = partial(_append_reply, found, return_seqs, False)
     return topics.append_now(reply, found, new)
 
@@ -117,13 +117,13 @@ def _return_seqs(request: Request) -> bool:
 
 
 def _read_append(
-    host: Host, request: Request, body: bytes, topic: str
+    context: ServerContext, request: Request, body: bytes, topic: str
 ) -> tuple[AppendRequest, NewBatch]:
     headers = request.headers
     if headers.get(b"content-type") != JSON[1]:
         request.require_json()
-    parsed = _parse_plain(body)
-    message = parse(_APPEND, body) if parsed is None else _PLAIN
+    parsed = _parse_records_only(body)
+    message = parse(_APPEND, body) if parsed is None else _RECORDS_ONLY
     identity = request.identity
     identity.require("write", topic)
     refuse_append(topic)
@@ -136,7 +136,7 @@ def _read_append(
     if node is not None or key is not None:
         check_writer(node, key)
     if identity.quota is not UNLIMITED:
-        host.state(TopicQuotas).charge(
+        context.state(TopicQuotas).charge(
             identity, topic, records=records.count, size=len(records.raw)
         )
     return message, NewBatch(
@@ -148,16 +148,16 @@ def _read_append(
     )
 
 
-def _parse_plain(body: bytes) -> Records | None:
+def _parse_records_only(body: bytes) -> Records | None:
     """The records of a body that has nothing else in it, which most have; None for any other.
 
     What is left between these ends is a JSON array if and only if the body is such an object, so
     it need not be gone through twice.
     """
-    if not (body.startswith(_PLAIN_BEGINS) and body.endswith(_PLAIN_ENDS)):
+    if not (body.startswith(_RECORDS_ONLY_BEGINS) and body.endswith(_RECORDS_ONLY_ENDS)):
         return None
     try:
-        return parse_records(body[len(_PLAIN_BEGINS) - 1 : 1 - len(_PLAIN_ENDS)])
+        return parse_records(body[len(_RECORDS_ONLY_BEGINS) - 1 : 1 - len(_RECORDS_ONLY_ENDS)])
     except InvalidRequest:
         return None  # the long way finds the same, or what it really is
 
@@ -178,11 +178,11 @@ def _append_reply(topic: Topic, return_seqs: bool, created: bool, appended: Appe
     return Reply(201 if created else 200, _encode(reply))
 
 
-async def diff(host: Host, request: Request, topic: str) -> Reply:
+async def diff(context: ServerContext, request: Request, topic: str) -> Reply:
     message = await request.json(_DIFF, empty=b"{}")
     check_name(topic)
     request.identity.require("read", topic)
-    topics = host.part(Topics)
+    topics = context.part(Topics)
     found = topics.get(topic)
     selection = Selection(
         nodes_of(message.node) if found.config.dedupe_node else NO_NODES,
@@ -196,7 +196,7 @@ async def diff(host: Host, request: Request, topic: str) -> Reply:
         other = after > found.head or message.epoch not in (None, found.epoch)
         about = min(about_behind(found, 0 if other else after, limit), max_bytes)
         if about > FREE:
-            large = _LargeDiff(host, request, message, selection, projection)
+            large = _LargeDiff(context, request, message, selection, projection)
             answer, records = await large.read(topic, limit, max_bytes, about)
             page = answer.page
             if not message.wait_ms or records or page.gap is not None or answer.recreated:
@@ -207,12 +207,12 @@ async def diff(host: Host, request: Request, topic: str) -> Reply:
         after,
         epoch=message.epoch,
         limit=limit,
-        max_bytes=min(max_bytes, host.pages.step),
+        max_bytes=min(max_bytes, context.pages.step),
         selection=selection,
         wait_ns=min(message.wait_ms, WAIT_MS_MAX) * 1_000_000,
     )
     if message.wait_ms:
-        host.confirm(request)
+        context.confirm(request)
         request.identity.require("read", topic)
     return diff_reply(answer, [encode_record(record, projection) for record in answer.page.records])
 
@@ -222,14 +222,14 @@ class _LargeDiff:
 
     def __init__(
         self,
-        host: Host,
+        context: ServerContext,
         request: Request,
         message: DiffRequest,
         selection: Selection,
         projection: Projection,
     ) -> None:
-        self._host = host
-        self._step = host.pages.step
+        self._context = context
+        self._step = context.pages.step
         self._request = request
         self._message = message
         self._selection = selection
@@ -243,7 +243,7 @@ class _LargeDiff:
         Raises `Throttled` before anything is read if there is no room for it.
         """
         await self._check_reader()  # whoever does not read what it has is not built more
-        pages = self._host.pages
+        pages = self._context.pages
         with pages.reserve(about) as room:
             if about <= self._step:
                 return await self._build(name, limit, min(max_bytes, self._step), room)
@@ -252,14 +252,14 @@ class _LargeDiff:
                 return await self._build(name, limit, max_bytes, room)
 
     async def _check_reader(self) -> None:
-        connection = self._request.connection
-        if connection is not None and not await connection.wait_read():
+        response = self._request.response_stream
+        if response is not None and not await response.wait_read():
             raise Disconnected
 
     async def _build(
-        self, name: str, limit: int, max_bytes: int, room: Reservation
+        self, name: str, limit: int, max_bytes: int, room: PageReservation
     ) -> tuple[Diff, list[bytes]]:
-        reading = self._host.part(Topics).reading
+        reading = self._context.part(Topics).reading
         message, selection = self._message, self._selection
         answer = await reading.diff(
             name,
@@ -366,12 +366,12 @@ def tombstone_of(answer: Diff) -> Tombstone | None:
     )
 
 
-async def delete_records(host: Host, request: Request, topic: str) -> Reply:
+async def delete_records(context: ServerContext, request: Request, topic: str) -> Reply:
     message = await request.json(_DELETE)
     check_name(topic)
     request.identity.require("delete", topic)
     match = TagMatch.of(message.match) if message.match is not None else None
-    found, deleted = await host.part(Topics).delete_records(
+    found, deleted = await context.part(Topics).delete_records(
         topic, before_seq=message.before_seq, match=match, seq=message.seq
     )
     return json_reply(
@@ -389,26 +389,26 @@ async def delete_records(host: Host, request: Request, topic: str) -> Reply:
 # Topics
 
 
-async def put_topic(host: Host, request: Request, topic: str) -> Reply:
+async def put_topic(context: ServerContext, request: Request, topic: str) -> Reply:
     patch = await request.json(_PATCH, empty=b"{}")
     check_name(topic)
     request.identity.require("admin", topic)
-    found, created = await host.part(Topics).put(topic, patch, owner=request.identity.name)
+    found, created = await context.part(Topics).put(topic, patch, owner=request.identity.name)
     reply = PutTopicReply(topic=topic, created=created, epoch=found.epoch, config=found.config)
     return json_reply(reply, 201 if created else 200)
 
 
-async def get_topic(host: Host, request: Request, topic: str) -> Reply:
+async def get_topic(context: ServerContext, request: Request, topic: str) -> Reply:
     query = request.query(("touch",))
     check_name(topic)
     request.identity.require("read", topic)
-    found = host.part(Topics).get(topic)
+    found = context.part(Topics).get(topic)
     if flag(query.get("touch"), "touch", default=True):
-        host.part(Topics).delivery.touch(found)
-    return json_reply(state_of(host, found))
+        context.part(Topics).delivery.touch(found)
+    return json_reply(state_of(context, found))
 
 
-def state_of(host: Host, topic: Topic) -> TopicState:
+def state_of(context: ServerContext, topic: Topic) -> TopicState:
     active = topic.active
     return TopicState(
         topic=topic.name,
@@ -420,14 +420,14 @@ def state_of(host: Host, topic: Topic) -> TopicState:
         count=topic.count,
         bytes=topic.bytes,
         config=topic.config,
-        effective_priority=host.part(Topics).delivery.effective_priority(topic),
+        effective_priority=context.part(Topics).delivery.effective_priority(topic),
         last_write_ts=topic.last_ts or None,
-        last_read_ts=host.wall_ms_of(topic.last_read_ns),
+        last_read_ts=context.wall_ms_of(topic.last_read_ns),
         watchers=len(active.subscribers) if active is not None else 0,
     )
 
 
-async def list_topics(host: Host, request: Request) -> Reply:
+async def list_topics(context: ServerContext, request: Request) -> Reply:
     query = request.query(("prefix", "page_size", "cursor"))
     identity = request.identity
     identity.require("read")
@@ -436,17 +436,17 @@ async def list_topics(host: Host, request: Request) -> Reply:
     found: list[Topic] = []
     for prefix in identity.within(query.get("prefix", "")):
         left = size + 1 - len(found)
-        found += host.part(Topics).ordered(prefix=prefix, after=after, limit=left)
+        found += context.part(Topics).ordered(prefix=prefix, after=after, limit=left)
     page, more = found[:size], len(found) > size
     return json_reply(
         TopicList(
-            topics=[_summary(host, topic) for topic in page],
+            topics=[_summary(context, topic) for topic in page],
             next_cursor=make_cursor(page[-1].name) if more else msgspec.UNSET,
         )
     )
 
 
-def _summary(host: Host, topic: Topic) -> TopicSummary:
+def _summary(context: ServerContext, topic: Topic) -> TopicSummary:
     return TopicSummary(
         topic=topic.name,
         epoch=topic.epoch,
@@ -455,20 +455,22 @@ def _summary(host: Host, topic: Topic) -> TopicSummary:
         count=topic.count,
         bytes=topic.bytes,
         durability=topic.config.durability,
-        effective_priority=host.part(Topics).delivery.effective_priority(topic),
+        effective_priority=context.part(Topics).delivery.effective_priority(topic),
     )
 
 
-async def delete_topic(host: Host, request: Request, topic: str) -> Reply:
+async def delete_topic(context: ServerContext, request: Request, topic: str) -> Reply:
     query = request.query(("if_empty",))
     check_name(topic)
     identity = request.identity
     identity.require("delete", topic)
     if_empty = flag(query.get("if_empty"), "if_empty", default=False)
     shown = {
-        name for name, rule in host.part(Topics).routers().items() if _is_of(identity, rule.config)
+        name
+        for name, rule in context.part(Topics).routers().items()
+        if _is_of(identity, rule.config)
     }
-    routers = await host.part(Topics).delete(topic, if_empty=if_empty)
+    routers = await context.part(Topics).delete(topic, if_empty=if_empty)
     return json_reply(
         DeleteTopicReply(
             topic=topic,
@@ -494,13 +496,13 @@ def _permit(identity: Identity, scope: Scope, router: str, rule: RouterConfig) -
         )
 
 
-async def put_router(host: Host, request: Request, router: str) -> Reply:
+async def put_router(context: ServerContext, request: Request, router: str) -> Reply:
     config = await request.json(_ROUTER)
     identity = request.identity
     identity.require("admin", config.source, config.dest)
     refuse_append(config.dest)
     try:
-        made, created = await host.part(Topics).put_router(
+        made, created = await context.part(Topics).put_router(
             router, config, owner=identity.name, permit=partial(_permit, identity, "admin", router)
         )
     except Conflict as error:
@@ -518,18 +520,18 @@ async def put_router(host: Host, request: Request, router: str) -> Reply:
     return json_reply(reply, 201 if created else 200)
 
 
-async def get_router(host: Host, request: Request, router: str) -> Reply:
+async def get_router(context: ServerContext, request: Request, router: str) -> Reply:
     request.query()
     check_name(router, what="router")
     identity = request.identity
     identity.require("read")
-    found = host.part(Topics).router(router)
+    found = context.part(Topics).router(router)
     if not _is_of(identity, found.config):
         raise NotFound("router", router)  # as if it were not there: names cannot be tried out
     return json_reply(found.state())
 
 
-async def list_routers(host: Host, request: Request) -> Reply:
+async def list_routers(context: ServerContext, request: Request) -> Reply:
     query = request.query(("prefix", "source", "dest", "page_size", "cursor"))
     identity = request.identity
     identity.require("read")
@@ -537,7 +539,7 @@ async def list_routers(host: Host, request: Request) -> Reply:
     after = read_cursor(query.get("cursor"))
     found = [
         router
-        for name, router in sorted(host.part(Topics).routers().items())
+        for name, router in sorted(context.part(Topics).routers().items())
         if name > after
         and name.startswith(query.get("prefix", ""))
         and query.get("source") in (None, router.config.source)
@@ -554,13 +556,13 @@ async def list_routers(host: Host, request: Request) -> Reply:
     )
 
 
-async def delete_router(host: Host, request: Request, router: str) -> Reply:
+async def delete_router(context: ServerContext, request: Request, router: str) -> Reply:
     request.query()
     check_name(router, what="router")
     identity = request.identity
     identity.require("delete")
     try:
-        deleted = await host.part(Topics).delete_router(
+        deleted = await context.part(Topics).delete_router(
             router, permit=partial(_permit, identity, "delete", router)
         )
     except Forbidden:

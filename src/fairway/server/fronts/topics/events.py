@@ -20,7 +20,7 @@ from fairway.topics.batch import encode_record
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from fairway.server.http.connection import Connection
+    from fairway.server.http.response import ResponseStream
     from fairway.topics.batch import RawRecord
     from fairway.topics.topic import Gap, Topic
     from fairway.topics.watching import SharedView, Watcher
@@ -151,8 +151,8 @@ class TopicStream(EventStream):
     ends_with_topic = True
     """There is one topic, so there is nothing to come once it is deleted."""
 
-    def __init__(self, connection: Connection, on_closed: Callable[[], None]) -> None:
-        super().__init__(connection, on_closed)
+    def __init__(self, response: ResponseStream, on_closed: Callable[[], None]) -> None:
+        super().__init__(response, on_closed)
         self._stalled: list[Watcher] = []
 
     def write(self, watcher: Watcher, frame: Frame, to_seq: int) -> bool:
@@ -160,7 +160,7 @@ class TopicStream(EventStream):
             self._stalled.append(watcher)
             return False
         if self.ends_with_topic and watcher.topic.epoch < 0:
-            self.connection.finish()
+            self.response.finish()
         return True
 
     def _offer(self, watcher: Watcher, frame: Frame, to_seq: int) -> bool:
@@ -177,8 +177,8 @@ class MultiStream(TopicStream):
 
     ends_with_topic = False
 
-    def __init__(self, connection: Connection, on_closed: Callable[[], None]) -> None:
-        super().__init__(connection, on_closed)
+    def __init__(self, response: ResponseStream, on_closed: Callable[[], None]) -> None:
+        super().__init__(response, on_closed)
         self.on_room: Callable[[], None] | None = None
         """Called when there is room again, before the watchers that found none go on."""
         self._packed: dict[int, bytes] = {}
@@ -187,7 +187,7 @@ class MultiStream(TopicStream):
         """Whoever reads this stream is at `seq` of a topic, from the next event on."""
         self._packed[epoch] = pack_position(epoch, seq)
 
-    def say(self, frame: Frame, *, at: tuple[int, int] | None = None) -> bool:
+    def send_with_id(self, frame: Frame, *, at: tuple[int, int] | None = None) -> bool:
         """Send an event that no watcher offers, with an id like any other.
 
         `at` is the (epoch, seq) that it brings the reader to; False if there was no room for it.
@@ -212,7 +212,7 @@ class MultiStream(TopicStream):
             self._packed = {**before, epoch: pack_position(epoch, to_seq)}
         else:  # deleted: nobody can be anywhere in it
             self._packed = {known: place for known, place in before.items() if known != -epoch}
-        if not self.say(frame):
+        if not self.send_with_id(frame):
             self._packed = before
             return False
         return True

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from fairway.runtime.clock import sleep_ns
-from fairway.server.front import Front, Turn
+from fairway.server.front import FairKeyRule, Front
 from fairway.server.fronts.topics import api, shown, sockets, watch
 from fairway.server.fronts.topics.quotas import TopicQuotas
 from fairway.server.fronts.topics.sessions import KIND, WatchSessions
 from fairway.server.http.paging import CURSOR, page_size
-from fairway.server.http.router import NAME, Parameter, Route
+from fairway.server.http.router import NAME, QueryParameter, Route
 from fairway.topics.engine import Topics
 from fairway.wire import topics as wire
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from fairway.app import Fairway
     from fairway.core.priority import Band
+    from fairway.server.context import ServerContext
     from fairway.server.front import Shown
-    from fairway.server.host import Host
 
 PATH: Final = "/v0/topics/"
 PURGE_NS: Final = 10_000_000_000
@@ -34,31 +34,31 @@ _WRITE: Final = {
     429: "saturated, or over a quota; `Retry-After` says when",
     **_UNWRITABLE,
 }
-_LAST_EVENT_ID: Final = Parameter(
+_LAST_EVENT_ID: Final = QueryParameter(
     "last_event_id",
     "string",
     "as the header Last-Event-ID",
     {"pattern": "^[A-Za-z0-9_.-]*$", "format": "fairway-token"},
 )
 _WATCH_QUERY: Final = (
-    Parameter("from_seq", "integer", "deliver what comes after this seq"),
-    Parameter("epoch", "integer", "the incarnation `from_seq` belongs to"),
-    Parameter("tail", "boolean", "begin at the head instead"),
-    Parameter("node", "string", "leave out records of this node"),
-    Parameter(
+    QueryParameter("from_seq", "integer", "deliver what comes after this seq"),
+    QueryParameter("epoch", "integer", "the incarnation `from_seq` belongs to"),
+    QueryParameter("tail", "boolean", "begin at the head instead"),
+    QueryParameter("node", "string", "leave out records of this node"),
+    QueryParameter(
         "match", "string", "only records of this tag, or of tags with this prefix if it ends in *"
     ),
-    Parameter("limit", "integer", "records in one frame at most"),
-    Parameter("max_batch_bytes", "integer", "bytes in one frame at most"),
-    Parameter("heartbeat_ms", "integer", "a comment this often when nothing else comes"),
-    Parameter("include_meta", "boolean", "send `meta`"),
-    Parameter("include_tags", "boolean", "send `$tag`"),
-    Parameter("include_data", "boolean", "send `data`"),
-    Parameter("touch", "boolean", "false leaves its recency alone"),
+    QueryParameter("limit", "integer", "records in one frame at most"),
+    QueryParameter("max_batch_bytes", "integer", "bytes in one frame at most"),
+    QueryParameter("heartbeat_ms", "integer", "a comment this often when nothing else comes"),
+    QueryParameter("include_meta", "boolean", "send `meta`"),
+    QueryParameter("include_tags", "boolean", "send `$tag`"),
+    QueryParameter("include_data", "boolean", "send `data`"),
+    QueryParameter("touch", "boolean", "false leaves its recency alone"),
     _LAST_EVENT_ID,
 )
 _PAGING: Final = (
-    Parameter("prefix", "string", "only names that begin with this"),
+    QueryParameter("prefix", "string", "only names that begin with this"),
     page_size(wire.PAGE_MAX),
     CURSOR,
 )
@@ -75,9 +75,9 @@ def _topic_in(path: str) -> str:
     return path[len(PATH) :].partition("/")[0]
 
 
-def _band_of(host: Host, key: str) -> Band | None:
+def _band_of(context: ServerContext, key: str) -> Band | None:
     """That of the topic, if the key is the name of one."""
-    topics = host.part(Topics)
+    topics = context.part(Topics)
     topic = topics.find(key)
     return topics.delivery.band_of(topic) if topic is not None else None
 
@@ -96,8 +96,8 @@ ROUTES: Final = (
             **_NOT_FOUND,
             **_WRITE,
         },
-        query=(Parameter("return_seqs", "boolean", "false leaves out `seqs`"),),
-        express=api.append_express,
+        query=(QueryParameter("return_seqs", "boolean", "false leaves out `seqs`"),),
+        answer_without_task=api.append_without_task,
     ),
     Route(
         "POST",
@@ -140,7 +140,7 @@ ROUTES: Final = (
         "The state of a topic",
         reply=wire.TopicState,
         statuses=_NOT_FOUND,
-        query=(Parameter("touch", "boolean", "false leaves its recency alone"),),
+        query=(QueryParameter("touch", "boolean", "false leaves its recency alone"),),
     ),
     Route(
         "DELETE",
@@ -149,7 +149,7 @@ ROUTES: Final = (
         "Delete a topic with all it holds and the routers that name it",
         reply=wire.DeleteTopicReply,
         statuses={409: "it holds records and `if_empty` was asked"},
-        query=(Parameter("if_empty", "boolean", "only if it holds no records"),),
+        query=(QueryParameter("if_empty", "boolean", "only if it holds no records"),),
     ),
     Route(
         "GET",
@@ -176,7 +176,7 @@ ROUTES: Final = (
         body=wire.WatchRequest,
         reply=wire.WatchReply,
         statuses={**_NOT_FOUND, **_UNWRITABLE},
-        query=(Parameter("lenient", "boolean", "leave out topics that do not exist"),),
+        query=(QueryParameter("lenient", "boolean", "leave out topics that do not exist"),),
     ),
     Route(
         "GET",
@@ -233,8 +233,8 @@ ROUTES: Final = (
         reply=wire.RouterList,
         query=(
             *_PAGING,
-            Parameter("source", "string", "only those that read this topic"),
-            Parameter("dest", "string", "only those that write this topic"),
+            QueryParameter("source", "string", "only those that read this topic"),
+            QueryParameter("dest", "string", "only those that write this topic"),
         ),
     ),
     Route(
@@ -262,29 +262,29 @@ class TopicsFront(Front):
     name = "topics"
     routes = ROUTES
     sockets = SOCKETS
-    turns = (Turn(PATH, _topic_in, _band_of),)
+    fair_key_rules = (FairKeyRule(PATH, _topic_in, _band_of),)
     schemas = SCHEMAS
 
     def parts(self, app: Fairway) -> Sequence[Shown]:
         return (app.topics,)
 
-    def start(self, host: Host) -> None:
-        topics = host.part(Topics)
-        sessions = host.keep(WatchSessions(host.kernel.catalog, host.random_bytes))
-        sessions.restore(host.kernel.catalog.take(KIND), host.now_ms())
-        host.telemetry.gauge("fairway_watch_sessions", "Watch sessions", lambda: len(sessions))
-        host.keep(TopicQuotas(topics, host.quotas, host.access, host.clock)).enforce()
+    def start(self, context: ServerContext) -> None:
+        topics = context.part(Topics)
+        sessions = context.keep(WatchSessions(context.kernel.catalog, context.random_bytes))
+        sessions.restore(context.kernel.catalog.take(KIND), context.now_ms())
+        context.telemetry.gauge("fairway_watch_sessions", "Watch sessions", lambda: len(sessions))
+        context.keep(TopicQuotas(topics, context.quotas, context.access, context.clock)).enforce()
 
-    async def run(self, host: Host) -> None:
+    async def run(self, context: ServerContext) -> None:
         while True:
             await sleep_ns(PURGE_NS)
-            await host.state(WatchSessions).purge(host.now_ms())
+            await context.state(WatchSessions).purge(context.now_ms())
 
-    def readiness(self, host: Host) -> Mapping[str, int]:
-        return {"topics": len(host.part(Topics))}
+    def readiness(self, context: ServerContext) -> Mapping[str, int]:
+        return {"topics": len(context.part(Topics))}
 
-    def review(self, host: Host) -> None:
-        host.state(TopicQuotas).review()
+    def review(self, context: ServerContext) -> None:
+        context.state(TopicQuotas).review()
 
-    def stop_admitting(self, host: Host) -> None:
-        host.part(Topics).stop_admitting()
+    def stop_admitting(self, context: ServerContext) -> None:
+        context.part(Topics).stop_admitting()

@@ -59,7 +59,7 @@ class TopicQuotas:
         if identity.quota is UNLIMITED:
             return
         now_ns = self._clock.now_ns()
-        allowance = self._quotas.of(identity, now_ns)
+        usage = self._quotas.of(identity, now_ns)
         if topic not in self._topics.making and self._topics.find(topic) is None:
             # It is asked again when it is made; this once so that a refusal uses nothing up.
             self.may_make(identity.name)
@@ -67,7 +67,7 @@ class TopicQuotas:
         found = self._topics.find(topic)
         owner = identity.name if found is None else found.owner
         self._check_room(owner, size + RECORD_OVERHEAD * records)
-        allowance.charge(now_ns, records=records, size=size)
+        usage.charge(now_ns, records=records, size=size)
 
     def _bound_stores(self) -> None:
         """Whose topics are bounded in bytes, by the keys of now."""
@@ -99,10 +99,10 @@ class TopicQuotas:
         if quota is None:
             return None
         now_ns = self._clock.now_ns()
-        allowance = self._quotas.named(owner, quota, now_ns)
+        usage = self._quotas.named(owner, quota, now_ns)
         self._check_room(owner, size)
         try:
-            allowance.check_rates(now_ns, records=records, size=size)
+            usage.check_rates(now_ns, records=records, size=size)
         except Throttled as refusal:  # shown to whoever may see the router, without the key's name
             raise Throttled(
                 f"the key that made it is at its quota of {refusal.maximum:,}"
@@ -111,14 +111,14 @@ class TopicQuotas:
                 limit=refusal.limit,
                 maximum=refusal.maximum,
             ) from None
-        return partial(allowance.take, records=records, size=size)
+        return partial(usage.take, records=records, size=size)
 
     def may_make(self, owner: str) -> None:
-        allowance = self._quotas.find(owner)
-        if allowance is None or not allowance.quota.topics:
+        usage = self._quotas.find(owner)
+        if usage is None or not usage.quota.topics:
             return  # the server's own program, or somebody without a bound
         making = sum(each == owner for each in self._topics.making.values())
-        allowance.check_kept("topics", self._owned_by(owner)[0] + making)
+        usage.check_kept("topics", self._owned_by(owner)[0] + making)
 
     def _count_owned(self, topic: Topic) -> None:
         """A topic was made."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.server.access.auth import Identity
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
     from fairway.server.http.exchange import Receive, Reply, Request, Send
     from fairway.topics.batch import RawRecord
     from fairway.topics.topic import Topic
@@ -111,11 +111,11 @@ class TopicSocket(Socket):
     """A sink for the subscriptions of one WebSocket, and the answers to its requests."""
 
     def __init__(
-        self, host: Host, identity: Identity, send: Send, trace: str | None = None
+        self, context: ServerContext, identity: Identity, send: Send, trace: str | None = None
     ) -> None:
         """`trace` is the `traceparent` of what is published without one."""
-        super().__init__(host, identity, send)
-        self._topics = host.part(Topics)
+        super().__init__(context, identity, send)
+        self._topics = context.part(Topics)
         self._trace = trace
         self._stalled: list[Watcher] = []
         self._watchers: dict[str, Watcher] = {}
@@ -150,12 +150,12 @@ class TopicSocket(Socket):
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise InvalidRequest(str(error)) from None
             number = request.id
-            allowance = self.begin()
+            usage = self.begin()
             try:
                 answer = await self._do(request)
             finally:
-                if allowance is not None:
-                    allowance.end()
+                if usage is not None:
+                    usage.end()
             if answer:  # a subscription was answered before its first frame
                 self._queue(answer)
         except FairwayError as error:
@@ -187,7 +187,7 @@ class TopicSocket(Socket):
         refuse_append(request.topic)
         records = parse_records(bytes(request.records))
         check_writer(request.node, request.idempotency_key)
-        self._host.state(TopicQuotas).charge(
+        self._context.state(TopicQuotas).charge(
             self._identity, request.topic, records=records.count, size=len(records.raw)
         )
         new = NewBatch(
@@ -249,17 +249,19 @@ class TopicSocket(Socket):
         return b""
 
 
-async def open_socket(host: Host | None, request: Request) -> Reply:
+async def open_socket(context: ServerContext | None, request: Request) -> Reply:
     """The answer to whoever comes to a socket's address with a plain request."""
     raise InvalidRequest(
         "this is a WebSocket: connect with a client of those", code="upgrade_required"
     )
 
 
-async def serve_socket(host: Host, request: Request, receive: Receive, send: Send) -> None:
+async def serve_socket(
+    context: ServerContext, request: Request, receive: Receive, send: Send
+) -> None:
     """Accept a WebSocket and serve it until it closes. Raises `Throttled` before it is accepted."""
-    socket = TopicSocket(host, request.identity, send, request.trace)
-    guest = host.connect(request.identity, socket.end)
+    socket = TopicSocket(context, request.identity, send, request.trace)
+    open_stream = context.connect(request.identity, socket.end)
     try:
         await send({"type": "websocket.accept"})
         async with asyncio.TaskGroup() as group:
@@ -271,4 +273,4 @@ async def serve_socket(host: Host, request: Request, receive: Receive, send: Sen
             flushing.cancel()
     finally:
         socket.close()
-        host.disconnect(guest)
+        context.disconnect(open_stream)

@@ -49,7 +49,7 @@ from fairway.wire.topics import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
     from fairway.topics.topic import Topic
 
 _WATCH = msgspec.json.Decoder(WatchRequest)
@@ -71,13 +71,13 @@ _QUERY: Final = (
 )
 
 
-async def watch_topic(host: Host, request: Request, topic: str) -> Reply | None:
+async def watch_topic(context: ServerContext, request: Request, topic: str) -> Reply | None:
     """`GET /v0/topics/{t}/watch`: an EventSource on one topic, without a session."""
     query = request.query(_QUERY)
     check_name(topic)
     request.identity.require("read", topic)
     require_event_stream(request)
-    found = host.part(Topics).get(topic)
+    found = context.part(Topics).get(topic)
     match = TagMatch.of(_match(query["match"])) if "match" in query else None
     view = SharedView(
         SHARED,
@@ -97,25 +97,25 @@ async def watch_topic(host: Host, request: Request, topic: str) -> Reply | None:
     )
     heartbeat_ms = number(query.get("heartbeat_ms"), "heartbeat_ms", default=15_000)
     epoch, cursor = _start(request, query, found)
-    connection = host.connection_of(request)
+    response = context.response_stream_of(request)
     watchers: list[Watcher] = []
 
     def closed() -> None:
-        host.disconnect(guest)
-        host.heartbeats.remove(stream)
+        context.disconnect(open_stream)
+        context.keep_alives.remove(stream)
         for watcher in watchers:
-            host.part(Topics).unwatch(watcher)
+            context.part(Topics).unwatch(watcher)
 
-    stream = TopicStream(connection, closed)
-    guest = host.connect(request.identity, stream.end)
+    stream = TopicStream(response, closed)
+    open_stream = context.connect(request.identity, stream.end)
     try:
-        stream.open(host.cors_headers(request))
-        host.heartbeats.add(stream, min(max(heartbeat_ms, 1000), 60_000))
+        stream.open(context.cors_headers(request))
+        context.keep_alives.add(stream, min(max(heartbeat_ms, 1000), 60_000))
         if (epoch is not None and epoch != found.epoch) or cursor > found.assigned:
             cursor = found.evict_floor - 1
             stream.send(SHARED.gap(found, Gap(1, cursor, "recreated")))
-        watchers.append(host.part(Topics).watch(found, view, stream, min(cursor, found.head)))
-        await connection.wait_ended()
+        watchers.append(context.part(Topics).watch(found, view, stream, min(cursor, found.head)))
+        await response.wait_ended()
     finally:
         closed()
     return None
@@ -136,7 +136,7 @@ def _match(text: str) -> Match:
     return ("tag", "Glob", text) if text.endswith("*") else text
 
 
-async def create_watch(host: Host, request: Request) -> Reply:
+async def create_watch(context: ServerContext, request: Request) -> Reply:
     """`POST /v0/watch`: say once what a stream follows, and get an URL to open it."""
     query = request.query(("lenient",))
     message = await request.json(_WATCH)
@@ -154,16 +154,16 @@ async def create_watch(host: Host, request: Request) -> Reply:
     for name, wanted in message.topics.items():
         check_name(name)
         identity.require("read", name)
-        topic = host.part(Topics).find(name)
+        topic = context.part(Topics).find(name)
         if topic is None:
             if lenient:
                 continue
-            topic = host.part(Topics).get(name)
+            topic = context.part(Topics).get(name)
         start = topic.head if wanted.tail else wanted.from_seq
         epoch = wanted.epoch if wanted.epoch is not None else topic.epoch
         followed[name] = Followed(name, epoch, start)
     if prefix is not None:
-        for topic in host.part(Topics).ordered(prefix=prefix, limit=WATCH_TOPICS_MAX + 1):
+        for topic in context.part(Topics).ordered(prefix=prefix, limit=WATCH_TOPICS_MAX + 1):
             followed.setdefault(topic.name, Followed(topic.name, topic.epoch, topic.head))
         if len(followed) > WATCH_TOPICS_MAX:
             raise InvalidRequest(
@@ -176,11 +176,12 @@ async def create_watch(host: Host, request: Request) -> Reply:
         identity=identity.id,
         limits=(LIMIT_MAX, WATCH_BYTES_MAX),
     )
-    positions = {name: _position(host, one) for name, one in followed.items()}
-    host.kernel.writability.check()  # it is stored, and what is left of a full disk is for deletes
-    session = await host.state(WatchSessions).create(
+    positions = {name: _position(context, one) for name, one in followed.items()}
+    # The session is stored, and what is left of a full disk is for deletes.
+    context.kernel.writability.check()
+    session = await context.state(WatchSessions).create(
         definition,
-        host.now_ms(),
+        context.now_ms(),
         most=identity.quota.watch_sessions,
         keyed=identity.quota is not UNLIMITED,
     )
@@ -202,8 +203,8 @@ def check_prefix(text: str) -> str:
     return prefix
 
 
-def _position(host: Host, followed: Followed) -> WatchPosition:
-    topic = host.part(Topics).get(followed.topic)
+def _position(context: ServerContext, followed: Followed) -> WatchPosition:
+    topic = context.part(Topics).get(followed.topic)
     return WatchPosition(
         from_seq=followed.from_seq,
         epoch=topic.epoch,
@@ -212,11 +213,11 @@ def _position(host: Host, followed: Followed) -> WatchPosition:
     )
 
 
-async def open_watch(host: Host, request: Request, wid: str) -> Reply | None:
+async def open_watch(context: ServerContext, request: Request, wid: str) -> Reply | None:
     """`GET /v0/watch/{wid}`: the stream of a session."""
     query = request.query(("last_event_id",))
     identity = request.identity
-    session = host.state(WatchSessions).get(wid, host.now_ms())
+    session = context.state(WatchSessions).get(wid, context.now_ms())
     definition = session.definition
     if definition.identity != identity.id:
         raise Forbidden("this watch was made with another key")
@@ -227,22 +228,22 @@ async def open_watch(host: Host, request: Request, wid: str) -> Reply | None:
     last_id = request.header(b"last-event-id") or query.get("last_event_id")
     # Without an id nothing is known to have arrived: it begins where its definition says.
     cursors = parse_positions(last_id) if last_id else {}
-    connection = host.connection_of(request)
+    response = context.response_stream_of(request)
     follower: _Follower
 
     def closed() -> None:
-        host.disconnect(guest)
-        host.heartbeats.remove(stream)
+        context.disconnect(open_stream)
+        context.keep_alives.remove(stream)
         follower.stop()
 
-    stream = MultiStream(connection, closed)
-    guest = host.connect(identity, stream.end)
-    follower = _Follower(host, session, stream, cursors)
+    stream = MultiStream(response, closed)
+    open_stream = context.connect(identity, stream.end)
+    follower = _Follower(context, session, stream, cursors)
     try:
-        stream.open(host.cors_headers(request))
-        host.heartbeats.add(stream, definition.heartbeat_ms)
+        stream.open(context.cors_headers(request))
+        context.keep_alives.add(stream, definition.heartbeat_ms)
         follower.start()
-        await connection.wait_ended()
+        await response.wait_ended()
     finally:
         closed()
     return None
@@ -252,16 +253,20 @@ class _Follower:
     """The watchers of one multi-topic stream."""
 
     def __init__(
-        self, host: Host, session: WatchSession, stream: MultiStream, cursors: dict[int, int]
+        self,
+        context: ServerContext,
+        session: WatchSession,
+        stream: MultiStream,
+        cursors: dict[int, int],
     ) -> None:
         """`cursors` says, by epoch, how far the reader is, as far as it told."""
-        self._host = host
+        self._context = context
         self._session = session
         self._stream = stream
         self._cursors = cursors
-        self._topics = host.part(Topics)
-        self._writability = host.kernel.writability
-        self._sessions = host.state(WatchSessions)
+        self._topics = context.part(Topics)
+        self._writability = context.kernel.writability
+        self._sessions = context.state(WatchSessions)
         self._watchers: list[Watcher] = []
         self._to_begin = {followed.topic: followed for followed in session.definition.topics}
         self._open = False
@@ -305,12 +310,12 @@ class _Follower:
         """Follow a topic, or say that it is gone; False if there is no room for what to say."""
         topic = self._topics.find(followed.topic)
         if topic is None:
-            return self._stream.say(_deleted(followed))
+            return self._stream.send_with_id(_deleted(followed))
         cursor = self._cursor_of(topic, followed)
         if cursor is None:
             cursor = topic.evict_floor - 1
             recreated = _MULTI.gap(topic, Gap(1, cursor, "recreated"))
-            if not self._stream.say(recreated, at=(topic.epoch, cursor)):
+            if not self._stream.send_with_id(recreated, at=(topic.epoch, cursor)):
                 return False
         self._follow(topic, cursor)
         return True
@@ -333,7 +338,7 @@ class _Follower:
             self._topics.unwatch(watcher)
         if self._joined in self._topics.created:
             self._topics.created.remove(self._joined)
-        self._sessions.closed(self._session, self._host.now_ms())
+        self._sessions.closed(self._session, self._context.now_ms())
 
     def _follow(self, topic: Topic, cursor: int) -> None:
         self._stream.place(topic.epoch, cursor)
@@ -364,7 +369,7 @@ class _Follower:
                     f"topic {topic.name!r} is not followed: a watch has {WATCH_TOPICS_MAX} topics",
                     code="watch_full",
                 )
-                self._stream.say(problem_event(full, topic=topic.name))
+                self._stream.send_with_id(problem_event(full, topic=topic.name))
                 return
             definition.topics.append(Followed(topic.name, topic.epoch, 0))
             if self._writability.trouble is None:  # else it is found again by its prefix

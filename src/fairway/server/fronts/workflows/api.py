@@ -39,7 +39,7 @@ from fairway.wire.workflows import (
 if TYPE_CHECKING:
     from fairway.jobs.flows import Flow
     from fairway.jobs.job import Job
-    from fairway.server.host import Host
+    from fairway.server.context import ServerContext
     from fairway.settings import Scope
 
 _ANY = msgspec.json.Decoder()
@@ -53,11 +53,11 @@ RUNS_MAX: Final = 200
 FIRINGS_SHOWN: Final = 10
 
 
-async def list_workflows(host: Host, request: Request) -> Reply:
+async def list_workflows(context: ServerContext, request: Request) -> Reply:
     request.query()
     request.identity.require("read")
     shown = [
-        flow for name, flow in sorted(host.app.flows.items()) if request.identity.may_touch(name)
+        flow for name, flow in sorted(context.app.flows.items()) if request.identity.may_touch(name)
     ]
     return json_reply(WorkflowList(workflows=[_view(flow) for flow in shown]))
 
@@ -72,19 +72,19 @@ def _view(flow: Flow) -> WorkflowView:
     )
 
 
-def _flow(host: Host, request: Request, scope: Scope, name: str) -> Flow:
+def _flow(context: ServerContext, request: Request, scope: Scope, name: str) -> Flow:
     request.identity.require(scope, name)
-    if name not in host.app.flows:
+    if name not in context.app.flows:
         raise NotFound("workflow", name)
-    return host.app.flows[name]
+    return context.app.flows[name]
 
 
-async def start_run(host: Host, request: Request, workflow: str) -> Reply:
+async def start_run(context: ServerContext, request: Request, workflow: str) -> Reply:
     message = await request.json(_START, empty=b"{}")
-    flow = _flow(host, request, "write", workflow)
-    context = {name: parse(_ANY, bytes(value)) for name, value in message.context.items()}
+    flow = _flow(context, request, "write", workflow)
+    values = {name: parse(_ANY, bytes(value)) for name, value in message.context.items()}
     run = await flow.start(
-        context,
+        values,
         key=message.key,
         window_s=message.window_ms / 1000,
         delay_s=message.delay_ms / 1000,
@@ -92,15 +92,15 @@ async def start_run(host: Host, request: Request, workflow: str) -> Reply:
     return json_reply(StartReply(id=run.id, fresh=run.fresh), 201 if run.fresh else 200)
 
 
-async def list_runs(host: Host, request: Request, workflow: str) -> Reply:
+async def list_runs(context: ServerContext, request: Request, workflow: str) -> Reply:
     query = request.query(("status", "page_size"))
-    _flow(host, request, "read", workflow)
+    _flow(context, request, "read", workflow)
     words = {status.word: status for status in Status}
     status = query.get("status")
     if status is not None and status not in words:
         raise InvalidRequest(f"status is one of {', '.join(words)}, not {status[:40]!r}")
     size = number(query.get("page_size"), "page_size", default=RUNS_DEFAULT, least=1)
-    jobs = await host.part(Jobs).browse(
+    jobs = await context.part(Jobs).browse(
         Filter(
             kind=WORKFLOW + workflow,
             status=words[status] if status is not None else None,
@@ -125,22 +125,22 @@ def _ms(wall_ns: int | None) -> int | None:
     return None if wall_ns is None else wall_ns // MS_NS
 
 
-async def get_run(host: Host, request: Request, id: str) -> Reply:
+async def get_run(context: ServerContext, request: Request, id: str) -> Reply:
     query = request.query(("wait_ms",))
     wait_ms = min(number(query.get("wait_ms"), "wait_ms", default=0), WAIT_MS_MAX)
-    job = await _run(host, request, "read", id)
+    job = await _run(context, request, "read", id)
     if wait_ms and not job.status.ended:
         run_id = job.id
         with suppress(JobFailed):  # how it failed is what the answer tells
-            await host.polls.wait(lambda: host.part(Jobs).result(run_id), wait_ms)
-        host.confirm(request)
-        job = await _run(host, request, "read", id)
+            await context.polls.wait(lambda: context.part(Jobs).result(run_id), wait_ms)
+        context.confirm(request)
+        job = await _run(context, request, "read", id)
     run = state_of(job)
     name = job.kind.removeprefix(WORKFLOW)
     state = run.run
-    if state is None and name in host.app.flows:
-        state = RunState.of(host.app.flows[name].graph)
-    children = await host.part(Jobs).browse(Filter(parent=job.id, limit=TASKS_MAX))
+    if state is None and name in context.app.flows:
+        state = RunState.of(context.app.flows[name].graph)
+    children = await context.part(Jobs).browse(Filter(parent=job.id, limit=TASKS_MAX))
     # Newest last, so that it counts: an earlier attempt of the run had jobs of its own.
     by_task = {child.kind.removeprefix(f"{name}."): child for child in reversed(children)}
     tasks = []
@@ -167,7 +167,7 @@ async def get_run(host: Host, request: Request, id: str) -> Reply:
             retries=job.retries,
             context=msgspec.Raw(job.result) if job.result is not None else run.context,
             tasks=tasks,
-            tree=drawn(host.app.flows, job) if name in host.app.flows else "",
+            tree=drawn(context.app.flows, job) if name in context.app.flows else "",
             started_at=summary.started_at,
             finished_at=summary.finished_at,
             error=summary.error,
@@ -175,20 +175,20 @@ async def get_run(host: Host, request: Request, id: str) -> Reply:
     )
 
 
-async def steer_run(host: Host, request: Request, id: str) -> Reply:
+async def steer_run(context: ServerContext, request: Request, id: str) -> Reply:
     message = await request.json(_ACTION)
-    job = await _run(host, request, "write", id)
+    job = await _run(context, request, "write", id)
     if message.action == "retry":
-        await host.part(Jobs).retry_one(job.id)
+        await context.part(Jobs).retry_one(job.id)
     else:
-        await steer(host.part(Jobs), job.id, message.action, message.reason)
+        await steer(context.part(Jobs), job.id, message.action, message.reason)
     return json_reply(RunActionReply(id=job.id, action=message.action))
 
 
-async def _run(host: Host, request: Request, scope: Scope, text: str) -> Job:
+async def _run(context: ServerContext, request: Request, scope: Scope, text: str) -> Job:
     id = number(text, "id", default=0, least=1, most=INT_MAX)
     request.identity.require(scope)
-    job = await host.part(Jobs).find(id)
+    job = await context.part(Jobs).find(id)
     name = job.kind.removeprefix(WORKFLOW) if job.kind.startswith(WORKFLOW) else job.queue
     if not request.identity.may_touch(name):
         raise NotFound("job", str(id))  # as if it were not there: ids cannot be tried out
@@ -196,11 +196,11 @@ async def _run(host: Host, request: Request, scope: Scope, text: str) -> Job:
     return job
 
 
-async def list_schedules(host: Host, request: Request) -> Reply:
+async def list_schedules(context: ServerContext, request: Request) -> Reply:
     request.query()
     identity = request.identity
     identity.require("read")
-    table = host.part(Jobs).store.timetable
+    table = context.part(Jobs).store.timetable
     shown = []
     for entry in await table.entries():
         if identity.may_touch(entry.name):
@@ -220,9 +220,9 @@ async def list_schedules(host: Host, request: Request) -> Reply:
     return json_reply(ScheduleList(schedules=shown))
 
 
-async def put_schedule(host: Host, request: Request, schedule: str) -> Reply:
+async def put_schedule(context: ServerContext, request: Request, schedule: str) -> Reply:
     message = await request.json(_SETTINGS)
     request.identity.require("admin", schedule)
-    if not await host.part(Jobs).store.timetable.set_paused(schedule, message.paused):
+    if not await context.part(Jobs).store.timetable.set_paused(schedule, message.paused):
         raise NotFound("schedule", schedule)
     return json_reply(message)

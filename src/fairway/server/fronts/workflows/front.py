@@ -7,7 +7,7 @@ from typing import Final, get_args
 from fairway.server.front import Front
 from fairway.server.fronts.workflows import api
 from fairway.server.http.paging import page_size
-from fairway.server.http.router import Parameter, Route
+from fairway.server.http.router import QueryParameter, Route
 from fairway.wire import workflows as wire
 from fairway.wire.jobs import StatusName
 from fairway.wire.requests import INT_MAX
@@ -46,7 +46,7 @@ ROUTES: Final = (
         reply=wire.RunList,
         statuses=_NO_WORKFLOW,
         query=(
-            Parameter(
+            QueryParameter(
                 "status",
                 "string",
                 "only runs that are so",
@@ -62,7 +62,7 @@ ROUTES: Final = (
         "One run, its tasks, and a tree of them, waiting for its end if asked",
         reply=wire.RunView,
         statuses={404: "there is no such run", 409: "the job is no run of a workflow"},
-        query=(Parameter("wait_ms", "integer", "wait so long for it to end, 30,000 at most"),),
+        query=(QueryParameter("wait_ms", "integer", "wait so long for it to end, 30,000 at most"),),
         arguments={"id": _ID},
     ),
     Route(

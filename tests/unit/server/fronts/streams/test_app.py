@@ -53,8 +53,8 @@ class Gate:
         self.ends.append(end)
         return end
 
-    def disconnect(self, guest: Any) -> None:
-        self.ends.remove(guest)
+    def disconnect(self, open_stream: Any) -> None:
+        self.ends.remove(open_stream)
 
 
 def test_what_a_key_uses_is_counted() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairway.errors import InvalidRequest
-from fairway.server.fronts.topics.api import _APPEND, _PLAIN, _parse_plain
+from fairway.server.fronts.topics.api import _APPEND, _RECORDS_ONLY, _parse_records_only
 from fairway.server.http.exchange import parse
 from fairway.wire.records import parse_records
 from fairway.wire.topics import AppendRequest
@@ -56,18 +56,18 @@ TORN = st.builds(lambda whole, end: whole[:-2] + end, PIECES | BODIES, ENDS)
 
 @given(BODIES | PIECES | TORN)
 def test_what_is_read_the_short_way_is_the_same_the_long_way(body: bytes) -> None:
-    short = _parse_plain(body)
+    short = _parse_records_only(body)
     if short is None:
         return
     message = parse(_APPEND, body)
     assert short == parse_records(bytes(message.records))
     for field in AppendRequest.__struct_fields__:
         if field != "records":
-            assert getattr(message, field) == getattr(_PLAIN, field)
+            assert getattr(message, field) == getattr(_RECORDS_ONLY, field)
 
 
 def test_the_short_way_is_taken_by_a_plain_body_and_by_no_other() -> None:
-    assert _parse_plain(b'{"records":[{"data":1},{"data":"]}"}]}') is not None
+    assert _parse_records_only(b'{"records":[{"data":1},{"data":"]}"}]}') is not None
     for other in (
         b'{"records":[{"data":1}],"node":"n"}',
         b'{"node":"n","records":[{"data":1}]}',
@@ -80,11 +80,11 @@ def test_the_short_way_is_taken_by_a_plain_body_and_by_no_other() -> None:
         b'{"records":[]}',
         b'{"records":[]]}',
     ):
-        assert _parse_plain(other) is None, other
+        assert _parse_records_only(other) is None, other
 
 
 @pytest.mark.parametrize("body", [b'{"records":[{"data":1}],"records":[]}', b'{"records":[}]}'])
 def test_what_is_wrong_is_said_by_the_long_way(body: bytes) -> None:
-    assert _parse_plain(body) is None
+    assert _parse_records_only(body) is None
     with pytest.raises(InvalidRequest):
         parse_records(bytes(parse(_APPEND, body).records))

@@ -22,7 +22,7 @@ from fairway.server.fronts.topics.events import (
     parse_id,
     parse_positions,
 )
-from fairway.server.http.connection import Connection
+from fairway.server.http.response import ResponseStream
 from fairway.topics.batch import VERSION, Projection, RecordBatch
 from fairway.topics.reading import EVERYTHING, select
 from fairway.topics.topic import Gap, Topic
@@ -136,7 +136,7 @@ def test_events_of_one_topic_carry_their_id_and_those_of_several_do_not() -> Non
         first, _, rest = shared.bare.partition(b"\n")
         assert rest == bare.bare
         assert first in (b"id: 7.3", b"id: 7.9")
-        assert shared.chunk == Connection.chunk(shared.bare)
+        assert shared.chunk == ResponseStream.chunk(shared.bare)
     facts = msgspec.json.decode(plain.gap(held, gap).bare.split(b"data: ")[1])
     assert facts == {
         "topic": "orders",
@@ -162,10 +162,10 @@ def test_an_event_of_several_topics_encodes_the_position_that_moved_alone(
         return pack_position(epoch, seq)
 
     monkeypatch.setattr("fairway.server.fronts.topics.events.pack_position", pack)
-    connection: Any = SimpleNamespace(
+    response: Any = SimpleNamespace(
         chunked=False, ownership=None, write=lambda data: sent.append(data) or True
     )
-    stream = MultiStream(connection, lambda: None)
+    stream = MultiStream(response, lambda: None)
     for epoch in range(1, 257):
         stream.place(epoch, 1000)
     encoded.clear()

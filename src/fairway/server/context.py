@@ -1,4 +1,7 @@
-"""What requests share: the parts that run, who may do what, and the streams that are open."""
+"""What requests share: the parts that run, who may do what, and the streams that are open.
+
+Every handler takes it as `context`, beside the request.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from fairway.runtime.clock import clock_of, sleep_ns
 from fairway.runtime.lifecycle import Lifecycle
 from fairway.server.access.quotas import Quotas
 from fairway.server.access.tickets import Tickets
-from fairway.server.http.gate import Gate
+from fairway.server.http.gate import RequestGate
 from fairway.server.http.large_pages import LargePages
 from fairway.settings import UNLIMITED
 
@@ -31,12 +34,12 @@ if TYPE_CHECKING:
     from fairway.runtime.blocking import BlockingPool
     from fairway.server.access.auth import Access, Identity, ReloadedKeys
     from fairway.server.access.cors import Cors
-    from fairway.server.access.quotas import Allowance
+    from fairway.server.access.quotas import KeyUsage
     from fairway.server.front import Fronts
-    from fairway.server.http.connection import Connection
     from fairway.server.http.exchange import Request
     from fairway.server.http.held_bytes import HeldBytes
     from fairway.server.http.peers import Peer
+    from fairway.server.http.response import ResponseStream
     from fairway.server.http.sse import EventStream
     from fairway.settings import ServerSettings
 
@@ -49,11 +52,11 @@ OWNED_CHECK_NS: Final = 250_000_000
 """How soon streams that are quiet end, once another process may own the log."""
 
 STEP_MS: Final = 500
-"""How exactly heartbeats are kept."""
+"""How exactly the times of keep-alives are kept."""
 
 
-class Heartbeats:
-    """Lets every quiet stream hear from us now and then."""
+class KeepAlives:
+    """Writes to every quiet stream now and then, so that proxies and clients keep it open."""
 
     def __init__(self) -> None:
         self._streams: dict[EventStream, tuple[int, int]] = {}
@@ -75,10 +78,10 @@ class Heartbeats:
             await sleep_ns(STEP_MS * 1_000_000)
             for stream, (every_ms, left_ms) in list(self._streams.items()):
                 left_ms -= STEP_MS
-                if not stream.quiet:  # it heard from us: the silence begins anew
+                if not stream.quiet:  # something was written: the silence begins anew
                     stream.quiet, left_ms = True, every_ms - STEP_MS
                 elif left_ms <= 0:
-                    stream.beat()
+                    stream.keep_alive()
                     left_ms = every_ms
                 self._streams[stream] = (every_ms, left_ms)
 
@@ -109,28 +112,28 @@ class LongPolls:
                 limit.reschedule(0)  # a time that has passed
 
 
-class Guest(NamedTuple):
+class OpenStream(NamedTuple):
     """A stream or socket that is open under a key."""
 
     number: int
     identity: Identity
-    allowance: Allowance
+    usage: KeyUsage
     end: Callable[[FairwayError], None]
     """Ends it and tells why."""
 
 
-class TurnOf(NamedTuple):
-    """Whose turn a request takes."""
+class FairKey(NamedTuple):
+    """Whose line a request waits in."""
 
     key: str | None
-    """None if it waits for none: it is vital."""
+    """None if it does not wait: it is vital."""
     probes: bool = False
 
 
-class Host(Lifecycle):
+class ServerContext(Lifecycle):
     """Everything a request may need, from when the app has its log until it loses or leaves it."""
 
-    name = "host"
+    name = "server-context"
 
     def __init__(
         self,
@@ -165,19 +168,20 @@ class Host(Lifecycle):
         self.clock = clock_of()
         self.quotas = Quotas()
         self.tickets = Tickets(random_bytes)
-        self.heartbeats = Heartbeats()
+        self.keep_alives = KeepAlives()
         self.polls = LongPolls()
         # The log goes on with what waits for it between two requests of one turn of the loop.
-        self.gate = Gate(self.clock, self._band_of, app.kernel.expedite, turn=self.turn)
+        self.gate = RequestGate(self.clock, self._band_of, app.kernel.expedite, turn=self.turn)
         self.kernel.governor.add_signal("request_line", lambda: self.gate.fill)
         self.fronts = fronts
         self._routes = fronts.routes
-        self._bands = [turn.band_of for turn in fronts.turns if turn.band_of is not None]
+        rules = fronts.fair_key_rules
+        self._bands = [rule.band_of for rule in rules if rule.band_of is not None]
         self._by_type: dict[type, Any] = {type(part): part for part in self.parts}
         self._states: dict[type, Any] = {}
-        self._guests: dict[int, Guest] = {}
-        self._guests_so_far = 0
-        self.telemetry.gauge("fairway_streams", "Open event streams", lambda: len(self.heartbeats))
+        self._open_streams: dict[int, OpenStream] = {}
+        self._streams_so_far = 0
+        self.telemetry.gauge("fairway_streams", "Open event streams", lambda: len(self.keep_alives))
         for front in fronts:
             front.start(self)
 
@@ -187,7 +191,7 @@ class Host(Lifecycle):
         return found
 
     def keep(self, state: T) -> T:
-        """Keep what a front needs while this host lives; `state` finds it by its type."""
+        """Keep what a front needs while this server runs; `state` finds it by its type."""
         self._states[type(state)] = state
         return state
 
@@ -203,7 +207,7 @@ class Host(Lifecycle):
             keys.listen(lambda gone: self.quotas.retain(keys.keyring.names))
             keys.listen(lambda gone: self.review())
             self.spawn(self._keys.run(), self._keys.name)
-        self.spawn(self.heartbeats.run(), "heartbeats")
+        self.spawn(self.keep_alives.run(), "keep-alives")
         self.spawn(self._purge(), "purge")
         self.spawn(self._watch_ownership(), "ownership")
         for front in self.fronts:
@@ -213,23 +217,23 @@ class Host(Lifecycle):
     async def _watch_ownership(self) -> None:
         """End what is open once another process may own the log, though nothing is to be sent."""
         ownership = self.ownership
-        told = False
+        warned = False
         while ownership is not None:
             await sleep_ns(OWNED_CHECK_NS)
             if ownership.overdue:
                 refusal = ownership.refusal()
-                if not told and ownership.lost is None:  # the log tells of its loss itself
+                if not warned and ownership.lost is None:  # the log tells of its loss itself
                     logger.warning("fenced: %s", refusal)
-                    told = True
+                    warned = True
                 self.dismiss(refusal)
-            elif told:
+            elif warned:
                 logger.warning("the lease was renewed: requests are answered again")
-                told = False
+                warned = False
 
     def dismiss(self, error: FairwayError) -> None:
         """End every stream and socket, and say why; drop the answers that are not sent yet."""
-        for guest in list(self._guests.values()):
-            guest.end(error)
+        for open_stream in list(self._open_streams.values()):
+            open_stream.end(error)
         self._withhold_unsent()
 
     async def _purge(self) -> None:
@@ -239,18 +243,18 @@ class Host(Lifecycle):
                 self.review()  # a key may expire without anybody changing it
             self.tickets.purge(self.clock.now_ns())
 
-    def turn_of(self, path: str) -> TurnOf:
-        """Whose turn a request takes: that of what it is about, as its front says."""
-        for prefix, key_of, _ in self.fronts.turns:
+    def fair_key_of(self, path: str) -> FairKey:
+        """Whose line a request waits in: that of what it is about, as its front says."""
+        for prefix, key_of, _ in self.fronts.fair_key_rules:
             if path.startswith(prefix):
-                return TurnOf(key_of(path))
-        return TurnOf(None if path in self._routes.vital else path, path in self._routes.probes)
+                return FairKey(key_of(path))
+        return FairKey(None if path in self._routes.vital else path, path in self._routes.probes)
 
     def wait_turn(
-        self, turn: TurnOf, begin: Callable[[], object], peer: Peer | None = None
+        self, fair_key: FairKey, begin: Callable[[], object], peer: Peer | None = None
     ) -> None:
         """Begin a request in its turn. Raises `Throttled`."""
-        key, probes = turn
+        key, probes = fair_key
         if key is None:
             begin()
         else:
@@ -287,7 +291,7 @@ class Host(Lifecycle):
 
     # Quotas
 
-    def begin(self, identity: Identity) -> Allowance | None:
+    def begin(self, identity: Identity) -> KeyUsage | None:
         """Count a request that begins; `end` of what is returned must follow, if it is anything.
 
         Raises `Throttled`.
@@ -295,9 +299,9 @@ class Host(Lifecycle):
         if identity.quota is UNLIMITED:
             return None
         now_ns = self.clock.now_ns()
-        allowance = self.quotas.of(identity, now_ns)
-        allowance.begin(now_ns)
-        return allowance
+        usage = self.quotas.of(identity, now_ns)
+        usage.begin(now_ns)
+        return usage
 
     def charge(self, identity: Identity, *, records: int, size: int) -> None:
         """Count so much work against its key's quota. Raises `Throttled`; then none is counted."""
@@ -305,42 +309,42 @@ class Host(Lifecycle):
             now_ns = self.clock.now_ns()
             self.quotas.of(identity, now_ns).charge(now_ns, records=records, size=size)
 
-    def connect(self, identity: Identity, end: Callable[[FairwayError], None]) -> Guest:
+    def connect(self, identity: Identity, end: Callable[[FairwayError], None]) -> OpenStream:
         """Count a stream that opens; `disconnect` must follow. Raises `Throttled`.
 
         `end` is called if its key stops being good.
         """
-        allowance = self.quotas.of(identity, self.clock.now_ns())
-        allowance.connect()
-        self._guests_so_far += 1
-        guest = Guest(self._guests_so_far, identity, allowance, end)
-        self._guests[guest.number] = guest
-        return guest
+        usage = self.quotas.of(identity, self.clock.now_ns())
+        usage.connect()
+        self._streams_so_far += 1
+        open_stream = OpenStream(self._streams_so_far, identity, usage, end)
+        self._open_streams[open_stream.number] = open_stream
+        return open_stream
 
     @property
-    def guests(self) -> tuple[Guest, ...]:
+    def open_streams(self) -> tuple[OpenStream, ...]:
         """The streams that are open now, in the order in which they opened."""
-        return tuple(self._guests.values())
+        return tuple(self._open_streams.values())
 
-    def disconnect(self, guest: Guest) -> None:
+    def disconnect(self, open_stream: OpenStream) -> None:
         """Safe to call twice."""
-        if self._guests.pop(guest.number, None) is not None:
-            guest.allowance.disconnect()
+        if self._open_streams.pop(open_stream.number, None) is not None:
+            open_stream.usage.disconnect()
 
     def review(self) -> None:
         """End what is open under keys that are gone, have expired, or may do something else now."""
         for front in self.fronts:
             front.review(self)
         wall_ns = self.clock.wall_ns()
-        for guest in list(self._guests.values()):
-            then = guest.identity
+        for open_stream in list(self._open_streams.values()):
+            then = open_stream.identity
             try:
                 now = self.access.confirm(then, wall_ns)
             except FairwayError as error:
-                guest.end(error)
+                open_stream.end(error)
                 continue
             if (now.scopes, now.prefixes) != (then.scopes, then.prefixes):
-                guest.end(Unauthorized("what this key may do has changed: connect again"))
+                open_stream.end(Unauthorized("what this key may do has changed: connect again"))
 
     def stop_admitting(self) -> None:
         """The server ends: refuse what is new, and answer whoever waits for something."""
@@ -354,11 +358,11 @@ class Host(Lifecycle):
 
     # Streams
 
-    def connection_of(self, request: Request) -> Connection:
-        connection = request.connection
-        if connection is None:
+    def response_stream_of(self, request: Request) -> ResponseStream:
+        response = request.response_stream
+        if response is None:
             raise Unavailable("this server cannot stream: run it with `fairway serve`")
-        return connection
+        return response
 
     def cors_headers(self, request: Request) -> list[tuple[bytes, bytes]]:
         pairs = self.cors.response_headers(request.header(b"origin"))

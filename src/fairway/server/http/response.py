@@ -1,10 +1,10 @@
-"""What is written on a client's connection: the answer of an ASGI app, or a stream.
+"""What is written to a client: the response that an ASGI app sends, or a stream.
 
-An `Answer` is what an app sends; its head and body leave in one write. A stream is written straight
-to its socket, without a task, a queue or a copy for each watcher: the app finds a `Connection` in
-`scope["extensions"]["fairway.connection"]`. Whoever delivers frames a chunk once and offers the
-same bytes to every watcher. The outbound buffer is bounded and counts what the kernel holds too;
-what does not fit is refused at once, and catching up is left to the caller.
+A `ResponseCycle` writes what an app sends; its head and body leave in one write. A stream is
+written straight to its socket, without a task, a queue or a copy for each watcher: the app finds a
+`ResponseStream` in `scope["extensions"]["fairway.response"]`. Whoever delivers frames a chunk once
+and offers the same bytes to every watcher. The outbound buffer is bounded and counts what the
+kernel holds too; what does not fit is refused at once, and catching up is left to the caller.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fairway.server.http.protocol import HttpProtocol, Site
     from fairway.storage.ownership import Ownership
 
-EXTENSION = "fairway.connection"
+EXTENSION = "fairway.response"
 LAST_CHUNK = b"0\r\n\r\n"
 
 _JOINED_MAX = 16 * 1024  # a body up to this is copied behind its head, to save a system call
@@ -49,8 +49,8 @@ _SIOCOUTQ = termios.TIOCOUTQ  # Linux gives both requests one number: bytes sent
 _NO_BYTES = bytes(4)  # where the answer goes, a C int
 
 
-class News:
-    """An event for one waiter, cheap to make: each request has one and few wait for it."""
+class AutoResetEvent:
+    """An event for one waiter, which a wait clears. Cheap to make: each request has one."""
 
     __slots__ = ("_is_set", "_waiter")
 
@@ -63,16 +63,16 @@ class News:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def take(self) -> None:
-        """Wait until it is set, and unset it."""
+    async def wait(self) -> None:
+        """Wait until it is set, and clear it."""
         while not self._is_set:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         self._is_set = False
 
 
-class Answer(RequestResponseCycle):
-    """What an ASGI app sends for one request.
+class ResponseCycle(RequestResponseCycle):
+    """One request and the response that an ASGI app sends to it.
 
     The head waits for the first of the body, as ASGI wants it, and they leave in one write. Until
     then nothing has started: an app that fails is still answered with an error.
@@ -113,7 +113,7 @@ class Answer(RequestResponseCycle):
         self.flow = protocol.flow
         self.logger = protocol.logger
         self.default_headers = protocol.server_state.default_headers
-        self.message_event = News()  # type: ignore[assignment]
+        self.message_event = AutoResetEvent()  # type: ignore[assignment]
         self.on_response = protocol.on_response_complete
         self.keep_alive = keep_alive
         self.waiting_for_100_continue = protocol.expect_100_continue
@@ -143,7 +143,7 @@ class Answer(RequestResponseCycle):
             self.waiting_for_100_continue = False
         if not self.disconnected and not self.response_complete:
             self.flow.resume_reading()
-            await self.message_event.take()  # type: ignore[attr-defined]
+            await self.message_event.wait()
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         body, self.body = bytes(self.body), b""
@@ -259,7 +259,7 @@ class Answer(RequestResponseCycle):
         if self.scope["method"] == "HEAD":
             body = b""
         elif self.chunked_encoding:
-            body = (Connection.chunk(body) if body else b"") + (b"" if more else LAST_CHUNK)
+            body = (ResponseStream.chunk(body) if body else b"") + (b"" if more else LAST_CHUNK)
         elif self._body_left is not None:
             self._body_left -= len(body)
             if self._body_left < 0 or (self._body_left and not more):
@@ -301,8 +301,8 @@ class Answer(RequestResponseCycle):
         self.on_response()
 
 
-class Connection:
-    """The connection of one request, for a response that lasts: `open`, `write`, then `finish`.
+class ResponseStream:
+    """The response to one request, if it lasts: `open`, `write`, then `finish`.
 
     All methods are called on the event loop, none of them waits, and the callbacks are called on
     the loop too. While the stream is open the ASGI app only awaits `wait_ended()`; a return before
@@ -348,7 +348,7 @@ class Connection:
         return self._transport is not None and not self._refused
 
     async def wait_read(self) -> bool:
-        """Wait until the client has read the answers before this one, but for a little; False if
+        """Wait until the client has read the responses before this one, but for a little; False if
         it is gone."""
         if self._protocol is not None:
             await self._protocol.flow.drain()
@@ -364,7 +364,7 @@ class Connection:
     def open(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """Write the response head. On a connection that is gone, `on_closed` follows instead."""
         if self._protocol is None:
-            asyncio.get_running_loop().call_soon(self._tell_closed)
+            asyncio.get_running_loop().call_soon(self._notify_closed)
             return
         for name, value in headers:
             check_header(name, value)
@@ -456,14 +456,14 @@ class Connection:
             return
         self.closed = True
         self._end()
-        self._tell_closed()
+        self._notify_closed()
 
     def shut_down(self) -> None:
         """The server ends the stream: properly, but as a close."""
         self.closed = True
         self.finish()
         # Not called from here: an error in it must not keep other connections from shutting down.
-        asyncio.get_running_loop().call_soon(self._tell_closed)
+        asyncio.get_running_loop().call_soon(self._notify_closed)
 
     # --- inside
 
@@ -475,7 +475,7 @@ class Connection:
         if self._ended is not None:
             self._ended.set()
 
-    def _tell_closed(self) -> None:
+    def _notify_closed(self) -> None:
         callback, self.on_closed = self.on_closed, None
         if callback is not None:
             callback()
