@@ -25,6 +25,7 @@ from tests.tidy import (
     parsed,
     parts_of,
     product_is_finished,
+    prose_wraps_at_one_width,
     public_class_names_are_unique,
     retired_words_stay_retired,
     rooms_know_no_part,
@@ -220,6 +221,11 @@ PLANTED: dict[Rule, list[tuple[str, str]]] = {
     docs_name_tests_that_exist: [
         ("docs/a.md", "a refusal names its code (`test_that_was_renamed`)"),
     ],
+    prose_wraps_at_one_width: [
+        ("docs/a.md", "a word " * 20),
+        ("CHANGELOG.md", "- " + "a word " * 20),
+        ("docs/how-to/a.md", "```\n```\n1. " + "a word " * 20),
+    ],
     locks_are_closed: [
         ("requirements/dev.txt", "apsw==3.54"),
         ("requirements/peers/a.txt", "--index" + "-url https://example.com\n"),
@@ -335,6 +341,12 @@ INNOCENT: dict[Rule, list[tuple[str, str]]] = {
     ],
     docs_name_tests_that_exist: [
         ("docs/a.md", "run `python -m pytest tests/test_a.py`, or `tests/unit/test_a.py`"),
+    ],
+    prose_wraps_at_one_width: [
+        ("docs/a.md", "| " + "a word " * 20 + "|"),
+        ("docs/a.md", "```sh\n" + "a word " * 20 + "\n```"),
+        ("docs/a.md", "- <https://example.com/" + "a" * 120 + ">"),
+        ("README.md", "a word " * 15),
     ],
     locks_are_closed: [
         (

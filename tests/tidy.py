@@ -623,6 +623,24 @@ def docs_name_tests_that_exist(root: Path) -> Iterator[str]:
             yield f"{path.relative_to(root)}:{number}: there is no test {name}"
 
 
+PROSE_WIDTH = 120
+"""Where the prose of pages wraps, so that a diff shows the sentence that changed."""
+
+
+@rule
+def prose_wraps_at_one_width(root: Path) -> Iterator[str]:
+    """No line of prose in a page is longer. Tables, code and a link by itself may be."""
+    pages = [*sorted((root / "docs").rglob("*.md")), *sorted(root.glob("*.md"))]
+    for path in pages:
+        code = False
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            text = line.strip()
+            code ^= text.startswith("```")
+            breakable = " " in text.lstrip("-*0123456789. ")
+            if len(line) > PROSE_WIDTH and breakable and not code and not text.startswith("|"):
+                yield f"{path.relative_to(root)}:{number}: prose wraps at {PROSE_WIDTH} characters"
+
+
 def tracked(root: Path) -> list[Path]:
     """The files git holds or would add; in a tree without git, every file not hidden."""
     if (root / ".git").exists():
