@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fairway.jobs.timetable import Firing, Scheduled
+from fairway.jobs.timetable import Scheduled, ScheduleFiring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,15 +43,17 @@ class PostgresTimetable:
         async with self._connections.connection() as connection:
             await connection.execute(self._sql["link_firing"], name, at_wall_ns, job)
 
-    async def lost(self, older_than_ns: int, limit: int) -> list[Firing]:
+    async def lost(self, older_than_ns: int, limit: int) -> list[ScheduleFiring]:
         async with self._connections.connection() as connection:
             rows = await connection.fetch(self._sql["lost_firings"], older_than_ns // 1000, limit)
         return sorted(
-            (Firing(*row) for row in rows), key=lambda one: (one.schedule, one.at_wall_ns)
+            (ScheduleFiring(*row) for row in rows), key=lambda one: (one.schedule, one.at_wall_ns)
         )
 
-    async def firings(self, name: str, limit: int) -> list[Firing]:
-        return [Firing(*row) for row in await self._connections.fetch("firings", name, limit)]
+    async def firings(self, name: str, limit: int) -> list[ScheduleFiring]:
+        return [
+            ScheduleFiring(*row) for row in await self._connections.fetch("firings", name, limit)
+        ]
 
     async def forget(self, older_than_ns: int) -> int:
         async with self._connections.connection() as connection:
