@@ -1,7 +1,7 @@
 """Every order in which PostgreSQL may be given the statements of several callers.
 
 Each caller is a store with connections of its own. A statement is a step, and a commit is one: a
-caller waits before each until it is his turn, and what one does alone in between is no step. So a
+caller waits before each until it is its turn, and what one does alone in between is no step. So a
 schedule is a list of choices, and the same choices give the same history. A statement that waits
 for a lock of another caller is seen as such in the database (`pg_blocking_pids`): then the others
 go on, and it ends when they let it.
@@ -40,7 +40,7 @@ class Schedule(Protocol):
 class Orders:
     """Schedules, each another one, until there is no other.
 
-    With `switches`, those in which no more often than that a caller is left though he could go on.
+    With `switches`, those in which no more often than that a caller is left though it could go on.
     """
 
     def __init__(self, switches: int | None = None) -> None:
@@ -111,7 +111,7 @@ class Standing:
 
 
 class Caller:
-    """One of several at the same database, stopped before each statement while he is stepped."""
+    """One of several at the same database, stopped before each statement while it is stepped."""
 
     def __init__(self, name: str, spins: str = "") -> None:
         """`spins` is part of a statement that is repeated until others have gone on."""
@@ -119,7 +119,7 @@ class Caller:
         self.stepped = False
         self.pid = 0
         self.ready = asyncio.Event()
-        """He is stopped before a statement, or has done all he had to."""
+        """It is stopped before a statement, or has done all it had to."""
         self.spun = False
         self._spins = spins
         self._turn = asyncio.Event()

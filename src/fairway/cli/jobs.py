@@ -272,12 +272,12 @@ def cancel(remote: Remote, /, ids: tuple[int, ...], reason: str, as_json: bool) 
     with remote.client() as client:
         for id in ids:
             reply = client.jobs.cancel(id, reason=reason)
-            said = f"cancelled {len(reply.ended):,}"
+            summary = f"cancelled {len(reply.ended):,}"
             if reply.running:
-                said += f", told {len(reply.running):,} that run to stop"
+                summary += f", told {len(reply.running):,} that run to stop"
             if not reply.ended and not reply.running:
-                said = "it had ended already"
-            output.done(f"job {id}: {said}", reply)
+                summary = "it had ended already"
+            output.done(f"job {id}: {summary}", reply)
 
 
 @jobs.command("signal")
@@ -315,8 +315,8 @@ def signal(
         value = payload if text else parse_data(payload)
     with remote.client() as client:
         fresh = client.jobs.signal(target if by_key else int(target), name, value, dedup=dedup)
-    said = f"signal {name} sent to {target}" if fresh else f"{target} had that signal already"
-    Output(json=as_json).done(said, {"fresh": fresh})
+    summary = f"signal {name} sent to {target}" if fresh else f"{target} had that signal already"
+    Output(json=as_json).done(summary, {"fresh": fresh})
 
 
 @jobs.command("pause")
@@ -331,8 +331,8 @@ def pause(remote: Remote, /, queue: str, as_json: bool) -> None:
     """
     with remote.client() as client:
         view = client.jobs.pause(queue)
-    said = f"paused {queue}: {view.ready:,} ready, {view.running:,} still running"
-    Output(json=as_json).done(said, view)
+    summary = f"paused {queue}: {view.ready:,} ready, {view.running:,} still running"
+    Output(json=as_json).done(summary, view)
 
 
 @jobs.command("resume")
@@ -487,12 +487,12 @@ def _queue_row(view: QueueView) -> tuple[object, ...]:
 
 
 def _limits(limits: QueueLimits) -> str:
-    said = []
+    parts = []
     if limits.concurrency is not None:
-        said.append(f"{limits.concurrency:,} at once")
+        parts.append(f"{limits.concurrency:,} at once")
     if limits.rate_per_s is not None:
-        said.append(f"{limits.rate_per_s:g}/s, {limits.burst:,} in a burst")
-    return ", ".join(said) or "no limits"
+        parts.append(f"{limits.rate_per_s:g}/s, {limits.burst:,} in a burst")
+    return ", ".join(parts) or "no limits"
 
 
 def _facts(job: JobView, children: list[JobSummary], *, tall: bool) -> Iterator[tuple[str, object]]:

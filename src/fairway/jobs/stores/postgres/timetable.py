@@ -9,7 +9,7 @@ from fairway.jobs.timetable import Scheduled, ScheduleFiring
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fairway.jobs.stores.postgres.connections import Connection, Connections
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection, Connections
 
 
 class PostgresTimetable:
@@ -32,7 +32,7 @@ class PostgresTimetable:
             return bool(await connection.fetch(self._sql["pause_schedule"], name, paused))
 
     async def record(self, name: str, times: Sequence[int], handled_wall_ns: int) -> list[int]:
-        async def note(connection: Connection) -> list[int]:
+        async def note(connection: AsyncpgConnection) -> list[int]:
             await connection.execute(self._sql["handled"], name, handled_wall_ns)
             rows = await connection.fetch(self._sql["note_firings"], name, list(times))
             return sorted(row["at_ns"] for row in rows)
@@ -57,8 +57,8 @@ class PostgresTimetable:
 
     async def forget(self, older_than_ns: int) -> int:
         async with self._connections.connection() as connection:
-            said: str = await connection.execute(self._sql["forget_firings"], older_than_ns)
-        return int(said.split()[-1])
+            status: str = await connection.execute(self._sql["forget_firings"], older_than_ns)
+        return int(status.split()[-1])
 
 
 def _scheduled(row: Any) -> Scheduled:
