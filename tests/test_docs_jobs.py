@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.test_docs import Table
 
 KNOBS = [
-    "fairway.jobs.clockwork:Recovery",
+    "fairway.jobs.clockwork:FiringRecovery",
     "fairway.jobs.feeder:FeederConfig",
     "fairway.jobs.job:Limits",
     "fairway.jobs.kinds:Options",
@@ -210,8 +210,8 @@ def test_settings_of_a_pooler_name_every_startup_parameter() -> None:
 
     store = PostgresStore("postgresql://nowhere/none")
     asked = {*store._connections._settings, *store._relaxed._settings} - {"application_name"}
-    heart = inspect.getsource(sys.modules["fairway.jobs.stores.postgres.heartbeat"])
-    asked |= {"options", *re.findall(r"-c (\w+)=", heart)}
+    heartbeat = inspect.getsource(sys.modules["fairway.jobs.stores.postgres.heartbeat"])
+    asked |= {"options", *re.findall(r"-c (\w+)=", heartbeat)}
     assert set(found[1].split(", ")) == asked
 
 

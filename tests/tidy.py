@@ -552,7 +552,7 @@ OF_ONE_STORE = {
         "calls": "one connection writes: which calls are in its next transaction",
         "writer": "and the thread that it writes in",
         "transaction": "what happens to single jobs, where a round trip costs nothing",
-        "turn": "whose turn it is to write, among processes: SQLite's lock has no queue",
+        "writer_queue": "whose turn it is to write, among processes: SQLite's lock has no queue",
         "mark": "how far the file was ever synced: it ends silently at a damaged frame",
         "tenants": "whose jobs a command is about, so that it waits in the right lane",
     },

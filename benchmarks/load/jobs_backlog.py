@@ -9,10 +9,10 @@ import asyncpg
 
 from benchmarks.load.jobs_drain import opened
 from fairway.core.priority import band_of
-from fairway.jobs.job import Fate, Lane, NewJob, Settlement
+from fairway.jobs.job import Fate, NewJob, ReadyLine, Settlement
 from fairway.jobs.store import Want
 
-LANE = Lane("default", "", band_of(0))
+LINE = ReadyLine("default", "", band_of(0))
 CLAIMS = 150
 CLAIM = 100
 WARM_UP = 20
@@ -32,14 +32,14 @@ SELECT lane, id, priority, false, enqueued_at FROM fairway_jobs.job ORDER BY id
 
 async def fill(dsn: str, jobs: int) -> None:
     """Put jobs in line, in the quickest way: how they came there does not matter."""
-    async with opened(dsn) as store:  # one of them makes the tables and the lane
+    async with opened(dsn) as store:  # one of them makes the tables and the line
         await store.enqueue([NewJob(kind="noop")])
     connection = await asyncpg.connect(dsn)
     try:
         async with connection.transaction():
             await connection.execute("TRUNCATE fairway_jobs.ready")
-            lane = await connection.fetchval("SELECT id FROM fairway_jobs.lane")
-            await connection.execute(JOB, jobs - 1, lane)
+            line = await connection.fetchval("SELECT id FROM fairway_jobs.lane")
+            await connection.execute(JOB, jobs - 1, line)
             await connection.execute(READY)
         await connection.execute("VACUUM ANALYZE")
     finally:
@@ -53,7 +53,7 @@ async def claim_ms(dsn: str) -> float:
         times: list[float] = []
         for number in range(1, WARM_UP + CLAIMS + 1):
             begin = time.perf_counter()
-            out = await store.exchange(worker, number * 2, (), [Want(LANE, CLAIM)])
+            out = await store.exchange(worker, number * 2, (), [Want(LINE, CLAIM)])
             times.append((time.perf_counter() - begin) * 1e3)
             if len(out.claims) != CLAIM:
                 raise RuntimeError(f"{len(out.claims)} jobs were claimed of {CLAIM}")

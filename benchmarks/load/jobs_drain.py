@@ -120,7 +120,7 @@ async def drain(place: str, jobs: int, claims: str = "relaxed") -> tuple[float, 
     all_done = asyncio.Event()
     left = jobs
 
-    def told(ended: Sequence[Ended]) -> None:  # after their commit
+    def on_ended(ended: Sequence[Ended]) -> None:  # after their commit
         nonlocal left
         left -= len(ended)
         if left <= 0:
@@ -129,7 +129,7 @@ async def drain(place: str, jobs: int, claims: str = "relaxed") -> tuple[float, 
     feeder = FeederConfig(concurrency=CONCURRENCY, prefetch=PREFETCH)
     async with opened(place, claims) as store:
         worker = Worker(
-            store, kinds.by_version, WorkerConfig(queues={"default": feeder}), told=told
+            store, kinds.by_version, WorkerConfig(queues={"default": feeder}), on_ended=on_ended
         )
         cpu = time.process_time()
         begin = time.perf_counter()

@@ -52,7 +52,7 @@ async def ours(dsn: str, jobs: int, batch: int) -> float:
     async with opened(dsn) as store:
         engine = Jobs(store, kinds)
         function: JobFunction[..., None] = JobFunction(lambda: engine, kind)
-        await function.enqueue_many(batches[0])  # makes the lane, prepares the statement
+        await function.enqueue_many(batches[0])  # makes the line, prepares the statement
         begin = time.perf_counter()
         for each in batches:
             await function.enqueue_many(each)
@@ -60,19 +60,19 @@ async def ours(dsn: str, jobs: int, batch: int) -> float:
 
 
 async def bare(dsn: str, jobs: int, batch: int) -> float:
-    """Rows a second in a bare loop. The tables and the lane are those that `ours` made."""
+    """Rows a second in a bare loop. The tables and the line are those that `ours` made."""
     batches = [
         [msgspec.json.encode(arguments(number) | {"urgent": False}) for number in numbers]
         for numbers in (range(start, start + batch) for start in range(0, jobs, batch))
     ]
     connection = await asyncpg.connect(dsn)
     try:
-        lane = await connection.fetchval("SELECT min(id) FROM fairway_jobs.lane")
+        line = await connection.fetchval("SELECT min(id) FROM fairway_jobs.lane")
         insert = await connection.prepare(INSERT)
-        await insert.fetch(batches[0], lane)
+        await insert.fetch(batches[0], line)
         begin = time.perf_counter()
         for each in batches:
-            await insert.fetch(each, lane)
+            await insert.fetch(each, line)
         return jobs / (time.perf_counter() - begin)
     finally:
         await connection.close()

@@ -9,7 +9,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from fairway.core.priority import Band
-from fairway.jobs.job import Lane, NewJob
+from fairway.jobs.job import NewJob, ReadyLine
 from fairway.jobs.store import Want
 from fairway.jobs.stores.sqlite import SqliteStore
 
@@ -54,7 +54,7 @@ async def waits(path: Path) -> tuple[Waits, Waits]:
 
 async def _enqueues(store: SqliteStore) -> Scene:
     loud, quiet = (NewJob(kind="note", queue=name, tenant=name) for name in ("loud", "quiet"))
-    wants = [Want(Lane("quiet", "quiet", Band.B1), 1)]
+    wants = [Want(ReadyLine("quiet", "quiet", Band.B1), 1)]
     worker = await store.register("bench", LEASE_NS)
     tokens = count(1)
 

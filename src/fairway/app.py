@@ -136,7 +136,7 @@ class Fairway:
         """
         self.turn = turn
         self._opening = Opening(place, standby=standby)
-        self.patient = False
+        self.wait_for_job_store = False
         """Whether a database of the jobs that cannot be used yet is waited for, as the commands do,
         or is an error."""
         self.first_epoch: int | None = None
@@ -664,7 +664,7 @@ class Fairway:
             declared.worker,
             declared.schedules,
             declared.telemetry,
-            patient=declared.patient,
+            wait_for_store=declared.wait_for_job_store,
         )
         self._parts[JobsPart] = part
         self.remote_topics = topics
@@ -697,7 +697,7 @@ class Fairway:
             forwarders=self._forwarders.values(),
             graphs=self._declared_graphs,
             telemetry=self.telemetry,
-            patient=self.patient,
+            wait_for_job_store=self.wait_for_job_store,
         )
 
     @property

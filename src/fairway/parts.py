@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fairway.jobs.clockwork import Schedule
     from fairway.jobs.engine import Kinds
     from fairway.jobs.forwarding import Forwarder
-    from fairway.jobs.store import Cursor, JobStore
+    from fairway.jobs.store import JobStore, TopicCursor
     from fairway.jobs.worker import WorkerConfig
     from fairway.kernel.kernel import Kernel
     from fairway.kernel.part import Part
@@ -56,7 +56,7 @@ class Declared:
     forwarders: Iterable[Forwarder]
     graphs: Sequence[Graph]
     telemetry: Telemetry
-    patient: bool
+    wait_for_job_store: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def jobs_part(app: Assembly) -> Part:
         declared.telemetry,
         kernel=app.kernel,
         on_disk_of_log=declared.jobs_on_our_disk,
-        patient=declared.patient,
+        wait_for_store=declared.wait_for_job_store,
         forwarders=declared.forwarders,
     )
 
@@ -120,7 +120,7 @@ class TopicSource:
         self._topics = topics
         self._name = name
 
-    async def read(self, cursor: Cursor | None) -> AsyncIterator[Arrived]:
+    async def read(self, cursor: TopicCursor | None) -> AsyncIterator[Arrived]:
         epoch, seq = (None, 0) if cursor is None else (cursor.epoch, cursor.seq)
         async for found, records in consumed(self._topics(), self._name, epoch, seq):
             yield Arrived(found, records)

@@ -13,7 +13,7 @@ import pytest
 
 from fairway.core.priority import Band
 from fairway.jobs import moves
-from fairway.jobs.job import Fate, Lane, NewJob, Status
+from fairway.jobs.job import Fate, NewJob, ReadyLine, Status
 from fairway.jobs.moves import Facts
 from tests.conformance.job_backends import JOB_STORES, opened
 from tests.conformance.test_job_store import HOUR, MANY, MINUTE, Desk, Hand, brought_to
@@ -42,8 +42,8 @@ def hand(desk: Desk) -> Hand:
     return desk.hand()
 
 
-def lane(queue: str) -> Lane:
-    return Lane(queue, "", Band.B1)
+def line(queue: str) -> ReadyLine:
+    return ReadyLine(queue, "", Band.B1)
 
 
 def parents(desk: Desk, number: int) -> list[tuple[int | None, bool]]:
@@ -83,11 +83,11 @@ def ended_badly(
     """A job that waited for `go`, if `woken` says by what it was woken or that it was not, and then
     ended; `child` if it left one behind that lives."""
     id = desk.one(queue=queue, max_crashes=1)
-    claim = hand.one(lane(queue))
+    claim = hand.one(line(queue))
     if child:
         part = NewJob(kind="part", queue="parts")
         hand.settle(claim, Fate.NEXT, step="then", children=(part,))
-        claim = hand.one(lane(queue))
+        claim = hand.one(line(queue))
     if woken is not None:
         delay_ns = HOUR if timer or woken == "timer" else 0  # else for ever
         hand.settle(claim, Fate.WAIT, step="woken", names=("go",), delay_ns=delay_ns)
@@ -98,9 +98,9 @@ def ended_badly(
     elif woken == "timer":
         desk.pass_and_promote(HOUR)
     if end is Status.FAILED:
-        hand.settle(hand.one(lane(queue)), Fate.FAILED, error="broke")
+        hand.settle(hand.one(line(queue)), Fate.FAILED, error="broke")
     elif end is Status.DEAD:
-        desk.hand(ttl_ns=MINUTE).one(lane(queue))
+        desk.hand(ttl_ns=MINUTE).one(line(queue))
         desk.advance(2 * MINUTE)
         desk.reap(MANY)
     else:
@@ -139,10 +139,10 @@ def test_where_a_retry_by_hand_takes_a_job(desk: Desk, hand: Hand) -> None:
 def came_back(desk: Desk, hand: Hand, queue: str) -> int:
     """A job that was cancelled while it ran, and whose lease was given back: it has a reason."""
     id = desk.one(queue=queue)
-    hand.one(lane(queue))
+    hand.one(line(queue))
     desk.cancel([id], reason="first")
     desk.advance(1)
-    hand.beat(grace_ns=0)
+    hand.renew(grace_ns=0)
     assert desk.status(id) is Status.READY
     return id
 
@@ -163,16 +163,16 @@ def test_what_a_cancel_does_and_which_reason_stands(desk: Desk, hand: Hand) -> N
 
 def check_cancel(desk: Desk, id: int, job: Facts) -> None:
     untouched = desk.job(id)
-    said = desk.cancel([id], reason="second")
+    result = desk.cancel([id], reason="second")
     move = moves.cancelled(job)
     if move is not None:
-        assert said == ((id,), ()), job
+        assert result == ((id,), ()), job
         assert desk.job(id).error == moves.reason_to_end(job, "second"), job
     elif job.status.ended:
-        assert said == ((), ()), job
+        assert result == ((), ()), job
         assert desk.job(id) == untouched
     else:
-        assert said == ((), (id,)), job
+        assert result == ((), (id,)), job
         assert desk.job(id).error == moves.reason_to_end(job, "second"), job
     assert desk.status(id) is (job.status if move is None else move.to)
 
@@ -188,15 +188,15 @@ def test_which_signal_wakes_a_job(desk: Desk, hand: Hand, dedup: str | None) -> 
         id = brought_to(desk, hand, Status.WAITING, queue=f"woken{number}")
         desk.signal(id, "never", b"1")
         check_signal(desk, id, Facts(Status.READY, names=("never",)), name, dedup)
-        hand.one(lane(f"woken{number}"))
+        hand.one(line(f"woken{number}"))
         check_signal(desk, id, Facts(Status.RUNNING, names=("never",)), name, f"{dedup} again")
 
 
 def check_signal(desk: Desk, id: int, job: Facts, name: str, dedup: str | None) -> None:
     move = moves.signalled(job, name)
-    said = desk.signal(id, name, b"1", dedup=dedup)
-    assert (said.woken is not None) is (move is not None), (job, name)
-    assert said.job == (None if job.status.ended else id), (job, name)
+    result = desk.signal(id, name, b"1", dedup=dedup)
+    assert (result.woken is not None) is (move is not None), (job, name)
+    assert result.job == (None if job.status.ended else id), (job, name)
     assert desk.status(id) is (job.status if move is None else move.to), (job, name)
 
 
@@ -209,7 +209,7 @@ def test_which_end_of_a_child_wakes_its_parent(desk: Desk, hand: Hand) -> None:
         if spawns:  # it waits for its children, and for no signal
             id = desk.one(queue=queue)
             part = NewJob(kind="part", queue=f"part of {queue}")
-            hand.settle(hand.one(lane(queue)), Fate.SPAWN, step="then", children=(part,))
+            hand.settle(hand.one(line(queue)), Fate.SPAWN, step="then", children=(part,))
         else:
             id = brought_to(desk, hand, status, queue=queue)
             desk.one(parent=id, queue=f"part of {queue}")
@@ -217,7 +217,7 @@ def test_which_end_of_a_child_wakes_its_parent(desk: Desk, hand: Hand) -> None:
             desk.one(parent=id, queue=f"other part of {queue}")
         names = ("never",) if status is Status.WAITING and not spawns else ()
         move = moves.child_ended(Facts(status, names=names), pending)
-        hand.settle(hand.one(lane(f"part of {queue}")), Fate.DONE)
+        hand.settle(hand.one(line(f"part of {queue}")), Fate.DONE)
         expected = status if move is None else move.to
         assert desk.status(id) is expected, (status, spawns, pending)
         seen.add(expected)
@@ -233,13 +233,13 @@ def test_which_job_gets_a_key_that_is_free(desk: Desk, hand: Hand) -> None:
         fields = {} if status is Status.BLOCKED else {"partition_key": key}
         if status is Status.BLOCKED:
             desk.one(queue=key, partition_key=key)
-            holder = hand.one(lane(key))
+            holder = hand.one(line(key))
             id = desk.one(queue=queue, partition_key=key)
-            assert hand.take(1, lane(queue)) == []
+            assert hand.take(1, line(queue)) == []
         else:
             id = brought_to(desk, hand, status, queue=queue, **fields)
             desk.one(queue=key, partition_key=key)
-            holder = hand.one(lane(key))
+            holder = hand.one(line(key))
         move = moves.key_is_free(Facts(status))
         hand.settle(holder, Fate.DONE)
         assert desk.status(id) is (status if move is None else move.to), status
@@ -251,7 +251,7 @@ def test_what_becomes_of_a_job_whose_worker_died(desk: Desk, hand: Hand) -> None
         queue = f"q{number}"
         id = desk.one(queue=queue, max_attempts=4, max_crashes=3)
         for _ in range(attempt):
-            hand.settle(hand.one(lane(queue)), Fate.RETRY)
+            hand.settle(hand.one(line(queue)), Fate.RETRY)
         for _ in range(crashes):
             claim = dying(desk, queue)
             if claim is None:
@@ -276,6 +276,6 @@ def test_what_becomes_of_a_job_whose_worker_died(desk: Desk, hand: Hand) -> None
 
 
 def dying(desk: Desk, queue: str) -> Claim | None:
-    """The job of a queue, in the hands of a worker that will not beat."""
-    claims = desk.hand(ttl_ns=MINUTE).take(1, lane(queue))
+    """The job of a queue, in the hands of a worker that will not renew its lease."""
+    claims = desk.hand(ttl_ns=MINUTE).take(1, line(queue))
     return claims[0] if claims else None

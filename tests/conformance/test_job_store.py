@@ -29,15 +29,15 @@ from fairway.jobs.job import (
     Fate,
     Filter,
     JobBatch,
-    Lane,
     Limits,
     NewJob,
+    ReadyLine,
     Settlement,
     Status,
 )
 from fairway.jobs.moves import WaitReason, Why
 from fairway.jobs.presence import KnownKind, Offer
-from fairway.jobs.store import Cancelled, Cursor, Delivered, Want
+from fairway.jobs.store import CancelResult, Delivered, TopicCursor, Want
 from tests.conformance.job_backends import JOB_STORES, opened
 from tests.support.postgres import Unavailable
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fairway.jobs.attempts import JobAttempt
-    from fairway.jobs.job import Beat, Claim, Job
+    from fairway.jobs.job import Claim, Job, LeaseRenewal
     from fairway.jobs.store import Exchanged, JobStore
     from tests.conformance.job_backends import JobRig
 
@@ -54,7 +54,7 @@ SECOND = 1_000_000_000
 MINUTE = 60 * SECOND
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
-LANE = Lane("default", "", Band.B1)
+LINE = ReadyLine("default", "", Band.B1)
 MANY = 1000
 
 
@@ -125,14 +125,14 @@ class Hand:
         out: Exchanged = self.desk.exchange(self.worker, self.token, settlements, wants, probe)
         return out
 
-    def take(self, most: int = MANY, lane: Lane = LANE) -> list[Claim]:
-        return self.exchange(wants=[Want(lane, most)]).claims
+    def take(self, most: int = MANY, line: ReadyLine = LINE) -> list[Claim]:
+        return self.exchange(wants=[Want(line, most)]).claims
 
-    def ids(self, most: int = MANY, lane: Lane = LANE) -> list[int]:
-        return [claim.id for claim in self.take(most, lane)]
+    def ids(self, most: int = MANY, line: ReadyLine = LINE) -> list[int]:
+        return [claim.id for claim in self.take(most, line)]
 
-    def one(self, lane: Lane = LANE) -> Claim:
-        (claim,) = self.take(1, lane)
+    def one(self, line: ReadyLine = LINE) -> Claim:
+        (claim,) = self.take(1, line)
         return claim
 
     def settle(self, claim: Claim, fate: Fate, **fields: Any) -> Exchanged:
@@ -147,14 +147,14 @@ class Hand:
         out = self.exchange([Settlement(claim=claim, fate=fate, state=b'"lost"', result=b'"lost"')])
         return out.stale == [claim.id] and not out.ended and self.desk.find(claim.id) == before
 
-    def beat(self, *held: Claim, ttl_ns: int = 30 * DAY, grace_ns: int = MINUTE) -> Beat:
-        heart = self.desk.rig.store.heart()
+    def renew(self, *held: Claim, ttl_ns: int = 30 * DAY, grace_ns: int = MINUTE) -> LeaseRenewal:
+        renewer = self.desk.rig.store.lease_renewer()
         try:
-            return heart.beat(
+            return renewer.renew(
                 self.worker, {claim.id: claim.token for claim in held}, ttl_ns, grace_ns
             )
         finally:
-            heart.close()
+            renewer.close()
 
 
 @pytest.fixture(params=list(JOB_STORES))
@@ -245,7 +245,7 @@ def test_a_claim_brings_what_was_enqueued(desk: Desk, hand: Hand) -> None:
         trace="00-1-2-01",
     )
     id = desk.enqueue([new])[0].id
-    claim = hand.one(Lane("q", "t", Band.B2))
+    claim = hand.one(ReadyLine("q", "t", Band.B2))
     assert (claim.id, claim.token, claim.kind, claim.version) == (id, hand.token, "mail", 3)
     assert (claim.step, claim.state) == ("first", b'{"to":"a"}')
     assert (claim.attempt, claim.crashes, claim.max_attempts) == (0, 0, 7)
@@ -353,7 +353,7 @@ def test_a_store_without_transactions_refuses_to_take_part_in_one(desk: Desk) ->
     if desk.rig.lasting:
         pytest.skip("this store has transactions")
     with pytest.raises(Invalid):
-        desk.enqueue([NewJob(kind="mail")], within=object(), cursor=Cursor("c", 1, 1))
+        desk.enqueue([NewJob(kind="mail")], within=object(), cursor=TopicCursor("c", 1, 1))
     assert desk.browse(Filter()) == []
     assert desk.cursor("c") is None
 
@@ -447,24 +447,28 @@ def test_a_job_whose_key_is_anothers_by_now_is_not_retried(desk: Desk, hand: Han
 
 
 def test_a_cursor_moves_with_the_jobs_it_brings(desk: Desk) -> None:
-    assert len(desk.enqueue([NewJob(kind="mail")], cursor=Cursor("r", 1, 5))) == 1
-    assert desk.cursor("r") == Cursor("r", 1, 5)
+    assert len(desk.enqueue([NewJob(kind="mail")], cursor=TopicCursor("r", 1, 5))) == 1
+    assert desk.cursor("r") == TopicCursor("r", 1, 5)
     assert desk.cursor("s") is None
 
 
-@pytest.mark.parametrize("cursor", [Cursor("r", 1, 5), Cursor("r", 1, 4), Cursor("r", 0, 9)])
-def test_a_cursor_that_does_not_move_forward_brings_nothing(desk: Desk, cursor: Cursor) -> None:
-    desk.enqueue([], cursor=Cursor("r", 1, 5))
+@pytest.mark.parametrize(
+    "cursor", [TopicCursor("r", 1, 5), TopicCursor("r", 1, 4), TopicCursor("r", 0, 9)]
+)
+def test_a_cursor_that_does_not_move_forward_brings_nothing(
+    desk: Desk, cursor: TopicCursor
+) -> None:
+    desk.enqueue([], cursor=TopicCursor("r", 1, 5))
     assert desk.enqueue([NewJob(kind="mail")], cursor=cursor) == []
-    assert desk.cursor("r") == Cursor("r", 1, 5)
+    assert desk.cursor("r") == TopicCursor("r", 1, 5)
     assert desk.browse(Filter()) == []
 
 
-@pytest.mark.parametrize("cursor", [Cursor("r", 1, 6), Cursor("r", 2, 0)])
+@pytest.mark.parametrize("cursor", [TopicCursor("r", 1, 6), TopicCursor("r", 2, 0)])
 def test_a_cursor_moves_on_in_its_topic_and_to_a_new_incarnation(
-    desk: Desk, cursor: Cursor
+    desk: Desk, cursor: TopicCursor
 ) -> None:
-    desk.enqueue([], cursor=Cursor("r", 1, 5))
+    desk.enqueue([], cursor=TopicCursor("r", 1, 5))
     assert len(desk.enqueue([NewJob(kind="mail")], cursor=cursor)) == 1
     assert desk.cursor("r") == cursor
 
@@ -474,30 +478,30 @@ def test_a_reader_that_was_overtaken_does_not_bring_the_first_of_several_again(
     desk: Desk, first: int | None, there: bool
 ) -> None:
     """It looked, another one came in between, and only the last of what it brings is new."""
-    desk.enqueue([], cursor=Cursor("r", 1, 5))
-    added = desk.enqueue([NewJob(kind="mail")] * 3, cursor=Cursor("r", 1, 8, first))
+    desk.enqueue([], cursor=TopicCursor("r", 1, 5))
+    added = desk.enqueue([NewJob(kind="mail")] * 3, cursor=TopicCursor("r", 1, 8, first))
     assert bool(added) is there
-    assert desk.cursor("r") == Cursor("r", 1, 8 if there else 5)
+    assert desk.cursor("r") == TopicCursor("r", 1, 8 if there else 5)
     assert len(desk.browse(Filter())) == (3 if there else 0)
 
 
 def test_cursors_of_different_names_do_not_meet(desk: Desk) -> None:
-    desk.enqueue([], cursor=Cursor("r", 1, 5))
-    assert len(desk.enqueue([NewJob(kind="mail")], cursor=Cursor("s", 1, 1))) == 1
-    assert desk.cursor("r") == Cursor("r", 1, 5)
+    desk.enqueue([], cursor=TopicCursor("r", 1, 5))
+    assert len(desk.enqueue([NewJob(kind="mail")], cursor=TopicCursor("s", 1, 1))) == 1
+    assert desk.cursor("r") == TopicCursor("r", 1, 5)
 
 
 def test_a_cursor_moves_although_its_jobs_were_there(desk: Desk) -> None:
     id = desk.one(unique_key="u")
-    added = desk.enqueue([NewJob(kind="mail", unique_key="u")], cursor=Cursor("r", 1, 1))
+    added = desk.enqueue([NewJob(kind="mail", unique_key="u")], cursor=TopicCursor("r", 1, 1))
     assert added == [Enqueued(id, False)]
-    assert desk.cursor("r") == Cursor("r", 1, 1)
+    assert desk.cursor("r") == TopicCursor("r", 1, 1)
 
 
 # --- claiming
 
 
-def test_a_lane_is_served_first_enqueued_first(desk: Desk, hand: Hand) -> None:
+def test_a_line_is_served_first_enqueued_first(desk: Desk, hand: Hand) -> None:
     ids = desk.add(5)
     assert hand.ids(2) == ids[:2]
     assert hand.ids(2) == ids[2:4]
@@ -505,45 +509,45 @@ def test_a_lane_is_served_first_enqueued_first(desk: Desk, hand: Hand) -> None:
     assert hand.ids(2) == []
 
 
-def test_lanes_are_apart(desk: Desk, hand: Hand) -> None:
-    lanes = {
-        Lane("a", "", Band.B1): desk.add(2, queue="a"),
-        Lane("a", "t", Band.B1): desk.add(2, queue="a", tenant="t"),
-        Lane("b", "", Band.B1): desk.add(2, queue="b"),
-        Lane("a", "", Band.B0): desk.add(2, queue="a", priority=-1),
-        Lane("a", "", Band.B2): desk.add(2, queue="a", priority=250),
-        Lane("a", "", Band.B3): desk.add(2, queue="a", priority=500),
-        Lane("a", "", Band.B4): desk.add(2, queue="a", priority=750),
+def test_lines_are_apart(desk: Desk, hand: Hand) -> None:
+    lines = {
+        ReadyLine("a", "", Band.B1): desk.add(2, queue="a"),
+        ReadyLine("a", "t", Band.B1): desk.add(2, queue="a", tenant="t"),
+        ReadyLine("b", "", Band.B1): desk.add(2, queue="b"),
+        ReadyLine("a", "", Band.B0): desk.add(2, queue="a", priority=-1),
+        ReadyLine("a", "", Band.B2): desk.add(2, queue="a", priority=250),
+        ReadyLine("a", "", Band.B3): desk.add(2, queue="a", priority=500),
+        ReadyLine("a", "", Band.B4): desk.add(2, queue="a", priority=750),
     }
-    for lane, ids in lanes.items():
-        assert hand.ids(MANY, lane) == ids
-    assert hand.take(MANY, Lane("b", "t", Band.B1)) == []
+    for line, ids in lines.items():
+        assert hand.ids(MANY, line) == ids
+    assert hand.take(MANY, ReadyLine("b", "t", Band.B1)) == []
 
 
-def test_one_exchange_serves_several_lanes(desk: Desk, hand: Hand) -> None:
+def test_one_exchange_serves_several_lines(desk: Desk, hand: Hand) -> None:
     first, second = desk.add(3, queue="a"), desk.add(3, queue="b")
-    wants = [Want(Lane("a", "", Band.B1), 2), Want(Lane("b", "", Band.B1), 1)]
+    wants = [Want(ReadyLine("a", "", Band.B1), 2), Want(ReadyLine("b", "", Band.B1), 1)]
     claims = hand.exchange(wants=wants).claims
     assert [claim.id for claim in claims if claim.queue == "a"] == first[:2]
     assert [claim.id for claim in claims if claim.queue == "b"] == second[:1]
     assert len(claims) == 3
 
 
-def test_a_probe_tells_which_lanes_have_something_ready(desk: Desk, hand: Hand) -> None:
+def test_a_probe_tells_which_lines_have_something_ready(desk: Desk, hand: Hand) -> None:
     desk.add(2, queue="a")
     desk.add(1, queue="a", tenant="t", priority=800)
     desk.add(1, queue="a", tenant="later", delay_ns=HOUR)
     desk.add(1, queue="b")
-    lanes = hand.exchange(probe=["a", "c"]).lanes
-    assert set(lanes) == {"a", "c"}
-    assert sorted(lanes["a"]) == [Lane("a", "", Band.B1), Lane("a", "t", Band.B4)]
-    assert list(lanes["c"]) == []
+    lines = hand.exchange(probe=["a", "c"]).lines
+    assert set(lines) == {"a", "c"}
+    assert sorted(lines["a"]) == [ReadyLine("a", "", Band.B1), ReadyLine("a", "t", Band.B4)]
+    assert list(lines["c"]) == []
 
 
 def test_a_probe_looks_after_the_claims(desk: Desk, hand: Hand) -> None:
     desk.add(2)
-    assert list(hand.exchange(wants=[Want(LANE, 1)], probe=["default"]).lanes["default"]) == [LANE]
-    assert list(hand.exchange(wants=[Want(LANE, 1)], probe=["default"]).lanes["default"]) == []
+    assert list(hand.exchange(wants=[Want(LINE, 1)], probe=["default"]).lines["default"]) == [LINE]
+    assert list(hand.exchange(wants=[Want(LINE, 1)], probe=["default"]).lines["default"]) == []
 
 
 def test_a_probe_tells_of_cancelled_jobs_of_this_worker(desk: Desk, hand: Hand) -> None:
@@ -559,11 +563,11 @@ def test_what_was_just_settled_can_be_claimed_in_the_same_exchange(desk: Desk, h
     id = desk.one()
     claim = hand.one()
     out = hand.exchange(
-        [Settlement(claim=claim, fate=Fate.NEXT, step="second")], [Want(LANE, 1)], ["default"]
+        [Settlement(claim=claim, fate=Fate.NEXT, step="second")], [Want(LINE, 1)], ["default"]
     )
     assert [(one.id, one.step) for one in out.claims] == [(id, "second")]
     assert out.claims[0].token == hand.token
-    assert list(out.lanes["default"]) == []
+    assert list(out.lines["default"]) == []
 
 
 def test_workers_at_once_never_get_the_same_job(desk: Desk) -> None:
@@ -576,7 +580,7 @@ def test_workers_at_once_never_get_the_same_job(desk: Desk) -> None:
         token = 0
         while len(done) < len(ids):
             token += 1
-            out = await store.exchange(worker, token, settlements, [Want(LANE, 3)])
+            out = await store.exchange(worker, token, settlements, [Want(LINE, 3)])
             assert out.stale == []
             done.extend(one.id for one in out.ended)
             got += [claim.id for claim in out.claims]
@@ -627,7 +631,7 @@ def test_a_job_may_end_itself_as_cancelled(desk: Desk, hand: Hand) -> None:
 def test_next_commits_step_and_state_and_is_ready_at_once(desk: Desk, hand: Hand) -> None:
     id = desk.one(state=b"1")
     out = hand.settle(hand.one(), Fate.NEXT, step="second", state=b"2")
-    assert set(out.woken) == {LANE}
+    assert set(out.woken) == {LINE}
     assert out.ended == []
     claim = hand.one()
     assert (claim.id, claim.step, claim.state) == (id, "second", b"2")
@@ -681,7 +685,7 @@ def test_release_is_as_if_it_had_not_been_claimed(desk: Desk, hand: Hand) -> Non
     hand.settle(hand.one(), Fate.RETRY, step="first")
     claim = hand.one()
     out = hand.settle(claim, Fate.RELEASE)
-    assert set(out.woken) == {LANE}
+    assert set(out.woken) == {LINE}
     assert desk.status(ids[0]) is Status.READY
     assert desk.job(ids[0]).worker is None
     again = hand.take()
@@ -750,7 +754,7 @@ def test_a_claim_that_was_taken_back_cannot_commit_over_the_one_that_followed(
     id = desk.one(state=b'"before"')
     old = hand.one()
     desk.advance(10 * MINUTE)
-    assert hand.beat(grace_ns=MINUTE).released == 1  # the reply with the claim was lost
+    assert hand.renew(grace_ns=MINUTE).released == 1  # the reply with the claim was lost
     new = hand.one()
     both = [
         Settlement(claim=old, fate=Fate.DONE, state=b'"old"', result=b'"old"'),
@@ -810,7 +814,7 @@ def test_a_settlement_of_a_job_that_was_pruned_is_stale(desk: Desk, hand: Hand) 
     assert hand.is_stale(claim)
 
 
-# --- workers and their hearts
+# --- workers and their leases
 
 
 def test_a_workers_number_is_never_given_to_another(desk: Desk) -> None:
@@ -827,47 +831,47 @@ def test_unregistering_a_worker_nobody_knows_is_harmless(desk: Desk) -> None:
     desk.unregister(12345)
 
 
-def test_a_beat_extends_the_lease(desk: Desk) -> None:
+def test_a_renewal_extends_the_lease(desk: Desk) -> None:
     hand = desk.hand(ttl_ns=10 * MINUTE)
     desk.one()
     claim = hand.one()
     for _ in range(5):
         desk.advance(8 * MINUTE)
-        assert hand.beat(claim, ttl_ns=10 * MINUTE).alive
+        assert hand.renew(claim, ttl_ns=10 * MINUTE).alive
     assert desk.reap(MANY).workers == 0
     hand.settle(claim, Fate.DONE)
 
 
-def test_a_beat_never_shortens_the_lease(desk: Desk) -> None:
+def test_a_renewal_never_shortens_the_lease(desk: Desk) -> None:
     hand = desk.hand(ttl_ns=HOUR)
-    assert hand.beat(ttl_ns=MINUTE).alive
+    assert hand.renew(ttl_ns=MINUTE).alive
     desk.advance(30 * MINUTE)
-    assert hand.beat(ttl_ns=MINUTE).alive
+    assert hand.renew(ttl_ns=MINUTE).alive
 
 
 def test_a_lease_that_ran_out_is_not_renewed(desk: Desk) -> None:
     hand = desk.hand(ttl_ns=10 * MINUTE)
     desk.advance(10 * MINUTE)
-    assert not hand.beat(ttl_ns=HOUR).alive
+    assert not hand.renew(ttl_ns=HOUR).alive
     assert desk.reap(MANY).workers == 1
-    assert not hand.beat(ttl_ns=HOUR).alive
+    assert not hand.renew(ttl_ns=HOUR).alive
 
 
-def test_a_worker_that_took_its_leave_has_no_heart(desk: Desk, hand: Hand) -> None:
+def test_a_worker_that_took_its_leave_renews_no_lease(desk: Desk, hand: Hand) -> None:
     desk.unregister(hand.worker)
-    assert hand.beat() == (False, {}, 0, {})
+    assert hand.renew() == (False, {}, 0, {})
 
 
 def test_leases_the_worker_knows_nothing_of_are_released_after_a_grace(
     desk: Desk, hand: Hand
 ) -> None:
     lost, kept = desk.add(2)
-    hand.exchange(wants=[Want(LANE, 1)])
+    hand.exchange(wants=[Want(LINE, 1)])
     known = hand.one()
     desk.advance(9 * MINUTE)
-    assert hand.beat(known, grace_ns=10 * MINUTE).released == 0
+    assert hand.renew(known, grace_ns=10 * MINUTE).released == 0
     desk.advance(MINUTE)
-    assert hand.beat(known, grace_ns=10 * MINUTE).released == 1
+    assert hand.renew(known, grace_ns=10 * MINUTE).released == 1
     assert desk.statuses([lost, kept]) == [Status.READY, Status.RUNNING]
     again = hand.one()
     assert (again.id, again.attempt, again.crashes) == (lost, 0, 0)
@@ -877,62 +881,62 @@ def test_a_lease_known_by_an_old_token_is_not_known(desk: Desk, hand: Hand) -> N
     id = desk.one()
     old = hand.one()
     hand.settle(old, Fate.RELEASE)
-    hand.exchange(wants=[Want(LANE, 1)])
+    hand.exchange(wants=[Want(LINE, 1)])
     desk.advance(HOUR)
-    assert hand.beat(old, grace_ns=MINUTE).released == 1
+    assert hand.renew(old, grace_ns=MINUTE).released == 1
     assert desk.status(id) is Status.READY
 
 
-def test_a_beat_leaves_the_leases_of_others(desk: Desk, hand: Hand) -> None:
+def test_a_renewal_leaves_the_leases_of_others(desk: Desk, hand: Hand) -> None:
     other = desk.hand()
     id = desk.one()
     other.one()
     desk.advance(HOUR)
-    assert hand.beat(grace_ns=MINUTE) == (True, {}, 0, {})
+    assert hand.renew(grace_ns=MINUTE) == (True, {}, 0, {})
     assert desk.status(id) is Status.RUNNING
 
 
-def test_a_beat_tells_which_jobs_were_cancelled(desk: Desk, hand: Hand) -> None:
+def test_a_renewal_tells_which_jobs_were_cancelled(desk: Desk, hand: Hand) -> None:
     desk.add(3)
     other = desk.hand()
     first, second, theirs = hand.one(), hand.one(), other.one()
     desk.cancel([second.id, theirs.id], reason="not needed")
-    assert hand.beat(first, second).cancel == {second.id: "not needed"}
-    assert hand.beat(first, second).cancel == {second.id: "not needed"}  # until it is settled
+    assert hand.renew(first, second).cancel == {second.id: "not needed"}
+    assert hand.renew(first, second).cancel == {second.id: "not needed"}  # until it is settled
     hand.settle(second, Fate.CANCELLED)
-    assert hand.beat(first).cancel == {}
+    assert hand.renew(first).cancel == {}
 
 
-def test_a_beat_names_what_the_worker_has_and_the_store_has_not(desk: Desk, hand: Hand) -> None:
+def test_a_renewal_names_what_the_worker_has_and_the_store_has_not(desk: Desk, hand: Hand) -> None:
     desk.add(4)
     first, second, third, fourth = (hand.one() for _ in range(4))
-    assert hand.beat(first, second, third, fourth).lost == {}
+    assert hand.renew(first, second, third, fourth).lost == {}
     hand.settle(second, Fate.DONE)
     hand.settle(third, Fate.RELEASE)
     again = hand.one()  # another claim of the same job
     assert again.id == third.id
-    said = hand.beat(first, second, third, fourth)
-    assert said.lost == {second.id: second.token, third.id: third.token}
-    assert hand.beat(first, again, fourth).lost == {}
-    assert desk.hand().beat(first).lost == {first.id: first.token}  # it is another's
+    renewal = hand.renew(first, second, third, fourth)
+    assert renewal.lost == {second.id: second.token, third.id: third.token}
+    assert hand.renew(first, again, fourth).lost == {}
+    assert desk.hand().renew(first).lost == {first.id: first.token}  # it is another's
 
 
-def test_what_is_claimed_while_the_heart_beats_is_not_named(desk: Desk, hand: Hand) -> None:
+def test_what_is_claimed_during_a_renewal_is_not_named(desk: Desk, hand: Hand) -> None:
     """The book is the worker's own, and grows while the store is asked."""
     desk.one()
 
     class Book(dict[int, int]):
         def get(self, id: int, default: Any = None) -> Any:
-            self.setdefault(4711, 1)  # claimed and taken into the book in the middle of the beat
+            self.setdefault(4711, 1)  # claimed and taken into the book in the middle of the renewal
             return super().get(id, default)
 
     claim = hand.one()
     desk.advance(HOUR)
-    heart = desk.rig.store.heart()
+    renewer = desk.rig.store.lease_renewer()
     book = Book({claim.id: claim.token})
-    said = heart.beat(hand.worker, book, 30 * DAY, MINUTE)
-    heart.close()
-    assert (4711 in book, said.lost, said.released) == (True, {}, 0)
+    renewal = renewer.renew(hand.worker, book, 30 * DAY, MINUTE)
+    renewer.close()
+    assert (4711 in book, renewal.lost, renewal.released) == (True, {}, 0)
 
 
 def test_a_claim_that_was_lost_counts_as_a_crash_once(desk: Desk, hand: Hand) -> None:
@@ -973,7 +977,7 @@ def test_reaping_returns_the_jobs_of_dead_workers(desk: Desk, hand: Hand) -> Non
     kept = hand.one()
     assert desk.reap(MANY) == (0, 0, 0, frozenset(), ())
     desk.advance(MINUTE)
-    assert desk.reap(MANY) == (1, 2, 0, frozenset({LANE}), ())
+    assert desk.reap(MANY) == (1, 2, 0, frozenset({LINE}), ())
     assert desk.statuses(ids) == [Status.READY, Status.READY, Status.RUNNING]
     assert desk.reap(MANY) == (0, 0, 0, frozenset(), ())
     claims = hand.take()
@@ -1052,7 +1056,7 @@ def test_a_signal_wakes_the_job_that_waits_for_it(desk: Desk, hand: Hand) -> Non
     id = waiting(desk, hand, "s")
     assert desk.job(id).waits_for == ("s",)
     assert hand.take() == []
-    assert desk.signal(id, "s", b"1") == Delivered(id, True, LANE)
+    assert desk.signal(id, "s", b"1") == Delivered(id, True, LINE)
     assert desk.job(id).waits_for == ()
     claim = hand.one()
     assert (claim.id, claim.step, claim.timed_out) == (id, "woken", False)
@@ -1092,7 +1096,7 @@ def test_a_signal_while_the_job_runs_is_not_lost_when_it_parks(desk: Desk, hand:
     claim = hand.one()
     assert desk.signal(id, "s", b"1") == Delivered(id, True, None)
     out = hand.settle(claim, Fate.WAIT, names=("s",), delay_ns=HOUR)
-    assert set(out.woken) == {LANE}
+    assert set(out.woken) == {LINE}
     job = desk.job(id)
     assert (job.status, job.due_wall_ns) == (Status.READY, None)
     assert payloads(hand.one()) == [b"1"]
@@ -1122,7 +1126,7 @@ def test_whatever_a_step_goes_on_with_consumes_exactly_the_signals_it_was_given(
     desk.signal(id, "s", b"3")  # while it runs
     hand.settle(claim, fate, step="more", **fields)
     if fields.get("children"):
-        hand.settle(hand.one(Lane("children", "", Band.B1)), Fate.DONE)
+        hand.settle(hand.one(ReadyLine("children", "", Band.B1)), Fate.DONE)
     desk.pass_and_promote(MINUTE)
     given = []
     for _ in range(3):
@@ -1261,7 +1265,7 @@ def test_a_wait_forgets_failed_attempts(desk: Desk, hand: Hand) -> None:
 
 def test_a_signal_finds_its_job_by_unique_key(desk: Desk, hand: Hand) -> None:
     id = waiting(desk, hand, "s", unique_key="u")
-    assert desk.signal("u", "s", b"1") == Delivered(id, True, LANE)
+    assert desk.signal("u", "s", b"1") == Delivered(id, True, LINE)
     assert desk.signal("nobody", "s", b"1") == Delivered(None, False, None)
 
 
@@ -1365,7 +1369,7 @@ def spawned(
 ) -> tuple[int, list[int]]:
     """A parent that waits, and its children."""
     id = desk.one(queue="parents", **fields)
-    claim = hand.one(Lane("parents", "", Band.B1))
+    claim = hand.one(ReadyLine("parents", "", Band.B1))
     hand.settle(
         claim,
         Fate.SPAWN,
@@ -1377,7 +1381,7 @@ def spawned(
     return id, sorted(job.id for job in desk.browse(Filter(parent=id)))
 
 
-PARENTS = Lane("parents", "", Band.B1)
+PARENTS = ReadyLine("parents", "", Band.B1)
 
 
 def test_a_parent_wakes_when_all_its_children_have_ended(desk: Desk, hand: Hand) -> None:
@@ -1401,7 +1405,7 @@ def test_a_parent_wakes_when_all_its_children_have_ended(desk: Desk, hand: Hand)
 def test_children_carry_their_parent_and_run_where_they_say(desk: Desk, hand: Hand) -> None:
     parent, (child,) = spawned(desk, hand, NewJob(kind="part", queue="q", tenant="t"))
     assert desk.job(child).parent == parent
-    claim = hand.one(Lane("q", "t", Band.B1))
+    claim = hand.one(ReadyLine("q", "t", Band.B1))
     assert (claim.id, claim.parent) == (child, parent)
 
 
@@ -1461,7 +1465,7 @@ def test_a_spawn_consumes_the_signals_it_was_shown(desk: Desk, hand: Hand) -> No
     id = waiting(desk, hand, "s")
     desk.signal(id, "s", b"1")
     hand.settle(hand.one(), Fate.SPAWN, children=(NewJob(kind="part", queue="q"),))
-    hand.settle(hand.one(Lane("q", "", Band.B1)), Fate.DONE)
+    hand.settle(hand.one(ReadyLine("q", "", Band.B1)), Fate.DONE)
     hand.settle(hand.one(), Fate.WAIT, names=("s",))
     assert desk.status(id) is Status.WAITING
 
@@ -1526,7 +1530,7 @@ def test_a_child_may_be_enqueued_for_a_parent_that_lives(desk: Desk, hand: Hand)
 def test_a_parent_retried_by_hand_counts_its_children_anew(desk: Desk, hand: Hand) -> None:
     parent, (child,) = spawned(desk, hand, NewJob(kind="part"))
     running = hand.one()
-    assert desk.cancel([parent]) == Cancelled((parent,), (child,))
+    assert desk.cancel([parent]) == CancelResult((parent,), (child,))
     hand.settle(running, Fate.CANCELLED)
     assert desk.retry([parent]) == [parent]
     hand.settle(hand.one(PARENTS), Fate.SPAWN, children=(NewJob(kind="part"),))
@@ -1541,15 +1545,15 @@ def test_a_parent_retried_by_hand_counts_its_children_anew(desk: Desk, hand: Han
 def brought_to(desk: Desk, hand: Hand, state: Status, /, **fields: Any) -> int:
     """A job of its own queue that is in this state."""
     fields = {"queue": "brought", **fields}
-    lane = Lane(fields["queue"], "", Band.B1)
+    line = ReadyLine(fields["queue"], "", Band.B1)
     if state is Status.SCHEDULED:
         return desk.one(delay_ns=HOUR, **fields)
     if state is Status.BLOCKED:
         holder = f"holder of {fields['queue']}"
         desk.one(queue=holder, partition_key=holder)
-        hand.one(Lane(holder, "", Band.B1))
+        hand.one(ReadyLine(holder, "", Band.B1))
         id = desk.one(partition_key=holder, **fields)
-        assert hand.take(1, lane) == []
+        assert hand.take(1, line) == []
         assert desk.status(id) is Status.BLOCKED
         return id
     if state is Status.DEAD:
@@ -1558,13 +1562,13 @@ def brought_to(desk: Desk, hand: Hand, state: Status, /, **fields: Any) -> int:
     if state is Status.READY:
         return id
     if state is Status.DEAD:
-        desk.hand(ttl_ns=MINUTE).one(lane)
+        desk.hand(ttl_ns=MINUTE).one(line)
         desk.advance(2 * MINUTE)
         desk.reap(MANY)
     elif state is Status.CANCELLED:
         desk.cancel([id])
     else:
-        claim = hand.one(lane)
+        claim = hand.one(line)
         fates = {Status.DONE: Fate.DONE, Status.FAILED: Fate.FAILED, Status.WAITING: Fate.WAIT}
         if state in fates:
             hand.settle(claim, fates[state], names=("never",))
@@ -1577,14 +1581,14 @@ def test_a_job_that_does_not_run_is_cancelled_at_once(
     desk: Desk, hand: Hand, state: Status
 ) -> None:
     id = brought_to(desk, hand, state)
-    assert desk.cancel([id], reason="not needed") == Cancelled((id,), ())
+    assert desk.cancel([id], reason="not needed") == CancelResult((id,), ())
     job = desk.job(id)
     assert (job.status, job.error, job.due_wall_ns) == (Status.CANCELLED, "not needed", None)
     assert not job.cancelling
     assert job.waits_for == ()
     assert desk.near(job.finished_wall_ns, desk.rig.wall_ns())
     desk.pass_and_promote(2 * HOUR)
-    assert hand.take(MANY, Lane("brought", "", Band.B1)) == []
+    assert hand.take(MANY, ReadyLine("brought", "", Band.B1)) == []
     assert desk.status(id) is Status.CANCELLED
 
 
@@ -1592,18 +1596,18 @@ def test_a_job_that_does_not_run_is_cancelled_at_once(
 def test_a_job_that_has_ended_is_not_cancelled(desk: Desk, hand: Hand, end: Status) -> None:
     id = brought_to(desk, hand, end)
     before = desk.job(id)
-    assert desk.cancel([id, id + 1000]) == Cancelled((), ())
+    assert desk.cancel([id, id + 1000]) == CancelResult((), ())
     assert desk.job(id) == before
 
 
 def test_a_running_job_is_asked_to_stop(desk: Desk, hand: Hand) -> None:
     id = desk.one()
     claim = hand.one()
-    assert desk.cancel([id], reason="not needed") == Cancelled((), (id,))
+    assert desk.cancel([id], reason="not needed") == CancelResult((), (id,))
     job = desk.job(id)
     assert (job.status, job.cancelling, job.error) == (Status.RUNNING, True, "not needed")
-    assert desk.cancel([id], reason="once more") == Cancelled((), (id,))
-    assert hand.beat(claim).cancel == {id: "not needed"}
+    assert desk.cancel([id], reason="once more") == CancelResult((), (id,))
+    assert hand.renew(claim).cancel == {id: "not needed"}
     assert hand.exchange(probe=["default"]).cancelling == {id: "not needed"}
 
 
@@ -1674,8 +1678,8 @@ def test_a_cancelled_child_that_reports_does(desk: Desk, hand: Hand) -> None:
     parent, (child,) = spawned(desk, hand, new, names=["ended"])
     desk.cancel([child], reason="late")
     (signal,) = hand.one(PARENTS).signals
-    told = json.decode(signal.payload)
-    assert (told["id"], told["status"], told["error"]) == (child, "cancelled", "late")
+    ended = json.decode(signal.payload)
+    assert (ended["id"], ended["status"], ended["error"]) == (child, "cancelled", "late")
     assert desk.status(parent) is Status.RUNNING
 
 
@@ -1695,11 +1699,11 @@ def test_one_job_of_a_key_runs_at_a_time(desk: Desk, hand: Hand) -> None:
     assert desk.hand().take() == []
 
 
-def test_a_key_holds_across_lanes_and_workers(desk: Desk, hand: Hand) -> None:
+def test_a_key_holds_across_lines_and_workers(desk: Desk, hand: Hand) -> None:
     first = keyed(desk, 1)[0]
     second = keyed(desk, 1, queue="q", tenant="t")[0]
     assert hand.ids() == [first]
-    assert desk.hand().take(MANY, Lane("q", "t", Band.B1)) == []
+    assert desk.hand().take(MANY, ReadyLine("q", "t", Band.B1)) == []
     assert desk.status(second) is Status.BLOCKED
 
 
@@ -1720,7 +1724,7 @@ def test_a_key_is_free_when_its_job_stops_running(
     _, second, third = keyed(desk, 3)
     (claim,) = hand.take()
     out = hand.settle(claim, fate, **fields)
-    assert LANE in out.woken
+    assert LINE in out.woken
     assert desk.statuses([second, third]) == [Status.READY, Status.BLOCKED]
     assert hand.ids() == [second]
 
@@ -1747,7 +1751,7 @@ def test_a_key_is_free_when_its_lease_was_unknown(desk: Desk, hand: Hand) -> Non
     first, second = keyed(desk, 2)
     hand.take()
     desk.advance(HOUR)
-    assert hand.beat().released == 1
+    assert hand.renew().released == 1
     assert hand.ids() == [first]
     assert desk.status(second) is Status.BLOCKED
 
@@ -1838,13 +1842,13 @@ def test_a_paused_queue_gives_out_nothing(desk: Desk, hand: Hand) -> None:
     other = desk.one(queue="q")
     claim = hand.one()
     desk.set_paused("default", True)
-    out = hand.exchange(wants=[Want(LANE, 5)], probe=["default", "q"])
+    out = hand.exchange(wants=[Want(LINE, 5)], probe=["default", "q"])
     assert out.claims == []
-    assert {queue: list(lanes) for queue, lanes in out.lanes.items()} == {
+    assert {queue: list(lines) for queue, lines in out.lines.items()} == {
         "default": [],
-        "q": [Lane("q", "", Band.B1)],
+        "q": [ReadyLine("q", "", Band.B1)],
     }
-    assert hand.ids(5, Lane("q", "", Band.B1)) == [other]
+    assert hand.ids(5, ReadyLine("q", "", Band.B1)) == [other]
     desk.add(1)
     hand.settle(claim, Fate.RETRY, delay_ns=MINUTE)  # what runs goes on
     desk.pass_and_promote(HOUR)
@@ -1867,11 +1871,11 @@ def test_no_more_run_than_a_queue_allows(desk: Desk, hand: Hand) -> None:
     desk.set_limits("default", Limits(concurrency=2))
     claims = hand.take()
     assert [claim.id for claim in claims] == ids[:2]
-    out = desk.hand().exchange(wants=[Want(LANE, 5), Want(Lane("free", "", Band.B1), 5)])
+    out = desk.hand().exchange(wants=[Want(LINE, 5), Want(ReadyLine("free", "", Band.B1), 5)])
     assert [claim.queue for claim in out.claims] == ["free"]
     assert set(out.held_back_ns) == {"default"}
     done = [Settlement(claim=claims[0], fate=Fate.DONE)]
-    assert [claim.id for claim in hand.exchange(done, [Want(LANE, 5)]).claims] == [ids[2]]
+    assert [claim.id for claim in hand.exchange(done, [Want(LINE, 5)]).claims] == [ids[2]]
 
 
 def test_a_limit_counts_all_tenants_and_bands_of_a_queue(desk: Desk, hand: Hand) -> None:
@@ -1879,14 +1883,14 @@ def test_a_limit_counts_all_tenants_and_bands_of_a_queue(desk: Desk, hand: Hand)
     desk.add(2, tenant="t")
     desk.add(2, priority=800)
     desk.set_limits("default", Limits(concurrency=3))
-    lanes = [LANE, Lane("default", "t", Band.B1), Lane("default", "", Band.B4)]
-    assert len(hand.exchange(wants=[Want(lane, 2) for lane in lanes]).claims) == 3
+    lines = [LINE, ReadyLine("default", "t", Band.B1), ReadyLine("default", "", Band.B4)]
+    assert len(hand.exchange(wants=[Want(line, 2) for line in lines]).claims) == 3
 
 
 def test_the_queue_star_limits_all_of_them_together(desk: Desk, hand: Hand) -> None:
     desk.add(3, queue="a")
     desk.add(3, queue="b")
-    wants = [Want(Lane("a", "", Band.B1), 3), Want(Lane("b", "", Band.B1), 3)]
+    wants = [Want(ReadyLine("a", "", Band.B1), 3), Want(ReadyLine("b", "", Band.B1), 3)]
     desk.set_limits("*", Limits(concurrency=4))
     claims = hand.exchange(wants=wants).claims
     assert len(claims) == 4
@@ -1902,7 +1906,7 @@ def test_a_limit_holds_for_a_queue_that_was_empty_when_it_was_probed(
     desk: Desk, hand: Hand
 ) -> None:
     desk.set_limits("default", Limits(concurrency=1))
-    hand.exchange(wants=[Want(LANE, 5)], probe=["default"])
+    hand.exchange(wants=[Want(LINE, 5)], probe=["default"])
     desk.add(3)
     assert len(hand.take()) == 1
 
@@ -1919,11 +1923,11 @@ def test_a_rate_lets_a_burst_through_and_then_one_by_one(desk: Desk, hand: Hand)
     ids = desk.add(9)
     desk.set_limits("default", Limits(rate_per_s=1 / 600, burst=3))
     assert hand.ids() == ids[:3]
-    out = hand.exchange(wants=[Want(LANE, 5)])
+    out = hand.exchange(wants=[Want(LINE, 5)])
     assert out.claims == []
     assert desk.near(out.held_back_ns["default"], 10 * MINUTE)
     desk.advance(4 * MINUTE)
-    out = hand.exchange(wants=[Want(LANE, 5)])
+    out = hand.exchange(wants=[Want(LINE, 5)])
     assert out.claims == []
     assert abs(out.held_back_ns["default"] - 6 * MINUTE) <= max(1000, desk.rig.slack_ns)
     desk.advance(7 * MINUTE)
@@ -1937,7 +1941,7 @@ def test_a_rate_lets_a_burst_through_and_then_one_by_one(desk: Desk, hand: Hand)
 def test_a_rate_may_hold_for_all_queues_together(desk: Desk, hand: Hand) -> None:
     desk.add(2, queue="a")
     desk.add(2, queue="b")
-    wants = [Want(Lane("a", "", Band.B1), 2), Want(Lane("b", "", Band.B1), 2)]
+    wants = [Want(ReadyLine("a", "", Band.B1), 2), Want(ReadyLine("b", "", Band.B1), 2)]
     desk.set_limits("*", Limits(rate_per_s=1 / 600, burst=3))
     assert len(hand.exchange(wants=wants).claims) == 3
     out = hand.exchange(wants=wants)
@@ -1949,7 +1953,7 @@ def test_a_rate_may_hold_for_all_queues_together(desk: Desk, hand: Hand) -> None
 def test_queues_below_their_limits_are_not_held_back(desk: Desk, hand: Hand) -> None:
     desk.add(1)
     desk.set_limits("default", Limits(concurrency=5, rate_per_s=1.0, burst=5))
-    assert hand.exchange(wants=[Want(LANE, 3)]).held_back_ns == {}
+    assert hand.exchange(wants=[Want(LINE, 3)]).held_back_ns == {}
 
 
 # --- ageing
@@ -1959,7 +1963,7 @@ def climbed(desk: Desk, hand: Hand, tenant: str = "") -> dict[Band, list[int]]:
     """What is ready of the default queue, by band: it is claimed to see."""
     found = {}
     for band in Band:
-        claims = hand.take(MANY, Lane("default", tenant, band))
+        claims = hand.take(MANY, ReadyLine("default", tenant, band))
         if claims:
             found[band] = [claim.id for claim in claims]
     return found
@@ -1972,7 +1976,9 @@ def test_what_has_waited_long_moves_up(desk: Desk, hand: Hand) -> None:
     desk.advance(2 * SECOND)  # 300 points
     assert desk.age(MANY) == 2
     assert desk.age(MANY) == 0
-    assert list(hand.exchange(probe=["default"]).lanes["default"]) == [Lane("default", "", Band.B2)]
+    assert list(hand.exchange(probe=["default"]).lines["default"]) == [
+        ReadyLine("default", "", Band.B2)
+    ]
     desk.advance(3 * SECOND)  # 600 points
     assert desk.age(MANY) == 2
     assert climbed(desk, hand) == {Band.B3: ids}
@@ -2000,7 +2006,7 @@ def test_how_far_waiting_moves_a_job(
     assert climbed(desk, hand) == {band: [id]}
 
 
-def test_a_lane_stays_in_order_when_older_jobs_come_up(desk: Desk, hand: Hand) -> None:
+def test_a_line_stays_in_order_when_older_jobs_come_up(desk: Desk, hand: Hand) -> None:
     old = desk.add(2)
     desk.advance(9 * SECOND)
     urgent = desk.add(2, priority=800)
@@ -2008,7 +2014,7 @@ def test_a_lane_stays_in_order_when_older_jobs_come_up(desk: Desk, hand: Hand) -
     assert climbed(desk, hand) == {Band.B4: old + urgent}
 
 
-def test_ageing_looks_at_the_head_of_each_lane_only(desk: Desk, hand: Hand) -> None:
+def test_ageing_looks_at_the_head_of_each_line_only(desk: Desk, hand: Hand) -> None:
     ids = desk.add(3)
     others = desk.add(3, tenant="t")
     desk.advance(3 * SECOND)
@@ -2021,10 +2027,10 @@ def test_an_aged_job_that_comes_back_starts_from_its_own_band(desk: Desk, hand: 
     id = desk.one()
     desk.advance(MINUTE)
     desk.age(MANY)
-    claim = hand.one(Lane("default", "", Band.B4))
+    claim = hand.one(ReadyLine("default", "", Band.B4))
     assert claim.priority == 0
     out = hand.settle(claim, Fate.NEXT)
-    assert set(out.woken) == {LANE}
+    assert set(out.woken) == {LINE}
     desk.age(MANY)
     assert climbed(desk, hand) == {Band.B1: [id]}
 
@@ -2034,7 +2040,7 @@ def test_only_ready_jobs_of_open_queues_age(desk: Desk, hand: Hand) -> None:
     desk.one(queue="paused")
     desk.set_paused("paused", True)
     desk.one(queue="q")
-    hand.one(Lane("q", "", Band.B1))
+    hand.one(ReadyLine("q", "", Band.B1))
     desk.advance(MINUTE)
     assert desk.age(MANY) == 0
 
@@ -2047,15 +2053,15 @@ def test_promoting_goes_by_time_and_stops_at_its_limit(desk: Desk, hand: Hand) -
     early = desk.one(delay_ns=10 * MINUTE, tenant="t")
     middle = desk.one(delay_ns=20 * MINUTE)
     later = desk.one(delay_ns=90 * MINUTE)
-    moved, lanes, next_due_ns = desk.promote(MANY)
-    assert (moved, lanes) == (0, frozenset())
+    moved, lines, next_due_ns = desk.promote(MANY)
+    assert (moved, lines) == (0, frozenset())
     assert desk.near(next_due_ns, 10 * MINUTE)
     desk.advance(40 * MINUTE)
-    assert desk.promote(2) == (2, frozenset({LANE, Lane("default", "t", Band.B1)}), 0)
+    assert desk.promote(2) == (2, frozenset({LINE, ReadyLine("default", "t", Band.B1)}), 0)
     ready, scheduled = Status.READY, Status.SCHEDULED
     assert desk.statuses([early, middle, late]) == [ready, ready, scheduled]
-    moved, lanes, next_due_ns = desk.promote(2)
-    assert (moved, lanes) == (1, frozenset({LANE}))
+    moved, lines, next_due_ns = desk.promote(2)
+    assert (moved, lines) == (1, frozenset({LINE}))
     assert desk.near(next_due_ns, 50 * MINUTE)
     assert desk.status(later) is scheduled
 
@@ -2064,11 +2070,11 @@ def test_timers_of_all_kinds_are_promoted(desk: Desk, hand: Hand) -> None:
     delayed = desk.one(delay_ns=MINUTE)
     retried = desk.one()
     hand.settle(hand.one(), Fate.RETRY, delay_ns=MINUTE)
-    patient = waiting(desk, hand, "s", delay_ns=MINUTE)
+    waited = waiting(desk, hand, "s", delay_ns=MINUTE)
     desk.advance(MINUTE)
-    assert desk.promote(MANY) == (3, frozenset({LANE}), None)
+    assert desk.promote(MANY) == (3, frozenset({LINE}), None)
     claims = {claim.id: claim.timed_out for claim in hand.take()}
-    assert claims == {delayed: False, retried: False, patient: True}
+    assert claims == {delayed: False, retried: False, waited: True}
 
 
 def test_waiting_for_its_time_does_not_age_a_job(desk: Desk, hand: Hand) -> None:
@@ -2088,7 +2094,7 @@ def test_a_job_that_ended_badly_may_be_tried_again(desk: Desk, hand: Hand, end: 
     job = desk.job(id)
     assert (job.status, job.attempt, job.crashes) == (Status.READY, 0, 0)
     assert job.error is job.result is job.finished_wall_ns is None
-    claim = hand.one(Lane("brought", "", Band.B1))
+    claim = hand.one(ReadyLine("brought", "", Band.B1))
     assert (claim.id, claim.state, claim.attempt, claim.crashes) == (id, b"1", 0, 0)
     hand.settle(claim, Fate.DONE)
     assert desk.status(id) is Status.DONE
@@ -2206,7 +2212,7 @@ def test_a_timeout_that_a_step_failed_over_is_told_again(desk: Desk, hand: Hand)
 def test_a_parent_waits_again_for_children_that_have_not_ended(desk: Desk, hand: Hand) -> None:
     parent, (child,) = spawned(desk, hand, NewJob(kind="part"))
     running = hand.one()
-    assert desk.cancel([parent]) == Cancelled((parent,), (child,))
+    assert desk.cancel([parent]) == CancelResult((parent,), (child,))
     assert desk.retry([parent]) == [parent]
     assert desk.status(parent) is Status.WAITING
     hand.settle(running, Fate.CANCELLED)
@@ -2242,7 +2248,7 @@ def test_a_parent_that_failed_waits_for_children_that_are_retried_with_it(
     every = [parent, *children] if parent_first else [*children, parent]
     assert desk.retry(every) == every
     assert desk.status(parent) is Status.WAITING
-    assert hand.take(lane=PARENTS) == []
+    assert hand.take(line=PARENTS) == []
     for _ in children:
         hand.settle(hand.one(), Fate.DONE)
     claim = hand.one(PARENTS)
@@ -2289,7 +2295,7 @@ def test_a_parent_that_failed_behind_a_wait_waits_for_children_that_were_retried
     hand.settle(hand.one(), Fate.DONE)
     for dedup in (None, "once"):
         assert desk.signal(parent, "other", b"2", dedup=dedup).woken is None
-    assert hand.take(lane=PARENTS) == []
+    assert hand.take(line=PARENTS) == []
     hand.settle(hand.one(), Fate.DONE)
     claim = hand.one(PARENTS)
     given = ["go"] if woken == "signal" else []
@@ -2355,7 +2361,7 @@ def test_a_parent_is_not_retried_while_children_that_report_to_it_live(
     new = NewJob(kind="part", notify="ended")
     parent, (child,) = spawned(desk, hand, new, names=["ended"], unique_key="one")
     running = hand.one()
-    assert desk.cancel([parent]) == Cancelled((parent,), (child,))
+    assert desk.cancel([parent]) == CancelResult((parent,), (child,))
     assert desk.retry([parent], anew=True) == []
     assert desk.status(parent) is Status.CANCELLED
     assert desk.find_by_key("one") is None
@@ -2380,30 +2386,30 @@ def test_a_parent_and_a_child_that_reports_to_it_are_not_both_retried(
     assert desk.statuses([parent, child]) == [Status.READY, Status.CANCELLED]
 
 
-def test_the_first_reason_stands_for_a_job_that_came_back_to_its_lane(
+def test_the_first_reason_stands_for_a_job_that_came_back_to_its_line(
     desk: Desk, hand: Hand
 ) -> None:
     """Its worker knew nothing of it, so that it waits for another to end it."""
     id = desk.one()
     hand.one()
-    assert desk.cancel([id], reason="first") == Cancelled((), (id,))
-    assert hand.beat(grace_ns=0).released == 1
+    assert desk.cancel([id], reason="first") == CancelResult((), (id,))
+    assert hand.renew(grace_ns=0).released == 1
     assert desk.status(id) is Status.READY
-    assert desk.cancel([id], reason="second") == Cancelled((id,), ())
+    assert desk.cancel([id], reason="second") == CancelResult((id,), ())
     assert desk.job(id).error == "first"
 
 
 # --- what a worker does not know
 
 
-SKILLED = Lane("default", "", Band.B1, "mail")
+SKILLED = ReadyLine("default", "", Band.B1, "mail")
 
 
 def test_a_job_that_is_set_aside_is_for_those_who_know_it(desk: Desk, hand: Hand) -> None:
     (first, second), other = desk.add(2), desk.one(step="other")
     out = hand.settle(hand.one(), Fate.RELEASE, skill="mail", error="waits for one who knows it")
     assert set(out.woken) == {SKILLED}
-    assert list(hand.exchange(probe=["default"]).lanes["default"]) == [LANE, SKILLED]
+    assert list(hand.exchange(probe=["default"]).lines["default"]) == [LINE, SKILLED]
     for id in (first, second):
         job = desk.job(id)
         assert (job.status, job.attempt) == (Status.READY, 0)
@@ -2413,33 +2419,33 @@ def test_a_job_that_is_set_aside_is_for_those_who_know_it(desk: Desk, hand: Hand
     assert [job.id for job in desk.browse(Filter(tenant="", status=Status.READY))] == [2, 1]
     (queue,) = desk.queues()
     assert (queue.ready, queue.running) == (2, 1)
-    one, two = hand.take(lane=SKILLED)
+    one, two = hand.take(line=SKILLED)
     assert (one.id, one.queue, one.tenant) == (first, "default", "")
     hand.settle(one, Fate.DONE)
     hand.settle(two, Fate.RETRY)  # it comes back where those are who know it
-    assert hand.ids(lane=SKILLED) == [second]
+    assert hand.ids(line=SKILLED) == [second]
     assert desk.job(first).error is None
 
 
 def test_what_a_release_makes_ready_and_takes_along_is_told(desk: Desk, hand: Hand) -> None:
     desk.one(priority=800, partition_key="k")
     blocked = desk.one(partition_key="k")
-    urgent = hand.one(LANE._replace(band=Band.B4))
+    urgent = hand.one(LINE._replace(band=Band.B4))
     assert hand.take() == []
     out = hand.settle(urgent, Fate.RELEASE, skill="mail")
     assert set(out.woken) >= {SKILLED, SKILLED._replace(band=Band.B4)}
-    assert hand.ids(lane=SKILLED) == [blocked]
+    assert hand.ids(line=SKILLED) == [blocked]
 
 
-def test_only_the_head_of_each_lane_is_set_aside(desk: Desk, hand: Hand) -> None:
+def test_only_the_head_of_each_line_is_set_aside(desk: Desk, hand: Hand) -> None:
     ids = desk.add(ASIDE_MAX + 3)
     theirs = desk.one(tenant="t")
     urgent = desk.one(priority=800)
     hand.settle(hand.one(), Fate.RELEASE, skill="mail")
     assert hand.ids() == ids[ASIDE_MAX + 1 :]
-    assert hand.ids(lane=Lane("default", "t", Band.B1)) == [theirs]
-    assert hand.ids(lane=Lane("default", "", Band.B4)) == []
-    assert hand.ids(lane=Lane("default", "", Band.B4, "mail")) == [urgent]
+    assert hand.ids(line=ReadyLine("default", "t", Band.B1)) == [theirs]
+    assert hand.ids(line=ReadyLine("default", "", Band.B4)) == []
+    assert hand.ids(line=ReadyLine("default", "", Band.B4, "mail")) == [urgent]
 
 
 def test_a_job_that_was_set_aside_ages_is_cancelled_and_retried(desk: Desk, hand: Hand) -> None:
@@ -2447,10 +2453,10 @@ def test_a_job_that_was_set_aside_ages_is_cancelled_and_retried(desk: Desk, hand
     hand.settle(hand.one(), Fate.RELEASE, skill="mail")
     desk.advance(MINUTE)
     assert desk.age(MANY) == 2
-    assert desk.cancel([second], reason="never") == Cancelled((second,), ())
+    assert desk.cancel([second], reason="never") == CancelResult((second,), ())
     assert desk.retry([second]) == [second]
-    assert hand.ids(lane=SKILLED._replace(band=Band.B4)) == [first]
-    assert hand.ids(lane=SKILLED) == [second]
+    assert hand.ids(line=SKILLED._replace(band=Band.B4)) == [first]
+    assert hand.ids(line=SKILLED) == [second]
 
 
 @pytest.mark.parametrize(
@@ -2468,21 +2474,21 @@ def test_a_job_that_goes_on_may_be_for_anybody_again(
 ) -> None:
     """What it was set aside for lies behind it. Without a word of that it stays where it is."""
     key = "k" if keyed else None
-    home = Lane("default", "t", Band.B2)
+    home = ReadyLine("default", "t", Band.B2)
     aside = home._replace(skill="step")
-    for skill, lane in (("", home), (None, aside)):
+    for skill, line in (("", home), (None, aside)):
         id = desk.one(tenant="t", priority=300, partition_key=key)
         hand.settle(hand.one(home), Fate.RELEASE, skill="step")
         claim = hand.one(aside)
         assert (claim.id, claim.skill) == (id, "step")
         hand.settle(claim, fate, step="then", skill=skill, **fields)
         if fate is Fate.SPAWN and "children" in fields:
-            hand.settle(hand.one(Lane("parts", "", Band.B1)), Fate.DONE)
+            hand.settle(hand.one(ReadyLine("parts", "", Band.B1)), Fate.DONE)
         elif fate is not Fate.NEXT:
-            assert desk.signal(id, "go", b"1").woken == lane
-        assert next(iter(hand.exchange(probe=["default"]).lanes["default"])) == lane
-        claim = hand.one(lane)
-        assert (claim.id, claim.step, claim.skill) == (id, "then", lane.skill)
+            assert desk.signal(id, "go", b"1").woken == line
+        assert next(iter(hand.exchange(probe=["default"]).lines["default"])) == line
+        claim = hand.one(line)
+        assert (claim.id, claim.step, claim.skill) == (id, "then", line.skill)
         hand.settle(claim, Fate.DONE)
 
 
@@ -2688,14 +2694,14 @@ def test_what_was_committed_is_there_after_a_restart(desk: Desk, hand: Hand) -> 
         brought_to(desk, hand, state, queue=f"q{state.value}", unique_key=f"u{state.value}")
     desk.one(partition_key="free", queue="q")
     desk.signal(desk.one(queue="signalled", delay_ns=MINUTE), "s", b"1")
-    desk.enqueue([], cursor=Cursor("r", 2, 7))
+    desk.enqueue([], cursor=TopicCursor("r", 2, 7))
     desk.set_paused("q", True)
     desk.set_limits("*", Limits(concurrency=50, rate_per_s=2.5, burst=5))
     before = desk.browse(Filter(limit=MANY)), desk.queues(), desk.cursor("r")
     desk.run(desk.rig.reopen())
     assert (desk.browse(Filter(limit=MANY)), desk.queues(), desk.cursor("r")) == before
     assert desk.register("w", MINUTE) > hand.worker
-    assert hand.beat(grace_ns=HOUR).alive
+    assert hand.renew(grace_ns=HOUR).alive
     assert desk.one() > max(job.id for job in before[0])
 
 
@@ -2767,7 +2773,7 @@ def test_a_child_that_is_not_retried_does_not_take_its_key_back(desk: Desk, hand
 # --- attempts
 
 
-def told(attempts: Sequence[JobAttempt]) -> list[tuple[int, str | None, str | None]]:
+def ends_of(attempts: Sequence[JobAttempt]) -> list[tuple[int, str | None, str | None]]:
     return [(one.number, one.fate and one.fate.value, one.error) for one in attempts]
 
 
@@ -2818,7 +2824,7 @@ def test_attempts_that_went_well_are_counted_and_left_out(desk: Desk, hand: Hand
         (Fate.DONE, {}),
     ):
         hand.settle(hand.one(), fate, **fields)
-    assert told(desk.attempts(id)) == [(4, "failed", "no"), (5, "done", None)]
+    assert ends_of(desk.attempts(id)) == [(4, "failed", "no"), (5, "done", None)]
     assert [one.step for one in desk.attempts(id)] == ["third", "third"]
     assert desk.job(id).runs == 5
 
@@ -2842,7 +2848,7 @@ def test_a_run_that_was_cancelled_is_told_with_the_reason(
     desk.cancel([id], reason="no more")
     error = "no more" if fate is Fate.CANCELLED else "it broke"
     hand.settle(claim, fate, step="then", names=("go",), error=error)
-    assert told(desk.attempts(id)) == [(1, "cancelled", "no more")]
+    assert ends_of(desk.attempts(id)) == [(1, "cancelled", "no more")]
     assert desk.job(id).runs == 1
 
 
@@ -2857,7 +2863,7 @@ def test_an_attempt_whose_worker_died_is_told_as_lost(desk: Desk, hand: Hand) ->
         desk.reap(MANY)
     assert desk.status(id) is Status.DEAD
     lost = desk.attempts(id)
-    assert told(lost) == [(1, "lost", WORKER_DIED), (2, "lost", WORKER_DIED)]
+    assert ends_of(lost) == [(1, "lost", WORKER_DIED), (2, "lost", WORKER_DIED)]
     assert [one.worker for one in lost] == workers
     assert desk.near(lost[1].ended_wall_ns, (lost[1].started_wall_ns or 0) + 2 * MINUTE)
 
@@ -2865,11 +2871,11 @@ def test_an_attempt_whose_worker_died_is_told_as_lost(desk: Desk, hand: Hand) ->
 def test_a_claim_that_the_store_lost_is_an_attempt(desk: Desk, hand: Hand) -> None:
     id = desk.one()
     claim = hand.one()
-    hand.beat(grace_ns=0)  # the store gives it back: to it, the worker does not know of it
+    hand.renew(grace_ns=0)  # the store gives it back: to it, the worker does not know of it
     assert desk.status(id) is Status.READY
     desk.count_lost(hand.worker, [claim])
     desk.count_lost(hand.worker, [claim])
-    assert told(desk.attempts(id)) == [(1, "lost", CLAIM_LOST)]
+    assert ends_of(desk.attempts(id)) == [(1, "lost", CLAIM_LOST)]
     assert desk.job(id).crashes == 1
 
 
@@ -2877,9 +2883,9 @@ def test_attempts_of_before_a_retry_by_hand_are_told(desk: Desk, hand: Hand) -> 
     id = desk.one()
     hand.settle(hand.one(), Fate.FAILED, error="no")
     assert desk.retry([id]) == [id]
-    assert told(desk.attempts(id)) == [(1, "failed", "no")]
+    assert ends_of(desk.attempts(id)) == [(1, "failed", "no")]
     hand.settle(hand.one(), Fate.DONE)
-    assert told(desk.attempts(id)) == [(1, "failed", "no"), (2, "done", None)]
+    assert ends_of(desk.attempts(id)) == [(1, "failed", "no"), (2, "done", None)]
 
 
 def test_of_many_attempts_the_last_are_kept(desk: Desk, hand: Hand) -> None:
@@ -2887,7 +2893,7 @@ def test_of_many_attempts_the_last_are_kept(desk: Desk, hand: Hand) -> None:
     other = desk.one(queue="other")
     for number in range(ATTEMPTS_MAX + 3):
         hand.settle(hand.one(), Fate.RETRY, step="run", error=f"no {number}")
-    hand.settle(hand.one(Lane("other", "", Band.B1)), Fate.FAILED, error="no")
+    hand.settle(hand.one(ReadyLine("other", "", Band.B1)), Fate.FAILED, error="no")
     kept = desk.attempts(id)
     assert [one.number for one in kept] == list(range(4, ATTEMPTS_MAX + 4))
     assert kept[-1].error == f"no {ATTEMPTS_MAX + 2}"
@@ -2916,7 +2922,7 @@ def test_an_attempt_that_logged_something_is_kept_with_its_log(
             Settlement(claim=claims[0], log="größer".encode(), **fields),
             Settlement(claim=claims[1], **fields),
         ],
-        [Want(Lane("nothing", "", Band.B1), 1)],
+        [Want(ReadyLine("nothing", "", Band.B1), 1)],
     )
     (one,) = desk.attempts(id)
     assert (one.number, one.log_bytes) == (1, 8)
@@ -2931,7 +2937,7 @@ def test_an_attempt_of_a_stale_claim_is_not_told(desk: Desk, hand: Hand) -> None
     claim = hand.one()
     hand.settle(claim, Fate.RETRY, step="run", error="once")
     assert hand.exchange([Settlement(claim=claim, fate=Fate.FAILED, error="twice")]).stale == [id]
-    assert told(desk.attempts(id)) == [(1, "failed", "once")]
+    assert ends_of(desk.attempts(id)) == [(1, "failed", "once")]
 
 
 def test_attempts_go_with_their_job(desk: Desk, hand: Hand) -> None:
@@ -2965,11 +2971,11 @@ def test_workers_are_told_with_what_they_offer(desk: Desk) -> None:
     assert desk.near(one.expires_wall_ns, at + HOUR)
     assert (two.id, two.queues, two.kinds) == (silent, None, None)
     desk.add(3)
-    assert len(desk.exchange(id, 1, (), [Want(LANE, 2)]).claims) == 2
+    assert len(desk.exchange(id, 1, (), [Want(LINE, 2)]).claims) == 2
     desk.advance(2 * MINUTE)
-    heart = desk.rig.store.heart()
-    assert heart.beat(id, {}, HOUR, HOUR).alive
-    heart.close()
+    renewer = desk.rig.store.lease_renewer()
+    assert renewer.renew(id, {}, HOUR, HOUR).alive
+    renewer.close()
     one, two = desk.workers()
     assert (one.running, one.alive, two.alive) == (2, True, False)
     assert desk.near(one.beat_wall_ns, at + 2 * MINUTE)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fairway.jobs.job import Claim, Limits, Settlement
-    from fairway.jobs.store import Cancelled, Exchanged, JobStore, Promoted
+    from fairway.jobs.store import CancelResult, Exchanged, JobStore, Promoted
     from tests.conformance.job_backends import JobRig
     from tests.conftest import Campaign
 
@@ -208,7 +208,7 @@ class CancelKeepsTheKey(MemoryStore):
 
     cancels = False
 
-    async def cancel(self, jobs: Any, *, reason: str = "cancelled") -> Cancelled:
+    async def cancel(self, jobs: Any, *, reason: str = "cancelled") -> CancelResult:
         self.cancels = True
         try:
             return await super().cancel(jobs, reason=reason)
@@ -256,7 +256,7 @@ class OrderIsNotStrict(MemoryStore):
 
 
 class LastInFirstOut(MemoryStore):
-    """Lanes are served from the wrong end."""
+    """Ready lines are served from the wrong end."""
 
     def _ready(self) -> list[Any]:
         return super()._ready()[::-1]
@@ -324,7 +324,7 @@ class RetriedBesideItsReporters(MemoryStore):
 class LastReasonStands(MemoryStore):
     """Whoever cancels a job once more changes why it was cancelled."""
 
-    async def cancel(self, jobs: Any, *, reason: str = "cancelled") -> Cancelled:
+    async def cancel(self, jobs: Any, *, reason: str = "cancelled") -> CancelResult:
         cancelled = await super().cancel(jobs, reason=reason)
         for id in cancelled.running:
             self._rows[id].error = reason
@@ -335,12 +335,12 @@ class SetAsideForNobody(MemoryStore):
     """A job that a worker does not know goes back where that worker finds it again."""
 
     def _make_ready(self, row: Any) -> None:
-        row.lane = row.lane._replace(skill="")
+        row.line = row.line._replace(skill="")
         super()._make_ready(row)
 
 
 class SetsAsideOneByOne(MemoryStore):
-    """Others like it stay at the head of the lane."""
+    """Others like it stay at the head of the line."""
 
     def _set_aside(self, settlement: Settlement) -> None:
         pass
@@ -349,8 +349,8 @@ class SetsAsideOneByOne(MemoryStore):
 class OnlyFailuresAreCounted(MemoryStore):
     """The numbers of attempts do not tell of those that went well."""
 
-    def _keep(self, row: Any, worker: int, started_ns: int, fate: AttemptFate, *said: Any) -> None:
-        super()._keep(row, worker, started_ns, fate, *said)
+    def _keep(self, row: Any, worker: int, started_ns: int, fate: AttemptFate, *rest: Any) -> None:
+        super()._keep(row, worker, started_ns, fate, *rest)
         if fate not in REMARKABLE:
             row.runs -= 1
 
@@ -358,11 +358,11 @@ class OnlyFailuresAreCounted(MemoryStore):
 class DeathsAreNoAttempts(MemoryStore):
     """Nobody can tell whose hands a job was in when its worker died."""
 
-    def _keep(self, row: Any, worker: int, started_ns: int, fate: AttemptFate, *said: Any) -> None:
+    def _keep(self, row: Any, worker: int, started_ns: int, fate: AttemptFate, *rest: Any) -> None:
         if fate is AttemptFate.LOST:
             row.runs += 1
         else:
-            super()._keep(row, worker, started_ns, fate, *said)
+            super()._keep(row, worker, started_ns, fate, *rest)
 
 
 PLANTED = [

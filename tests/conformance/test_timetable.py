@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fairway.jobs.clockwork import Clockwork, Every, Recovery, Schedule
+from fairway.jobs.clockwork import Clockwork, Every, FiringRecovery, Schedule
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.job import Filter, NewJob
 from fairway.jobs.schedule import Catchup, CatchupConfig
-from fairway.jobs.timetable import Firing
+from fairway.jobs.timetable import ScheduleFiring
 from tests.conformance.job_backends import JOB_STORES, SECOND_NS, opened
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def minutely(catchup: Catchup = Catchup.RUN_ALL) -> Schedule:
     )
 
 
-def clockwork(rig: JobRig, *, recovery: Recovery | None = None) -> Clockwork:
+def clockwork(rig: JobRig, *, recovery: FiringRecovery | None = None) -> Clockwork:
     jobs = Jobs(rig.store, Kinds())
     return Clockwork(jobs, rig.store.timetable, {"tick": minutely()}, recovery, clock=rig.clock)
 
@@ -91,14 +91,14 @@ def test_a_firing_without_a_job_is_found_and_counted(
         await table.link("tick", now, 7)
         assert await table.lost(MINUTE_NS, 10) == []
         await rig.advance(MINUTE_NS)
-        assert await table.lost(MINUTE_NS, 10) == [Firing("tick", now + 1, None, 1)]
-        assert await table.lost(MINUTE_NS, 10) == [Firing("tick", now + 1, None, 2)]
+        assert await table.lost(MINUTE_NS, 10) == [ScheduleFiring("tick", now + 1, None, 1)]
+        assert await table.lost(MINUTE_NS, 10) == [ScheduleFiring("tick", now + 1, None, 2)]
         assert await table.firings("tick", 10) == [
-            Firing("tick", now + 1, None, 2),
-            Firing("tick", now, 7, 0),
+            ScheduleFiring("tick", now + 1, None, 2),
+            ScheduleFiring("tick", now, 7, 0),
         ]
         assert await table.forget(MINUTE_NS) == 1
-        assert await table.firings("tick", 10) == [Firing("tick", now + 1, None, 2)]
+        assert await table.firings("tick", 10) == [ScheduleFiring("tick", now + 1, None, 2)]
 
     runner.run(play())
 
@@ -151,7 +151,7 @@ def test_a_runner_that_dies_between_the_phases_loses_nothing(
 
     async def play() -> None:
         table = rig.store.timetable
-        works = clockwork(rig, recovery=Recovery(lost_after_ns=MINUTE_NS))
+        works = clockwork(rig, recovery=FiringRecovery(lost_after_ns=MINUTE_NS))
         await works.declare()
         await rig.advance(MINUTE_NS)
         (entry,) = await table.entries()
@@ -178,7 +178,7 @@ def test_what_is_too_old_or_failed_too_often_is_left(
 
     async def play() -> None:
         table = rig.store.timetable
-        works = clockwork(rig, recovery=Recovery(lost_after_ns=0, tries_max=1))
+        works = clockwork(rig, recovery=FiringRecovery(lost_after_ns=0, tries_max=1))
         await works.declare()
         now = rig.wall_ns()
         await table.record("tick", [now - 25 * 60 * MINUTE_NS, now], now)

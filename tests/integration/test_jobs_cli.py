@@ -46,9 +46,9 @@ def as_json(url: str, *words: str) -> list[Any]:
 
 def enqueue(url: str, *words: str) -> str:
     """Enqueue a job; its id."""
-    said = good(url, "enqueue", *words)
-    assert said.startswith("job "), said
-    return said.split()[1]
+    output = good(url, "enqueue", *words)
+    assert output.startswith("job "), output
+    return output.split()[1]
 
 
 def test_a_job_is_enqueued_and_its_result_printed(url: str) -> None:
@@ -67,7 +67,7 @@ def test_a_job_is_enqueued_and_its_result_printed(url: str) -> None:
 
 
 def test_what_is_wrong_is_said_in_a_line(url: str) -> None:
-    for words, code, said in (
+    for words, code, output in (
         (["enqueue", "add", '{"a": "x"}'], 1, "job 'add': Expected `int`, got `str` - at `a`"),
         (["enqueue", "add", "[1]"], 2, "ARGS is a JSON object"),
         (["enqueue", "add", f'{{"a": {DEEP}}}'], 2, "ARGS is a JSON object"),
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_said_in_a_line(url: str) -> None:
     ):
         result = fairway(url, *words)
         assert result.exit_code == code, (words, result.output)
-        assert said in result.stderr, (words, result.stderr)
+        assert output in result.stderr, (words, result.stderr)
         assert "Traceback" not in result.stderr
 
 
@@ -200,8 +200,8 @@ def test_children_and_progress_are_shown(url: str) -> None:
         pass
     assert 'progress\t{"held":"ann"}\n' in good(url, "show", eldest)
     assert f"parent\t{parent}\n" in good(url, "show", eldest)
-    told = good(url, "cancel", parent)
-    assert told == f"job {parent}: cancelled 1, told 2 that run to stop\n"
+    summary = good(url, "cancel", parent)
+    assert summary == f"job {parent}: cancelled 1, told 2 that run to stop\n"
 
 
 def test_queues_are_paused_resumed_and_limited(url: str) -> None:

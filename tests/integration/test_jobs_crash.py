@@ -1,4 +1,4 @@
-"""kill -9 of busy workers, again and again: every job ends, each once, and no key is in two hands.
+"""kill -9 of busy workers, again and again: every job ends, each once, and no key has two holders.
 
 What ran is written down by the workers themselves, outside the store. One store goes through all
 rounds. Which moment a worker is killed at follows from the number of jobs it has begun.
@@ -81,9 +81,9 @@ class WorkerProcess:
             if not readable(self.child.stdout, IDLE_S):
                 more()
                 continue
-            said = os.read(self.child.stdout.fileno(), until - self.began)
-            assert said, f"the worker ended by itself: {self.child.wait()}"
-            self.began += len(said)
+            output = os.read(self.child.stdout.fileno(), until - self.began)
+            assert output, f"the worker ended by itself: {self.child.wait()}"
+            self.began += len(output)
 
     def kill(self) -> None:
         self.child.send_signal(signal.SIGKILL)
@@ -161,7 +161,7 @@ class Arena:
             connection.close()
         return False
 
-    def bury(self, worker: WorkerProcess) -> None:
+    def remove_killed(self, worker: WorkerProcess) -> None:
         assert worker.killed_ns is not None
         self.ended[worker.pid] = worker.killed_ns
         self.workers.remove(worker)
@@ -214,7 +214,8 @@ class Arena:
         return runs
 
     def check(self) -> None:
-        """Every job was committed as done once; its runs are accounted for; no key in two hands."""
+        """Every job was committed as done once; its runs are accounted for; no key has two
+        holders."""
         runs = self.runs()
         by_key: dict[str, list[Run]] = defaultdict(list)
         for id in self.ids:
@@ -294,7 +295,7 @@ def test_kill_9_loses_nothing_and_repeats_nothing_that_was_committed(
             victims[0].wait_for_jobs(count, lambda: at.add(*some_jobs(rng, JOBS_A_ROUND // 3)))
             for victim in victims:
                 victim.kill()
-                at.bury(victim)
+                at.remove_killed(victim)
                 campaign.tally["kills"] += 1
             for _ in victims:
                 at.start()
@@ -316,7 +317,7 @@ def test_a_job_that_kills_its_worker_is_put_aside_and_the_others_go_on(
         for _ in range(2):
             worker = at.start(lease_ms=800)
             deaths.append(worker.wait())
-            at.bury(worker)
+            at.remove_killed(worker)
         last = at.start(lease_ms=800)
         at.wait_until(at.all_ended)
         last.finish()
@@ -345,7 +346,7 @@ def test_a_job_that_ends_its_process_counts_a_crash_and_everything_else_is_there
             ended += at.add(NewJob(kind=f"ends_in_a_{place}", state=state, max_crashes=1))
             worker = at.start(lease_ms=800)
             assert worker.wait() == (13 if way == "os._exit" else -signal.SIGSEGV)
-            at.bury(worker)
+            at.remove_killed(worker)
             campaign.tally[f"{way} in a {place}"] += 1
         last = at.start(lease_ms=800)
         at.wait_until(at.all_ended)
@@ -375,13 +376,13 @@ def test_a_worker_that_was_paused_beyond_its_lease_wakes_and_commits_nothing(
         at.wait_until(at.all_ended)
         paused.child.send_signal(signal.SIGCONT)
 
-        def said(pid: int) -> list[tuple[str, int, int]]:
+        def output(pid: int) -> list[tuple[str, int, int]]:
             lines = (
                 msgspec.json.decode(raw, type=Line) for raw in at.book.read_bytes().splitlines()
             )
             return [(line.what, line.job, line.attempt) for line in lines if line.pid == pid]
 
-        at.wait_until(lambda: sum(what == "stopped" for what, _, _ in said(paused.pid)) == 4)
+        at.wait_until(lambda: sum(what == "stopped" for what, _, _ in output(paused.pid)) == 4)
         other.finish()
         more = at.add(*[NewJob(kind="work") for _ in range(10)])
         paused.wait_for_jobs(10)
@@ -389,13 +390,13 @@ def test_a_worker_that_was_paused_beyond_its_lease_wakes_and_commits_nothing(
         paused.finish()
         begun = [("began", id, 1) for id in ids]
         stopped = [("stopped", id, 1) for id in ids]
-        woken = said(paused.pid)
+        woken = output(paused.pid)
         assert sorted(woken[:8]) == begun + stopped
         assert {job for _, job, _ in woken[8:]} == set(more)
         for id in ids:  # what was committed is the other one's
             job = at.find(id)
             assert (job.status, job.crashes, job.result) == (Status.DONE, 1, b"2")
-            assert ("ended", id, 2) in said(other.pid)
+            assert ("ended", id, 2) in output(other.pid)
         campaign.tally["woke up"] += 1
 
 
@@ -481,7 +482,7 @@ def test_what_a_job_says_of_itself_never_stops_its_worker(
         assert at.find(good_id).status is Status.DONE
         assert at.find(overdue_id).status is Status.DONE
         assert at.find(signals_id).status is Status.FAILED
-        said = at.find(unspeakable_id).error
-        assert said is not None
-        assert r"zero \x00, half a pair \udc80" in said
+        output = at.find(unspeakable_id).error
+        assert output is not None
+        assert r"zero \x00, half a pair \udc80" in output
         assert at.find(for_ever_id).status is Status.SCHEDULED

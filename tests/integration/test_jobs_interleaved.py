@@ -24,7 +24,7 @@ from fairway.jobs.limits import allowance
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.stores.postgres import PostgresStore
 from fairway.jobs.stores.postgres.claiming import PostgresClaiming
-from fairway.jobs.stores.postgres.lanes import LaneNumbers
+from fairway.jobs.stores.postgres.ready_lines import ReadyLineNumbers
 from fairway.jobs.stores.postgres.schema import in_schema, statements
 from tests.conformance.job_backends import ManualClock
 from tests.support.interleaver import Caller, Drawn, Orders, Standing, interleave
@@ -44,7 +44,7 @@ from tests.support.postgres import empty, postgres_url, tables
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
-    from fairway.jobs.job import Lane
+    from fairway.jobs.job import ReadyLine
     from tests.conftest import Campaign
     from tests.support.interleaver import Schedule
     from tests.support.job_scenes import Act, Ask
@@ -108,7 +108,7 @@ class Theatre:
                 connection_class=caller.connection_class,
             )
             # How long a caller is stopped is no matter of patience.
-            store._settling.patience_ms = MINUTE_NS // 1_000_000
+            store._settling.lock_wait_ms = MINUTE_NS // 1_000_000
             await store.open()
             self.stores.append(store)
         self.hand = await asyncpg.connect(postgres_url())
@@ -134,7 +134,7 @@ class Theatre:
             await self.hand.execute(
                 f"create table {self.saved}.{table} as table {self.schema}.{table}"
             )
-        self._lanes = dict(self.stores[0]._lanes._numbers)
+        self._lines = dict(self.stores[0]._lines._numbers)
 
     async def aclose(self) -> None:
         for store in self.stores:
@@ -163,15 +163,15 @@ class Theatre:
             )
             + "commit"
         )
-        self._forget(self._lanes)
+        self._forget(self._lines)
 
-    def _forget(self, lanes: Mapping[Lane, int]) -> None:
+    def _forget(self, lines: Mapping[ReadyLine, int]) -> None:
         for store in self.stores:
-            store._lanes._numbers.clear()
-            store._lanes._lanes.clear()
-            for lane, number in lanes.items():
-                store._lanes._numbers[lane] = number
-                store._lanes._lanes[number] = lane
+            store._lines._numbers.clear()
+            store._lines._lines.clear()
+            for line, number in lines.items():
+                store._lines._numbers[line] = number
+                store._lines._lines[number] = line
             store._low_water.clear()
             store._claiming.limited.clear()
 
@@ -180,11 +180,11 @@ class Theatre:
         twin = copy.deepcopy(self.twin)
         said = [(number, await ask(twin, self.twin_cast)) for number, ask in parts]
         names, state = await looks(twin, self.twin_cast)
-        read: list[Any] = [None] * len(acts)
+        answers: list[Any] = [None] * len(acts)
         for number, answer in said:
-            each = acts[number].read(answer, names)
-            read[number] = each if read[number] is None else read[number] + each
-        return read, state
+            each = acts[number].summarize(answer, names)
+            answers[number] = each if answers[number] is None else answers[number] + each
+        return answers, state
 
     async def check(self, serial: Serial, schedule: Schedule) -> None:
         """Play acts at once. Raises `NotInAnyOrder`."""
@@ -204,8 +204,8 @@ class Theatre:
         if stray:
             raise NotInAnyOrder(f"{[row[0] for row in stray]} after {turns}")
         names, state = await looks(self.stores[0], self.cast)
-        read = [act.read(answer, names) for act, answer in zip(acts, answers, strict=True)]
-        await serial.check((read, state), turns)
+        answers = [act.summarize(answer, names) for act, answer in zip(acts, answers, strict=True)]
+        await serial.check((answers, state), turns)
 
 
 class Serial:
@@ -344,7 +344,7 @@ on conflict (key) do update set job = excluded.job, until = excluded.until
     where k.until <= fw.now_() and not exists (select 1 from fw.job j where j.id = k.job)
 returning key
 """
-LANES_IN_ONE_LOOK = """
+LINES_IN_ONE_LOOK = """
 with wanted as (
     select * from unnest($1::text[], $2::text[], $3::smallint[], $4::text[])
         as w (queue, tenant, band, skill)
@@ -368,10 +368,10 @@ order by name for no key update
 """
 
 
-async def _lanes_in_one_look(self: LaneNumbers, lanes: Any) -> None:
-    columns = [list(column) for column in zip(*sorted(set(lanes) - {*self._numbers}), strict=True)]
+async def _lines_in_one_look(self: ReadyLineNumbers, lines: Any) -> None:
+    columns = [list(column) for column in zip(*sorted(set(lines) - {*self._numbers}), strict=True)]
     if columns:
-        text = in_schema(LANES_IN_ONE_LOOK, self._connections.schema)
+        text = in_schema(LINES_IN_ONE_LOOK, self._connections.schema)
         async with self._connections.connection() as connection:
             self._learn(await connection.fetch(text, *columns))
 
@@ -379,7 +379,7 @@ async def _lanes_in_one_look(self: LaneNumbers, lanes: Any) -> None:
 async def _limits_in_one_look(self: PostgresClaiming, connection: Any, asked: Any, out: Any) -> Any:
     schema = self._sql["limits"].partition("from ")[2].partition(".")[0].strip('"')
     rows = await connection.fetch(
-        in_schema(LIMITS_IN_ONE_LOOK, schema), sorted({lane.queue for lane in asked} | {"*"})
+        in_schema(LIMITS_IN_ONE_LOOK, schema), sorted({line.queue for line in asked} | {"*"})
     )
     return {
         name: allowance(Limits(concurrency=concurrency), running, 0, 0)
@@ -392,14 +392,14 @@ async def _nobody_waited_for(self: PostgresClaiming, connection: Any, most_ns: i
 
 
 async def _looked_for_once(self: PostgresStore, connection: Any, jobs: Any, rows: Any) -> set[int]:
-    lanes = list({row[1] for row in rows})
+    lines = list({row[1] for row in rows})
     keys = [row[2] for row in rows if row[2] is not None]
-    free = await connection.fetch(self._sql["unqueue"], list(jobs), lanes, keys)
+    free = await connection.fetch(self._sql["unqueue"], list(jobs), lines, keys)
     return {row[0] for row in free}
 
 
 @contextmanager
-def _said(stage: Theatre, name: str, text: str) -> Iterator[None]:
+def _with_statement(stage: Theatre, name: str, text: str) -> Iterator[None]:
     """A statement of every store is another one."""
     for store in stage.stores:
         store._connections.sql[name] = in_schema(text, stage.schema)
@@ -412,7 +412,9 @@ def _said(stage: Theatre, name: str, text: str) -> Iterator[None]:
 
 def _limits_not_seen(stage: Theatre) -> Any:
     text = statements("fw")["claim"].replace('"fw".', "fw.")
-    return _said(stage, "claim", text.replace("limited as materialized (", NOTHING_LIMITED))
+    return _with_statement(
+        stage, "claim", text.replace("limited as materialized (", NOTHING_LIMITED)
+    )
 
 
 NOTHING_LIMITED = "limited as materialized (select name from fw.queue where false), unused as ("
@@ -421,12 +423,12 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], Callable[[Theatre], Any]]] = {
     "a key is looked at by the statement that waits for it": (
         "unique keys",
         ("enqueue u", "enqueue u again"),
-        lambda stage: _said(stage, "lock_keys", KEYS_IN_ONE_LOOK),
+        lambda stage: _with_statement(stage, "lock_keys", KEYS_IN_ONE_LOOK),
     ),
-    "a lane is looked for by the statement that waits for it": (
-        "new lanes",
+    "a line is looked for by the statement that waits for it": (
+        "new ready lines",
         ("enqueue", "enqueue too"),
-        lambda stage: plant(LaneNumbers, "ensure", _lanes_in_one_look),
+        lambda stage: plant(ReadyLineNumbers, "ensure", _lines_in_one_look),
     ),
     "what runs is counted by the statement that waits for the limit": (
         "limits",
@@ -446,7 +448,9 @@ PLANTED: dict[str, tuple[str, tuple[str, ...], Callable[[Theatre], Any]]] = {
     "a parent comes back while its children end unseen": (
         "taken up again",
         ("retry the parent", "end one", "end two"),
-        lambda stage: _said(stage, "lock_children", "select 1 where $1::bigint[] is null"),
+        lambda stage: _with_statement(
+            stage, "lock_children", "select 1 where $1::bigint[] is null"
+        ),
     ),
     "a cancel looks once for a job that moves": (
         "partition keys",
@@ -493,7 +497,11 @@ def test_keys_that_are_locked_in_order_meet_no_deadlock(planted: bool) -> None:
         tally: Counter[str] = Counter()
         async with theatre(tally) as stage:
             await stage.stage(CROSSING)
-            with _said(stage, "lock_keys", IN_THE_ORDER_GIVEN) if planted else nullcontext():
+            with (
+                _with_statement(stage, "lock_keys", IN_THE_ORDER_GIVEN)
+                if planted
+                else nullcontext()
+            ):
                 await meet(stage, CROSSING, tuple(CROSSING.acts), standing(3))
         assert tally["blocked interleaving"] > 3
         assert bool(tally["deadlock"]) == planted

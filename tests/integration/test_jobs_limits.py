@@ -68,7 +68,7 @@ def test_a_worker_outlives_limits_that_cannot_be_kept(
         await engine.limit(queue, Limits(rate_per_s=1.0))
         write_down(place, queue, rate)
         config = WorkerConfig(queues={queue: FeederConfig()})
-        worker = Worker(store, kinds.by_version, config, told=engine.told)
+        worker = Worker(store, kinds.by_version, config, on_ended=engine.on_ended)
         engine.attach(worker)
         async with asyncio.TaskGroup() as group:
             running = group.create_task(worker.run())

@@ -28,7 +28,7 @@ from fairway.storage.wals.sqlite_shard import FRAME_SIZE
 from fairway.storage.watermark import Watermark
 from tests.integration.test_jobs_sqlite import (
     JOB,
-    LANE,
+    LINE,
     SECOND_NS,
     break_commits,
     opened,
@@ -195,7 +195,7 @@ def test_damage_behind_a_commit_that_was_not_marked_is_noticed(first: str, tmp_p
         worker = await store.register("w", 60 * SECOND_NS)
         writing(store).wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_RESTART)
         if first == "claim":
-            assert (await store.exchange(worker, 1, wants=[Want(LANE, 1)])).claims
+            assert (await store.exchange(worker, 1, wants=[Want(LINE, 1)])).claims
         else:
             theirs = apsw.Connection(str(live / FILE))
             theirs.execute("BEGIN IMMEDIATE")
@@ -349,7 +349,7 @@ def test_everything_that_changes_something_counts_and_what_was_synced_is_marked(
         assert mark.peek() == 2
         await asyncio.gather(*(store.enqueue([NewJob(kind="noop")]) for _ in range(50)))
         assert mark.peek() == 3
-        store.heart().beat(1, {}, 1, 0)
+        store.lease_renewer().renew(1, {}, 1, 0)
         await store.set_paused("q", True)
         assert mark.peek() == 5
 

@@ -13,7 +13,7 @@ import pytest
 
 from fairway.core.priority import Band
 from fairway.errors import UnknownFormat
-from fairway.jobs.job import Fate, Filter, Lane, NewJob, Settlement, Status
+from fairway.jobs.job import Fate, Filter, NewJob, ReadyLine, Settlement, Status
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
 from fairway.jobs.stores.postgres import schema as postgres_schema
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fairway.jobs.store import JobStore
 
 SCHEMA = "jobs_migrations"
-FIRST = Lane("mail", "t", Band.B1)
+FIRST = ReadyLine("mail", "t", Band.B1)
 
 
 async def goes_on(store: JobStore, old: int) -> None:
@@ -41,21 +41,21 @@ async def goes_on(store: JobStore, old: int) -> None:
         assert (job.retries, job.state) == (0, b"{}")
         worker = await store.register("new", 10**12)
         token = 0
-        lane = FIRST
+        line = FIRST
         for fate, fields in (
             (Fate.RELEASE, {"skill": "mail"}),
             (Fate.FAILED, {"error": "no"}),
             (Fate.DONE, {"result": b"7"}),
         ):
             token += 1
-            out = await store.exchange(worker, token, wants=[Want(lane, 5)])
+            out = await store.exchange(worker, token, wants=[Want(line, 5)])
             (claim,) = out.claims
             assert claim.id == old
             one = Settlement(claim=claim, fate=fate, **fields)  # type: ignore[arg-type]
             await store.exchange(worker, token, [one])
             if fate is Fate.FAILED:
                 assert await store.retry([old]) == [old]
-            lane = FIRST._replace(skill="mail")
+            line = FIRST._replace(skill="mail")
         (fresh,) = await store.enqueue([NewJob(kind="send", queue="mail", tenant="t")])
         out = await store.exchange(worker, token + 1, wants=[Want(FIRST, 5)])
         assert [claim.id for claim in out.claims] == [fresh.id]
@@ -80,11 +80,11 @@ def old_file(path: Path, version: int) -> apsw.Connection:
 
 
 def add_job(connection: apsw.Connection, status: int, error: str | None = None) -> None:
-    lane = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
+    line = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
     connection.execute(
         "INSERT INTO job (status, lane, since_ns, enqueued_ns, priority, version, max_attempts,"
         " max_crashes, strict, window_ns, kind, step, state, error)"
-        f" VALUES ({status}, {lane}, 1, 1, 0, 1, 20, 5, 0, 0, 'send', 'run', x'7b7d', ?)",
+        f" VALUES ({status}, {line}, 1, 1, 0, 1, 20, 5, 0, 0, 'send', 'run', x'7b7d', ?)",
         (error,),
     )
 
@@ -255,11 +255,11 @@ def fill_file(path: Path, version: int) -> None:
                 id,
             ),
         )
-    lane = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
+    line = 1 << sqlite_schema.QUEUE_SHIFT | 1 << sqlite_schema.TENANT_SHIFT | Band.B1
     connection.execute(
         "INSERT INTO worker (id, name, until_ns) VALUES (7, 'old', 0);"
         "INSERT INTO lease (job, worker, token, claimed_ns, lane)"
-        f" VALUES ({STATUSES[Status.RUNNING]}, 7, 1, 5000, {lane})"
+        f" VALUES ({STATUSES[Status.RUNNING]}, 7, 1, 5000, {line})"
     )
     connection.close()
 

@@ -18,7 +18,7 @@ import pytest
 from msgspec import structs
 
 from fairway.core.priority import Band
-from fairway.jobs.job import Fate, Filter, Lane, Limits, NewJob, Settlement, Status
+from fairway.jobs.job import Fate, Filter, Limits, NewJob, ReadyLine, Settlement, Status
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
 from fairway.jobs.stores.postgres.browsing import IdSpan, browsing
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SECOND_NS = 1_000_000_000
 TTL_NS = 600 * SECOND_NS
 ROWS = 20_000
-LANE = Lane("default", "", Band.B1)
+LINE = ReadyLine("default", "", Band.B1)
 
 schemas = itertools.count(1)
 
@@ -42,9 +42,9 @@ schemas = itertools.count(1)
 class Bench:
     """A store, and what it says to the server."""
 
-    def __init__(self, store: PostgresStore, said: list[str]) -> None:
+    def __init__(self, store: PostgresStore, statements: list[str]) -> None:
         self.store = store
-        self.said = said
+        self.statements = statements
         self.token = 0
         self.worker = 0
 
@@ -61,8 +61,8 @@ class Bench:
     def names(self) -> list[str]:
         """The statements that were said since the last time, by name."""
         known = {text: name for name, text in self.store._sql.items()}
-        said, self.said[:] = list(self.said), []
-        return [known.get(text, text.strip(" ;").split()[0].lower()) for text in said]
+        statements, self.statements[:] = list(self.statements), []
+        return [known.get(text, text.strip(" ;").split()[0].lower()) for text in statements]
 
 
 def scene(play: Callable[[Bench], Awaitable[None]]) -> None:
@@ -75,16 +75,16 @@ def scene(play: Callable[[Bench], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def opened() -> AsyncIterator[Bench]:
-    said: list[str] = []
+    statements: list[str] = []
 
     async def listen(connection: Any) -> None:
-        connection.add_query_logger(lambda record: said.append(record.query))
+        connection.add_query_logger(lambda record: statements.append(record.query))
 
     schema = f"jobs_plans_{next(schemas)}"
     store = PostgresStore(postgres_url(), schema=schema, init=listen)
     await store.open()
     try:
-        bench = Bench(store, said)
+        bench = Bench(store, statements)
         bench.worker = await store.register("bench", TTL_NS)
         yield bench
     finally:
@@ -107,10 +107,20 @@ def done(claims: list[Claim]) -> list[Settlement]:
 # --- plans
 
 HOT = (
-    *("claim", "trade", "finish", "requeue", "enqueue", "enqueue_alike", "promote"),
+    *("claim", "trade", "finish", "requeue", "enqueue", "enqueue_uniform", "promote"),
     *("next_due", "probe"),
     *("unblock", "block", "earlier", "pending", "inbox", "children", "take_keys", "lock_keys"),
-    *("park", "wake", "tell", "deliver", "notified", "heard", "consume", "fence", "end_jobs"),
+    *(
+        "park",
+        "wake",
+        "send_signal",
+        "deliver",
+        "notified",
+        "heard",
+        "consume",
+        "fence",
+        "end_jobs",
+    ),
     *("queue_again", "give_back", "leases", "count_lost", "cancelled", "lock_parents"),
     *("set_timer", "progress"),
     *("find", "find_ended", "find_key", "set_aside", "revive"),
@@ -261,14 +271,14 @@ def test_an_idle_look_is_one_statement_and_writes_nothing() -> None:
 def test_a_steady_exchange_is_one_settlement_and_one_claim() -> None:
     async def play(bench: Bench) -> None:
         await bench.store.enqueue([NewJob(kind="work") for _ in range(800)])
-        claims = await bench.exchange(wants=[Want(LANE, 50)])
-        claims = await bench.exchange(done(claims), [Want(LANE, 50)])  # the driver learns the types
+        claims = await bench.exchange(wants=[Want(LINE, 50)])
+        claims = await bench.exchange(done(claims), [Want(LINE, 50)])  # the driver learns the types
         again = [Settlement(claim=one, fate=Fate.RETRY, delay_ns=SECOND_NS) for one in claims]
         await bench.exchange(again[:1])
         claims = claims[1:]
         bench.names()
         for _ in range(3):
-            claims = await bench.exchange(done(claims), [Want(LANE, 100)])
+            claims = await bench.exchange(done(claims), [Want(LINE, 100)])
             assert len(claims) == 100
             assert bench.names() == ["trade"]
         for _ in range(2):
@@ -276,7 +286,7 @@ def test_a_steady_exchange_is_one_settlement_and_one_claim() -> None:
             children = [
                 structs.replace(one, parent=7) for one in claims
             ]  # then there is more to do
-            claims = await bench.exchange(done(children), [Want(LANE, 10)])
+            claims = await bench.exchange(done(children), [Want(LINE, 10)])
         assert bench.names() == ["begin", "finish", "claim", "commit"]
         # One that comes back by itself costs no more than that; those that failed are kept at once.
         for counts, kept in ((False, []), (True, ["keep_attempts"])):
@@ -284,7 +294,7 @@ def test_a_steady_exchange_is_one_settlement_and_one_claim() -> None:
                 Settlement(claim=one, fate=Fate.RETRY, delay_ns=SECOND_NS, counts=counts)
                 for one in claims
             ]
-            claims = await bench.exchange(again, [Want(LANE, 10)])
+            claims = await bench.exchange(again, [Want(LINE, 10)])
             assert bench.names() == ["begin", "requeue", *kept, "claim", "commit"]
 
     scene(play)
@@ -293,25 +303,25 @@ def test_a_steady_exchange_is_one_settlement_and_one_claim() -> None:
 def test_a_claim_alone_is_one_statement() -> None:
     async def play(bench: Bench) -> None:
         await bench.store.enqueue([NewJob(kind="work") for _ in range(50)])
-        await bench.exchange(wants=[Want(LANE, 10)])
+        await bench.exchange(wants=[Want(LINE, 10)])
         bench.names()
-        assert len(await bench.exchange(wants=[Want(LANE, 40)])) == 40
+        assert len(await bench.exchange(wants=[Want(LINE, 40)])) == 40
         assert bench.names() == ["claim"]
 
     scene(play)
 
 
-@pytest.mark.parametrize("alike", [True, False])
-def test_many_jobs_are_enqueued_with_one_statement(alike: bool) -> None:
+@pytest.mark.parametrize("uniform", [True, False])
+def test_many_jobs_are_enqueued_with_one_statement(uniform: bool) -> None:
     async def play(bench: Bench) -> None:
         jobs = [NewJob(kind="work", state=b"%d" % n) for n in range(1_000)]
-        if not alike:
+        if not uniform:
             jobs[7] = NewJob(kind="other", partition_key="k")
-        await bench.store.enqueue(jobs[:2])  # the lane is made once
+        await bench.store.enqueue(jobs[:2])  # the line is made once
         await bench.store.enqueue(jobs[6:8])
         bench.names()
         await bench.store.enqueue(jobs)
-        assert bench.names() == ["enqueue_alike" if alike else "enqueue"]
+        assert bench.names() == ["enqueue_uniform" if uniform else "enqueue"]
 
     scene(play)
 
@@ -320,26 +330,26 @@ def test_a_heartbeat_costs_the_same_however_many_jobs_are_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts = []
-    said: list[Any] = []
+    statements: list[Any] = []
     execute = psycopg.RawCursor.execute
 
     def counted(self: Any, query: Any, *args: Any, **options: Any) -> Any:
-        said.append(query)
+        statements.append(query)
         return execute(self, query, *args, **options)
 
     async def play(bench: Bench) -> None:
         await bench.store.enqueue([NewJob(kind="work") for _ in range(500)])
-        heart = bench.store.heart()
+        renewer = bench.store.lease_renewer()
         held: dict[int, int] = {}
         for most in (0, 1, 499):
             if most:
-                claims = await bench.exchange(wants=[Want(LANE, most)])
+                claims = await bench.exchange(wants=[Want(LINE, most)])
                 held |= {claim.id: claim.token for claim in claims}
-            said.clear()
-            beat = heart.beat(bench.worker, held, TTL_NS, 0)
-            assert (beat.alive, beat.released) == (True, 0)
-            counts.append(len(said))
-        heart.close()
+            statements.clear()
+            renewal = renewer.renew(bench.worker, held, TTL_NS, 0)
+            assert (renewal.alive, renewal.released) == (True, 0)
+            counts.append(len(statements))
+        renewer.close()
         assert len(held) == 500
 
     monkeypatch.setattr(psycopg.RawCursor, "execute", counted)
@@ -349,28 +359,28 @@ def test_a_heartbeat_costs_the_same_however_many_jobs_are_held(
 
 @pytest.mark.parametrize("limited", [False, True], ids=["keys", "keys under a limit"])
 def test_an_exchange_that_claims_under_keys_or_a_limit_commits_once(limited: bool) -> None:
-    """These wait for the disk: however many jobs and lanes there are, once."""
+    """These wait for the disk: however many jobs and lines there are, once."""
 
     async def play(bench: Bench) -> None:
-        lanes = [Lane("default", tenant, Band.B1) for tenant in ("a", "b", "c")]
+        lines = [ReadyLine("default", tenant, Band.B1) for tenant in ("a", "b", "c")]
         if limited:
             await bench.store.set_limits("default", Limits(concurrency=100))
             await bench.exchange(probe=["default"])
         for number in range(30):
-            tenant = lanes[number % 3].tenant
+            tenant = lines[number % 3].tenant
             key = f"k{number}"
             await bench.store.enqueue([NewJob(kind="work", tenant=tenant, partition_key=key)])
-        claims = await bench.exchange(wants=[Want(lane, 2) for lane in lanes])
+        claims = await bench.exchange(wants=[Want(line, 2) for line in lines])
         for settled in ([], done(claims)):
             bench.names()
-            claims = await bench.exchange(settled, [Want(lane, 4) for lane in lanes])
+            claims = await bench.exchange(settled, [Want(line, 4) for line in lines])
             assert len(claims) == 12
-            said = bench.names()
+            statements = bench.names()
             if limited:
-                assert said[0] == "begin"
-            if len(said) > 1:  # else the statement commits itself
-                assert (said[0], said[-1]) == ("begin", "commit")
-                assert (said.count("begin"), said.count("commit")) == (1, 1)
+                assert statements[0] == "begin"
+            if len(statements) > 1:  # else the statement commits itself
+                assert (statements[0], statements[-1]) == ("begin", "commit")
+                assert (statements.count("begin"), statements.count("commit")) == (1, 1)
 
     scene(play)
 
@@ -418,7 +428,7 @@ def test_an_enqueue_without_a_key_and_a_claim_without_a_limit_hold_nothing_of_ot
             await guest.close()
         async with store._connections.connection() as connection, connection.transaction():
             out = _nothing()
-            await store._claiming.claim(connection, bench.worker, 1, {LANE: 5}, out, gated=False)
+            await store._claiming.claim(connection, bench.worker, 1, {LINE: 5}, out, gated=False)
             assert len(out.claims) == 2
             assert await held_by(bench, connection.get_server_pid()) == set()
         # And it would be seen: these have something to hold.
@@ -426,7 +436,7 @@ def test_an_enqueue_without_a_key_and_a_claim_without_a_limit_hold_nothing_of_ot
         async with store._connections.connection() as connection, connection.transaction():
             await store._claiming.pass_gate(connection)
             out = _nothing()
-            await store._claiming.claim(connection, bench.worker, 2, {LANE: 5}, out, gated=True)
+            await store._claiming.claim(connection, bench.worker, 2, {LINE: 5}, out, gated=True)
             assert "rows of queue" in await held_by(bench, connection.get_server_pid())
 
     scene(play)
@@ -437,13 +447,13 @@ def test_an_enqueue_without_a_key_and_a_claim_without_a_limit_hold_nothing_of_ot
 
 def claim_blocks(bench: Bench, connection: psycopg.Connection[Any], low: int, most: int) -> int:
     """How many blocks a claim touches, undone."""
-    lane = bench.store._lanes[LANE]
+    line = bench.store._lines[LINE]
     connection.execute(b"deallocate all")
     connection.execute(f"prepare it as {bench.store._sql['claim']}".encode())
     with connection.transaction(force_rollback=True):
         row = connection.execute(
             "explain (analyze, buffers, format json) execute it"
-            f" ({bench.worker}, 1000000, '{{{lane}}}', '{{{most}}}', '{{{low}}}', false,"
+            f" ({bench.worker}, 1000000, '{{{line}}}', '{{{most}}}', '{{{low}}}', false,"
             " '{}')".encode()
         ).fetchone()
     assert row is not None
@@ -461,14 +471,14 @@ def test_a_transaction_that_is_never_ended_does_not_make_claims_dearer() -> None
             measuring.execute(b"set plan_cache_mode = force_generic_plan")
             old.execute(b"begin isolation level repeatable read")
             old.execute(f"select count(*) from {bench.schema}.ready".encode())
-            lane = bench.store._lanes[LANE]
+            line = bench.store._lines[LINE]
             costs = []
             claims: list[Claim] = []
             for drained in range(0, jobs, most):
-                claims = await bench.exchange(done(claims), [Want(LANE, most)])
+                claims = await bench.exchange(done(claims), [Want(LINE, most)])
                 assert len(claims) == most
                 if drained % (most * 10) == 0:
-                    low, _ = bench.store._low_water._at[lane]
+                    low, _ = bench.store._low_water._at[line]
                     assert low == claims[-1].id, "the next claim begins where this one ended"
                     costs.append(claim_blocks(bench, measuring, low, most))
             await bench.exchange(done(claims))

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from fairway.core.priority import Band
 from fairway.errors import Invalid
-from fairway.jobs.job import Fate, Filter, Lane, NewJob, Settlement, Status
+from fairway.jobs.job import Fate, Filter, NewJob, ReadyLine, Settlement, Status
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
 from fairway.jobs.stores.postgres.claiming import PostgresClaiming
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
 MINUTE_NS = 60 * 1_000_000_000
-LANE = Lane("default", "", Band.B1)
+LINE = ReadyLine("default", "", Band.B1)
 _schemas = itertools.count(1)
 
 
@@ -50,9 +50,9 @@ async def stores(count: int = 1, **options: Any) -> AsyncIterator[list[PostgresS
 
 
 async def claimed(store: PostgresStore, worker: int, token: int, most: int = 1) -> list[Any]:
-    claims = (await store.exchange(worker, token, wants=[Want(LANE, most)])).claims
+    claims = (await store.exchange(worker, token, wants=[Want(LINE, most)])).claims
     # A claim may begin where the last one ended. One that found nothing looks from the start.
-    return claims or (await store.exchange(worker, token, wants=[Want(LANE, most)])).claims
+    return claims or (await store.exchange(worker, token, wants=[Want(LINE, most)])).claims
 
 
 class Gate:
@@ -591,7 +591,7 @@ def test_a_key_that_is_freed_while_a_claim_looks_at_it_blocks_nobody_for_ever(
 
             monkeypatch.setattr(PostgresClaiming, "_block", slow_block)
             async with asyncio.TaskGroup() as group:
-                theirs = group.create_task(other.exchange(b, 1, wants=[Want(LANE, 1)]))
+                theirs = group.create_task(other.exchange(b, 1, wants=[Want(LINE, 1)]))
                 await looked.wait()
                 done = Settlement(claim=first, fate=Fate.DONE)
                 ours = group.create_task(one.exchange(a, 2, [done]))

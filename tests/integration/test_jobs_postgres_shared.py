@@ -24,7 +24,7 @@ from fairway.core.priority import Band
 from fairway.errors import FairwayError, Invalid, InvalidConfig, LockTimeout, TransactionConflict
 from fairway.jobs.context import Context  # noqa: TC001  annotations of jobs are read
 from fairway.jobs.engine import Jobs, Kinds
-from fairway.jobs.job import Fate, Filter, Lane, Limits, NewJob, Settlement, Status
+from fairway.jobs.job import Fate, Filter, Limits, NewJob, ReadyLine, Settlement, Status
 from fairway.jobs.kinds import Options, Order, function_kind, machine_kind
 from fairway.jobs.outcome import Outcome  # noqa: TC001  annotations of jobs are read
 from fairway.jobs.store import Want
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 MILLISECOND_NS = 1_000_000
 MINUTE_NS = 60_000 * MILLISECOND_NS
-LANE = Lane("default", "", Band.B1)
+LINE = ReadyLine("default", "", Band.B1)
 ONCE = NewJob(kind="mail", unique_key="once")
 _schemas = itertools.count(1)
 _free: list[str] = []
@@ -189,7 +189,7 @@ def test_whoever_waits_for_no_key_is_behind_nobody_who_does() -> None:
             calls = [group.create_task(other.enqueue([ONCE])) for _ in range(100)]
             retried = [group.create_task(other.retry([ended.id])) for _ in range(10)]
             in_line = len(calls) + len(retried) - 4
-            while len(other._line._waiting._waiters or ()) < in_line:  # noqa: ASYNC110
+            while len(other._waiting_line._waiting._waiters or ()) < in_line:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             text = (
                 "select count(*) from pg_stat_activity"
@@ -202,7 +202,7 @@ def test_whoever_waits_for_no_key_is_behind_nobody_who_does() -> None:
             (plain,) = await other.enqueue([NewJob(kind="mail")])
             (another,) = await other.enqueue([NewJob(kind="mail", unique_key="another")])
             worker = await other.register("w", MINUTE_NS)
-            (claim, _) = (await other.exchange(worker, 1, wants=[Want(LANE, 2)])).claims
+            (claim, _) = (await other.exchange(worker, 1, wants=[Want(LINE, 2)])).claims
             assert claim.id == plain.id
             out = await other.exchange(worker, 2, [Settlement(claim=claim, fate=Fate.DONE)])
             assert [one.id for one in out.ended] == [plain.id]
@@ -241,7 +241,7 @@ def test_a_worker_does_not_wait_for_a_transaction_that_asked_for_the_key_of_its_
         async with stores() as (one, other), transaction() as caller:
             (new,) = await one.enqueue([ONCE])
             worker = await other.register("w", MINUTE_NS)
-            (claim,) = (await other.exchange(worker, 1, wants=[Want(LANE, 1)])).claims
+            (claim,) = (await other.exchange(worker, 1, wants=[Want(LINE, 1)])).claims
             (known,) = await one.enqueue([ONCE], within=caller)
             assert (known.id, known.fresh) == (new.id, False)
             out = await other.exchange(worker, 2, [Settlement(claim=claim, fate=Fate.DONE)])
@@ -343,7 +343,7 @@ def test_an_exchange_postpones_what_spawns_a_key_that_an_open_transaction_holds(
         async with stores(keys=keys) as (one, other), transaction() as caller:
             worker = await other.register("w", MINUTE_NS)
             await one.enqueue([NewJob(kind="parent", partition_key=f"p{n}") for n in range(5)])
-            out = await other.exchange(worker, 1, wants=[Want(LANE, 5)])
+            out = await other.exchange(worker, 1, wants=[Want(LINE, 5)])
             held = NewJob(kind="mail", unique_key="held")
             both = NewJob(kind="mail", unique_key="both")
             await one.enqueue([held, both], within=caller)
@@ -376,7 +376,7 @@ def test_what_waits_after_a_spawn_waits_for_locks_as_long_as_before() -> None:
         async with stores(1) as (store,):
             worker = await store.register("w", MINUTE_NS)
             await store.enqueue([NewJob(kind="parent")])
-            (claim,) = (await store.exchange(worker, 1, wants=[Want(LANE, 1)])).claims
+            (claim,) = (await store.exchange(worker, 1, wants=[Want(LINE, 1)])).claims
             said = []
             probe: Any = store._claiming.probe
 
@@ -410,7 +410,7 @@ def test_a_worker_goes_on_while_a_transaction_holds_the_key_of_a_child(kept: boo
         kinds.add(function_kind(child, "child", 1, Options()))
         async with stores() as (one, other), transaction() as caller:
             engine = Jobs(one, kinds)
-            worker = Worker(one, kinds.by_version, WorkerConfig(), told=engine.told)
+            worker = Worker(one, kinds.by_version, WorkerConfig(), on_ended=engine.on_ended)
             engine.attach(worker)
             await other.enqueue([NewJob(kind="child", unique_key="once")], within=caller)
             async with asyncio.TaskGroup() as group:
@@ -436,10 +436,10 @@ def test_a_lock_timeout_below_a_millisecond_is_refused() -> None:
         PostgresStore("postgresql://nowhere/none", lock_timeout_ns=0)
 
 
-# --- lanes
+# --- lines
 
 
-def test_two_that_need_the_same_new_lane_both_get_it() -> None:
+def test_two_that_need_the_same_new_line_both_get_it() -> None:
     async def play() -> None:
         async with stores() as (one, other), transaction() as caller, asyncio.TaskGroup() as group:
             new = NewJob(kind="mail", tenant="new")
@@ -470,14 +470,14 @@ def test_a_limit_counts_at_once_in_every_process(queue: str, busy: bool) -> None
         async with stores() as (one, other):
             await one.enqueue([NewJob(kind="mail") for _ in range(20)])
             worker = await other.register("w", MINUTE_NS)
-            out = await other.exchange(worker, 1, wants=[Want(LANE, 2)], probe=["default"])
+            out = await other.exchange(worker, 1, wants=[Want(LINE, 2)], probe=["default"])
             await one.set_limits(queue, Limits(concurrency=3))
             done = [Settlement(claim=one, fate=Fate.DONE) for one in out.claims]
             ended = done[:1] if busy else []
-            more = await other.exchange(worker, 2, ended, wants=[Want(LANE, 9)])
+            more = await other.exchange(worker, 2, ended, wants=[Want(LINE, 9)])
             assert len(more.claims) == (2 if busy else 1)
             assert len(more.ended) == len(ended)
-            full = await other.exchange(worker, 3, wants=[Want(LANE, 9)])
+            full = await other.exchange(worker, 3, wants=[Want(LINE, 9)])
             assert (full.claims, list(full.held_back_ns)) == ([], ["default"])
 
     scene(play())
@@ -499,7 +499,7 @@ def test_claims_under_a_limit_wait_for_those_that_had_not_seen_it() -> None:
                 await probe(*args)
 
             one._claiming.probe = slow  # type: ignore[method-assign]
-            wants = [Want(LANE, 2)]
+            wants = [Want(LINE, 2)]
             first = group.create_task(one.exchange(early, 1, wants=wants, probe=["default"]))
             await claimed.wait()
             limit = group.create_task(setter.set_limits("default", Limits(concurrency=2)))

@@ -13,7 +13,7 @@ import pytest
 from fairway.core.priority import Band
 from fairway.jobs.engine import Jobs, Kinds
 from fairway.jobs.feeder import FeederConfig
-from fairway.jobs.job import ASIDE_MAX, Fate, Filter, Lane, NewJob, Settlement, Status
+from fairway.jobs.job import ASIDE_MAX, Fate, Filter, NewJob, ReadyLine, Settlement, Status
 from fairway.jobs.kinds import Options, function_kind
 from fairway.jobs.store import Want
 from fairway.jobs.stores.sqlite import SqliteStore
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 UNKNOWN = 10_000
 POLL_NS = 50_000_000
-LANE = Lane("default", "", Band.B1)
+LINE = ReadyLine("default", "", Band.B1)
 schemas = itertools.count(1)
 
 
@@ -59,7 +59,7 @@ class Deployed:
             concurrency=concurrency, poll_interval_ns=POLL_NS, max_poll_interval_ns=POLL_NS
         )
         config = WorkerConfig(queues={"default": feeder})
-        self.worker = Worker(store, kinds.by_version, config, told=self.jobs.told)
+        self.worker = Worker(store, kinds.by_version, config, on_ended=self.jobs.on_ended)
         self.jobs.attach(self.worker)
         inner = store.exchange
 
@@ -161,7 +161,7 @@ def test_attempts_are_numbered_on_where_an_older_release_did_not_count(
         async def fail() -> None:
             nonlocal token
             token += 1
-            (claim,) = (await store.exchange(worker, token, wants=[Want(LANE, 1)])).claims
+            (claim,) = (await store.exchange(worker, token, wants=[Want(LINE, 1)])).claims
             one = Settlement(claim=claim, fate=Fate.FAILED, error=f"no {token}")
             assert (await store.exchange(worker, token, [one])).stale == []
 
@@ -172,7 +172,7 @@ def test_attempts_are_numbered_on_where_an_older_release_did_not_count(
             assert await store.retry([added.id]) == [added.id]
         attempts = await store.attempts(added.id)
         assert attempts[-1].error == "no 3"
-        (claim,) = (await store.exchange(worker, 9, wants=[Want(LANE, 1)])).claims
+        (claim,) = (await store.exchange(worker, 9, wants=[Want(LINE, 1)])).claims
         (running,) = [one for one in await store.attempts(claim.id) if one.fate is None]
         assert running.number > attempts[-1].number
         await store.aclose()

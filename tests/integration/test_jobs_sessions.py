@@ -17,7 +17,7 @@ from fairway.errors import FairwayError, InvalidConfig, OutcomeUnknown, Unavaila
 from fairway.jobs.context import Context  # noqa: TC001  annotations of jobs are read
 from fairway.jobs.engine import Kinds
 from fairway.jobs.feeder import FeederConfig
-from fairway.jobs.job import Lane, NewJob, Status
+from fairway.jobs.job import NewJob, ReadyLine, Status
 from fairway.jobs.kinds import Options, function_kind
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
@@ -47,7 +47,10 @@ def new_schema() -> str:
 
 async def end_sessions(schema: str, *those: str) -> int:
     """End every session of a store, or those, as an administrator, a failover or a restart does."""
-    names = [f"fairway {schema} {one}" for one in those] or [f"fairway {schema}", "fairway heart"]
+    names = [f"fairway {schema} {one}" for one in those] or [
+        f"fairway {schema}",
+        "fairway heartbeat",
+    ]
     connection = await psycopg.AsyncConnection.connect(postgres_url(), autocommit=True)
     async with connection:
         cursor = await connection.execute(
@@ -170,7 +173,7 @@ def test_a_claim_whose_key_went_before_the_worker_heard_of_it_is_given_back() ->
                 return won
 
             locks.take = take_and_lose  # type: ignore[method-assign]
-            wants = [Want(Lane("default", "", Band.B1), 1)]
+            wants = [Want(ReadyLine("default", "", Band.B1), 1)]
             assert (await store.exchange(worker, 1, wants=wants)).claims == []
             job = await store.find(added.id)
             assert job is not None
@@ -210,7 +213,7 @@ def test_a_worker_outlives_the_end_of_its_sessions_under_load(
                 store,
                 kinds.by_version,
                 config,
-                told=lambda ended: ran.update(one.id for one in ended),
+                on_ended=lambda ended: ran.update(one.id for one in ended),
             )
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(worker.run())

@@ -29,8 +29,8 @@ from fairway.errors import (
     UnknownFormat,
     WriteFailed,
 )
-from fairway.jobs.job import Fate, Filter, Lane, Limits, NewJob, Settlement, Status
-from fairway.jobs.store import Cursor, Want
+from fairway.jobs.job import Fate, Filter, Limits, NewJob, ReadyLine, Settlement, Status
+from fairway.jobs.store import TopicCursor, Want
 from fairway.jobs.stores.sqlite import (
     SqliteStore,
     browsing,
@@ -40,8 +40,8 @@ from fairway.jobs.stores.sqlite import (
     settling,
     tenants,
     transaction,
-    turn,
     upkeep,
+    writer_queue,
 )
 from fairway.testing import run as run_virtually
 from tests.support.fingerprint import fingerprint
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECOND_NS = 1_000_000_000
-LANE = Lane("default", "", Band.B1)
+LINE = ReadyLine("default", "", Band.B1)
 JOB = NewJob(kind="noop")
 FULL = 2
 """What `PRAGMA synchronous` answers."""
@@ -111,16 +111,16 @@ def test_processes_share_a_file_and_every_job_runs_once(path: Path) -> None:
     """They also make the file, all at once."""
     names, jobs = ["anna", "ben", "cleo"], 140
     children = [start(path, name, jobs, names) for name in names]
-    said = []
+    report = []
     for child in children:
         out, _ = child.communicate(timeout=100)
         assert child.returncode == 0
-        said.append(msgspec.json.decode(out, type=ChildReport))
-    added = sorted(id for one in said for id in one.added)
-    ran = sorted(id for one in said for id in one.ran)
+        report.append(msgspec.json.decode(out, type=ChildReport))
+    added = sorted(id for one in report for id in one.added)
+    ran = sorted(id for one in report for id in one.ran)
     assert len(added) == len(set(added)) == jobs * len(names)
     assert ran == added
-    assert not any(one.stale for one in said)
+    assert not any(one.stale for one in report)
 
     async def look(store: SqliteStore) -> None:
         found = await store.browse(Filter(limit=10_000))
@@ -130,10 +130,10 @@ def test_processes_share_a_file_and_every_job_runs_once(path: Path) -> None:
     play(path, look)
 
 
-def test_nobody_writes_while_another_waits_with_the_turn_in_his_hand(
+def test_nobody_writes_while_another_waits_with_the_turn(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn, "BUSY_MS", 3)
+    monkeypatch.setattr(writer_queue, "BUSY_MS", 3)
 
     async def scene(store: SqliteStore) -> None:
         other = os.open(f"{path}-turn", os.O_RDWR)
@@ -154,19 +154,19 @@ def test_a_file_held_too_long_is_a_refusal(path: Path, monkeypatch: pytest.Monke
 
     async def scene(store: SqliteStore) -> None:
         worker = await store.register("w", 60 * SECOND_NS)
-        heart = store.heart()
-        assert heart.beat(worker, {}, 60 * SECOND_NS, 0).alive
+        renewer = store.lease_renewer()
+        assert renewer.renew(worker, {}, 60 * SECOND_NS, 0).alive
         other = apsw.Connection(str(path))
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(Unavailable):
             await store.enqueue([JOB])
         with pytest.raises(Unavailable):
-            heart.beat(worker, {}, 60 * SECOND_NS, 0)
+            renewer.renew(worker, {}, 60 * SECOND_NS, 0)
         assert await store.browse(Filter()) == []  # who only looks waits for nobody
         other.execute("COMMIT")
         assert [one.id for one in await store.enqueue([JOB])] == [1]
-        assert heart.beat(worker, {}, 60 * SECOND_NS, 0).alive
-        heart.close()
+        assert renewer.renew(worker, {}, 60 * SECOND_NS, 0).alive
+        renewer.close()
         other.close()
 
     play(path, scene)
@@ -226,7 +226,7 @@ def test_a_call_that_fails_is_undone_alone(path: Path) -> None:
     async def scene(store: SqliteStore) -> None:
         first, failed, last = await together(
             store.enqueue([NewJob(kind="noop", queue="other")]),
-            store.enqueue([NewJob(kind="noop", queue="new"), wrong], cursor=Cursor("c", 1, 1)),
+            store.enqueue([NewJob(kind="noop", queue="new"), wrong], cursor=TopicCursor("c", 1, 1)),
             store.enqueue([NewJob(kind="noop", queue="new", unique_key="u")]),
         )
         assert isinstance(failed, WriteFailed)
@@ -312,7 +312,7 @@ def test_what_others_were_promised_is_synced_and_the_rest_is_not(path: Path) -> 
         async def exchange(*settlements: Settlement) -> Any:
             nonlocal token
             token += 1
-            return await store.exchange(worker, token, settlements, [Want(LANE, 1)])
+            return await store.exchange(worker, token, settlements, [Want(LINE, 1)])
 
         assert await syncs(store.enqueue([JOB, JOB, JOB]))
         unsynced: list[Callable[[], Awaitable[Any]]] = [
@@ -550,8 +550,8 @@ def test_it_runs_on_virtual_time(path: Path) -> None:
             assert (await store.promote(10)).moved == 0
             await asyncio.sleep(60)
             assert (await store.promote(10)).moved == 1
-            (claim,) = (await store.exchange(worker, 1, wants=[Want(LANE, 5)])).claims
-            assert store.heart().beat(worker, {}, SECOND_NS, 0).released == 1
+            (claim,) = (await store.exchange(worker, 1, wants=[Want(LINE, 5)])).claims
+            assert store.lease_renewer().renew(worker, {}, SECOND_NS, 0).released == 1
             assert claim.id == 1
 
     run_virtually(scene, seed=1)
@@ -581,18 +581,18 @@ def test_jobs_are_added_in_a_transaction_of_the_caller(path: Path) -> None:
 
         theirs.execute("BEGIN")
         theirs.execute("INSERT INTO customer VALUES ('kept')")
-        added = await store.enqueue(new, within=theirs, cursor=Cursor("c", 1, 7))
+        added = await store.enqueue(new, within=theirs, cursor=TopicCursor("c", 1, 7))
         assert [(one.id, one.fresh) for one in added] == [(1, True), (2, True)]
-        assert await store.enqueue(new, within=theirs, cursor=Cursor("c", 1, 7)) == []
+        assert await store.enqueue(new, within=theirs, cursor=TopicCursor("c", 1, 7)) == []
         assert await store.browse(Filter()) == []
         theirs.execute("COMMIT")
         assert theirs.execute("SELECT name FROM customer").fetchall() == [("kept",)]
-        assert await store.cursor("c") == Cursor("c", 1, 7)
+        assert await store.cursor("c") == TopicCursor("c", 1, 7)
         again = await store.enqueue(new[:1])
         assert [(one.id, one.fresh) for one in again] == [(1, False)]
 
         worker = await store.register("w", 60 * SECOND_NS)
-        want = [Want(Lane("mail", "t", Band.B1), 9), Want(LANE, 9)]
+        want = [Want(ReadyLine("mail", "t", Band.B1), 9), Want(LINE, 9)]
         assert [one.id for one in (await store.exchange(worker, 1, wants=want)).claims] == [1, 2]
         theirs.close()
 
@@ -686,9 +686,9 @@ def test_a_connection_of_apsw_may_make_of_its_rows_what_it_likes(path: Path) -> 
         new = [NewJob(kind="mail", unique_key="u"), JOB]
         theirs.execute("BEGIN")
         theirs.set_row_trace(as_dict)
-        theirs.set_exec_trace(lambda *said: False)
+        theirs.set_exec_trace(lambda *_: False)
         theirs.cursor_factory = Loud
-        added = await store.enqueue(new, within=theirs, cursor=Cursor("c", 1, 7))
+        added = await store.enqueue(new, within=theirs, cursor=TopicCursor("c", 1, 7))
         assert [(one.id, one.fresh) for one in added] == [(1, True), (2, True)]
         (again,) = await store.enqueue(new[:1], within=theirs)
         assert (again.id, again.fresh) == (1, False)
@@ -783,7 +783,7 @@ def test_pruning_goes_on_where_the_chunk_before_ended(
     "statement",
     [
         claiming.HEAD,
-        claiming.READY_LANES,
+        claiming.READY_LINES,
         claiming.BUSY_KEYS,
         claiming.EARLIER,
         claiming.CHILDREN,
@@ -832,7 +832,7 @@ def test_attempts_leave_the_file_with_their_jobs(path: Path) -> None:
     async def scene(store: SqliteStore) -> None:
         added = [one.id for one in await store.enqueue([JOB] * 3)]
         worker = await store.register("w", 60 * SECOND_NS)
-        claims = (await store.exchange(worker, 1, wants=[Want(LANE, 9)])).claims
+        claims = (await store.exchange(worker, 1, wants=[Want(LINE, 9)])).claims
         failed = [Settlement(claim=one, fate=Fate.FAILED, log=b"it began") for one in claims]
         await store.exchange(worker, 2, failed)
 

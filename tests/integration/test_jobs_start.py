@@ -100,7 +100,7 @@ def test_what_waiting_does_not_mend_ends_the_start_at_once(
     server: PostgresServer, tmp_path: Path
 ) -> None:
     def part_at(url: str) -> JobsPart:
-        return JobsPart(PostgresStore(url), Kinds(), None, {}, patient=True)
+        return JobsPart(PostgresStore(url), Kinds(), None, {}, wait_for_store=True)
 
     async def refused(part: JobsPart, kind: type[FairwayError], said: str) -> None:
         with pytest.raises(kind, match=said):
@@ -146,7 +146,7 @@ def test_a_file_that_another_process_has_locked_is_waited_for(
     other.execute("BEGIN EXCLUSIVE")
 
     async def scenario() -> None:
-        part = JobsPart(SqliteStore(path), Kinds(), None, {}, patient=True)
+        part = JobsPart(SqliteStore(path), Kinds(), None, {}, wait_for_store=True)
         async with asyncio.TaskGroup() as group:
             entering = group.create_task(part.__aenter__())
             while not caplog.records:

@@ -13,7 +13,7 @@ import psycopg
 
 from fairway.jobs.job import Filter, Limits, NewJob, Status
 from fairway.jobs.stores.postgres import PostgresStore
-from tests.support.jobs_storm_child import StormReport
+from tests.support.jobs_storm_child import StormAnswers
 from tests.support.postgres import postgres_url
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def test_eight_processes_at_full_speed_break_no_promise(campaign: Campaign) -> N
     try:
         work, machine, victims = asyncio.run(prepare())
         assert victims == list(range(victims[0], victims[0] + rounds))
-        reports = storm(rounds, machine, victims[0])
+        answers = storm(rounds, machine, victims[0])
         states, live, tenants, others = asyncio.run(left())
     finally:
         with psycopg.connect(postgres_url(), autocommit=True) as connection:
@@ -81,7 +81,7 @@ def test_eight_processes_at_full_speed_break_no_promise(campaign: Campaign) -> N
     # A unique key stands for one job, whoever asked, and one of those who asked has made it.
     holders = defaultdict(set)
     fresh: Counter[str] = Counter()
-    for one in reports:
+    for one in answers:
         for key, id, new in one.keys:
             holders[key].add(id)
             fresh[key] += new
@@ -91,31 +91,31 @@ def test_eight_processes_at_full_speed_break_no_promise(campaign: Campaign) -> N
     assert len(holders) == 3 * rounds
     # Every job is done, and once.
     assert set(states) == {Status.DONE}
-    assert Counter(id for one in reports for id in one.done) == Counter(work)
+    assert Counter(id for one in answers for id in one.done) == Counter(work)
     # No limit is passed at any moment.
-    held = [each for one in reports for each in one.held]
+    held = [each for one in answers for each in one.held]
     limited = most_at_once(each for each in held if each[1] == "limited")
     assert limited <= LIMITED
     assert most_at_once(held) <= ALL
     # Nobody is refused a new tenant.
-    assert tenants == len({id for one in reports for id in one.tenants}) == 2 * rounds * PROCESSES
+    assert tenants == len({id for one in answers for id in one.tenants}) == 2 * rounds * PROCESSES
     # Of those who cancel or discard a job one does.
-    assert Counter(id for one in reports for id in one.cancelled) == Counter(victims)
-    assert Counter(id for one in reports for id in one.discarded) == Counter(victims)
+    assert Counter(id for one in answers for id in one.cancelled) == Counter(victims)
+    assert Counter(id for one in answers for id in one.discarded) == Counter(victims)
     # Every signal is given once to a step that is committed, and of those alike one is fresh.
-    sent = Counter(text for one in reports for text in one.sent)
+    sent = Counter(text for one in answers for text in one.sent)
     assert set(sent.values()) == {1}
     assert len(sent) == rounds * (1 + PROCESSES)
-    assert Counter(text for one in reports for text in one.given) == sent
+    assert Counter(text for one in answers for text in one.given) == sent
     assert [(job.id, job.status) for job in others] == [(machine, Status.WAITING)]
     campaign.tally["signal"] = len(sent)
-    campaign.tally["key asked for"] = sum(len(one.keys) for one in reports)
+    campaign.tally["key asked for"] = sum(len(one.keys) for one in answers)
     campaign.tally["job done"] = len(work)
     campaign.tally["limited at once"] = limited
-    campaign.tally["transaction repeated"] = sum(one.repeated for one in reports)
+    campaign.tally["transaction repeated"] = sum(one.repeated for one in answers)
 
 
-def storm(*arguments: int) -> list[StormReport]:
+def storm(*arguments: int) -> list[StormAnswers]:
     children = [
         subprocess.Popen(
             [
@@ -136,7 +136,7 @@ def storm(*arguments: int) -> list[StormReport]:
             child.stdin.write(b"go\n")
             child.stdin.flush()
         return [
-            msgspec.json.decode(child.communicate()[0].splitlines()[-1], type=StormReport)
+            msgspec.json.decode(child.communicate()[0].splitlines()[-1], type=StormAnswers)
             for child in children
         ]
     finally:

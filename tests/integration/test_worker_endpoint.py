@@ -31,7 +31,7 @@ from fairway.server.worker_endpoint import WorkerEndpoint
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from fairway.jobs.job import Beat
+    from fairway.jobs.job import LeaseRenewal
     from fairway.jobs.presence import Offer
 
 ROOT = Path(__file__).parents[2]
@@ -187,10 +187,12 @@ class Mute(MemoryStore):
             await self.admits.wait()
         return await super().register(name, ttl_ns, offer)
 
-    def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+    def renew(
+        self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int
+    ) -> LeaseRenewal:
         if not self.answers:
             raise InvalidConfig("it does not answer")
-        return super().beat(worker, held, ttl_ns, grace_ns)
+        return super().renew(worker, held, ttl_ns, grace_ns)
 
 
 def test_ready_is_registered_and_heartbeating() -> None:

@@ -29,7 +29,7 @@ from fairway import (
 from fairway.errors import FairwayError, Invalid, InvalidConfig, InvalidRequest
 from fairway.graphs.feeds.poll import poll
 from fairway.jobs import rules
-from fairway.jobs.clockwork import Recovery
+from fairway.jobs.clockwork import FiringRecovery
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.job import Filter, Limits
 from fairway.jobs.schedule import Catchup, CatchupConfig
@@ -363,7 +363,12 @@ CONFIGS: dict[Any, dict[str, list[Any]]] = {
         "failed_retention_ns": [-1],
         "dedup_window_ns": [-1],
     },
-    Recovery: {"interval_ns": [0], "lost_after_ns": [-1], "age_max_ns": [-1], "tries_max": [0]},
+    FiringRecovery: {
+        "interval_ns": [0],
+        "lost_after_ns": [-1],
+        "age_max_ns": [-1],
+        "tries_max": [0],
+    },
     CatchupConfig: {"runs_max": [0, 2**31], "grace_ns": [-1]},
 }
 NEVER: Final = (2**63 - 1, 2**70, 1.5, math.nan, math.inf, None, True, b"5", HUGE, Unshowable())

@@ -9,108 +9,108 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairway.core.priority import WEIGHTS, Band
-from fairway.jobs.feeder import Feeder, FeederConfig, LaneTurns
-from fairway.jobs.job import Claim, Lane
+from fairway.jobs.feeder import Feeder, FeederConfig, ReadyLineTurns
+from fairway.jobs.job import Claim, ReadyLine
 
 SECOND_NS = 1_000_000_000
 
 tenants = st.integers(0, 6).map(lambda number: f"t{number}")
-lanes = st.builds(Lane, st.just("default"), tenants, st.sampled_from(Band))
+lines = st.builds(ReadyLine, st.just("default"), tenants, st.sampled_from(Band))
 
 
-def bound(known: set[Lane], lane: Lane) -> int:
+def bound(known: set[ReadyLine], line: ReadyLine) -> int:
     """The promise: within so many turns everybody who is ready has had one."""
     weights = sum(WEIGHTS[band] for band in {one.band for one in known})
-    peers = sum(one.band is lane.band for one in known)
-    return ceil(peers / WEIGHTS[lane.band]) * weights
+    peers = sum(one.band is line.band for one in known)
+    return ceil(peers / WEIGHTS[line.band]) * weights
 
 
 @given(
-    st.sets(lanes, min_size=1, max_size=20),
+    st.sets(lines, min_size=1, max_size=20),
     st.lists(st.integers(1, 40), min_size=1, max_size=40),
     st.data(),
 )
 def test_nobody_waits_longer_than_the_bound(
-    ready: set[Lane], sizes: list[int], data: st.DataObject
+    ready: set[ReadyLine], sizes: list[int], data: st.DataObject
 ) -> None:
-    """Counted dumbly: turns since each lane had one, whatever sizes the claims have."""
-    turns = LaneTurns()
+    """Counted dumbly: turns since each line had one, whatever sizes the claims have."""
+    turns = ReadyLineTurns()
     turns.replace(ready)
     waited = dict.fromkeys(ready, 0)
     for size in sizes:
         if data.draw(st.integers(0, 3)) == 0:
-            turns.doubt()  # a look that brings the same lanes costs nobody their place
+            turns.doubt()  # a look that brings the same lines costs nobody their place
             assert turns.split(size) == []
             turns.replace(ready)
         order = one_by_one(turns, size)
         for served in order:
-            for lane in ready:
-                waited[lane] += 1
+            for line in ready:
+                waited[line] += 1
             assert waited[served] <= bound(ready, served)
             waited[served] = 0
-        for lane, since in waited.items():
-            assert since < bound(ready, lane), f"{lane} should have had its turn"
+        for line, since in waited.items():
+            assert since < bound(ready, line), f"{line} should have had its turn"
 
 
-def one_by_one(turns: LaneTurns, size: int) -> list[Lane]:
+def one_by_one(turns: ReadyLineTurns, size: int) -> list[ReadyLine]:
     """Claims of one each: a larger claim is their sum, as the next test shows."""
-    return [want.lane for _ in range(size) for want in turns.split(1)]
+    return [want.line for _ in range(size) for want in turns.split(1)]
 
 
-@given(st.sets(lanes, min_size=2, max_size=20), st.lists(st.integers(1, 30), max_size=20))
-def test_a_large_claim_is_the_sum_of_small_ones(ready: set[Lane], sizes: list[int]) -> None:
-    large, small = LaneTurns(), LaneTurns()
+@given(st.sets(lines, min_size=2, max_size=20), st.lists(st.integers(1, 30), max_size=20))
+def test_a_large_claim_is_the_sum_of_small_ones(ready: set[ReadyLine], sizes: list[int]) -> None:
+    large, small = ReadyLineTurns(), ReadyLineTurns()
     large.replace(ready)
     small.replace(ready)
     for size in sizes:
         wants = large.split(size)
         assert sum(want.most for want in wants) == size
-        assert Counter(one_by_one(small, size)) == {want.lane: want.most for want in wants}
+        assert Counter(one_by_one(small, size)) == {want.line: want.most for want in wants}
 
 
-@given(st.sets(lanes, min_size=2, max_size=20), st.integers(1, 6))
-def test_shares_follow_the_weights(ready: set[Lane], rounds: int) -> None:
+@given(st.sets(lines, min_size=2, max_size=20), st.integers(1, 6))
+def test_shares_follow_the_weights(ready: set[ReadyLine], rounds: int) -> None:
     """Over full rounds each band has its weight exactly, and inside it tenants differ by one."""
-    turns = LaneTurns()
+    turns = ReadyLineTurns()
     turns.replace(ready)
-    bands = {lane.band for lane in ready}
+    bands = {line.band for line in ready}
     weights = sum(WEIGHTS[band] for band in bands)
-    got: Counter[Lane] = Counter()
+    got: Counter[ReadyLine] = Counter()
     for want in turns.split(rounds * weights):
-        got[want.lane] += want.most
+        got[want.line] += want.most
     for band in bands:
-        shares = [got[lane] for lane in ready if lane.band is band]
+        shares = [got[line] for line in ready if line.band is band]
         assert sum(shares) == rounds * WEIGHTS[band]
         assert max(shares) - min(shares) <= 1
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(["add", "drop", "replace", "split", "doubt"]), lanes)),
+    st.lists(st.tuples(st.sampled_from(["add", "drop", "replace", "split", "doubt"]), lines)),
     st.integers(1, 9),
 )
-def test_only_lanes_with_work_are_asked(history: list[tuple[str, Lane]], size: int) -> None:
-    turns = LaneTurns()
-    known: set[Lane] = set()
-    unsure: set[Lane] = set()
-    for what, lane in history:
+def test_only_lines_with_work_are_asked(history: list[tuple[str, ReadyLine]], size: int) -> None:
+    turns = ReadyLineTurns()
+    known: set[ReadyLine] = set()
+    unsure: set[ReadyLine] = set()
+    for what, line in history:
         if what == "add":
-            turns.add(lane)
-            known.add(lane)
-            unsure.discard(lane)
+            turns.add(line)
+            known.add(line)
+            unsure.discard(line)
         elif what == "drop":
-            turns.drop(lane)
-            known.discard(lane)
-            unsure.discard(lane)
+            turns.drop(line)
+            known.discard(line)
+            unsure.discard(line)
         elif what == "doubt":
             turns.doubt()
             unsure = set(known)
         elif what == "replace":
-            known = {one for one in known if one.tenant == lane.tenant} | {lane}
+            known = {one for one in known if one.tenant == line.tenant} | {line}
             turns.replace(known)
             unsure = set()
         else:
             wants = turns.split(size)
-            assert {want.lane for want in wants} <= known
+            assert {want.line for want in wants} <= known
             assert sum(want.most for want in wants) == (size if known and not unsure else 0)
         assert len(turns) == len(known)
 

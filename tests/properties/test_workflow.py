@@ -37,14 +37,14 @@ from fairway.jobs.rules import (
 )
 from fairway.jobs.workflow import (
     MOVES,
-    Cancelled,
-    Event,
-    Outcome,
-    Paused,
-    Resumed,
-    Retried,
+    RunCancelled,
+    RunEvent,
+    RunOutcome,
+    RunPaused,
+    RunResumed,
+    RunRetried,
+    RunStarted,
     RunState,
-    Started,
     Step,
     TaskEnded,
     Workflow,
@@ -193,9 +193,9 @@ class Shell:
         self.inputs: dict[str, dict[str, Any]] = {}
         self.running: list[str] = []
         self.ended: list[str] = []
-        self.finished: list[Outcome] = []
+        self.finished: list[RunOutcome] = []
 
-    def send(self, event: Event) -> Step:
+    def send(self, event: RunEvent) -> Step:
         workflow, before = self.plan.workflow, self.state
         encoded = msgspec.json.encode(before)
         step = advance(workflow, before, event, NOW_NS)
@@ -234,7 +234,7 @@ class Shell:
     def repeat(self, draw: random.Random) -> None:
         """An event that says nothing new."""
         settled = [name for name in self.plan.ends if name not in self.running]
-        events: list[Event] = [Started({"x": "again"})]
+        events: list[RunEvent] = [RunStarted({"x": "again"})]
         events += [TaskEnded(name, draw.choice([DONE, FAILED]), {"x": "late"}) for name in settled]
         before = self.state
         assert self.send(draw.choice(events)) == Step(before)
@@ -242,7 +242,7 @@ class Shell:
 
 def drive(shell: Shell, draw: random.Random, *, stop_after: int | None = None) -> None:
     """From start to end, or for some steps, with pauses and repetitions in between."""
-    shell.send(Started(BEGIN))
+    shell.send(RunStarted(BEGIN))
     steps = 0
     while shell.state.outcome is None and (stop_after is None or steps < stop_after):
         steps += 1
@@ -250,7 +250,7 @@ def drive(shell: Shell, draw: random.Random, *, stop_after: int | None = None) -
         if chance < 0.15:
             shell.repeat(draw)
         elif chance < 0.3 or not shell.running:
-            shell.send(Resumed() if shell.state.paused else Paused())
+            shell.send(RunResumed() if shell.state.paused else RunPaused())
         else:
             shell.end_one(draw)
 
@@ -288,7 +288,7 @@ def test_a_retried_run_keeps_all_that_does_not_come_after_a_failure(
     drive(shell, draw)
     workflow, before = plan.workflow, shell.state
     assert before.outcome is not None
-    step = advance(workflow, before, Retried(), NOW_NS)
+    step = advance(workflow, before, RunRetried(), NOW_NS)
     check(workflow, step.state)
     if before.outcome.status is Fate.DONE:
         assert step == Step(before)
@@ -323,7 +323,7 @@ def test_a_run_can_be_cancelled_at_any_moment(
     shell = Shell(plan)
     drive(shell, draw, stop_after=steps)
     over = shell.state.outcome is not None
-    step = shell.send(Cancelled())
+    step = shell.send(RunCancelled())
     assert sorted(step.stop) == sorted(shell.running)
     assert sorted(shell.ended) == sorted(plan.ends)
     assert len(shell.finished) == 1

@@ -1,10 +1,10 @@
 """Every order in which PostgreSQL may be given the statements of several callers.
 
 Each caller is a store with connections of its own. A statement is a step, and a commit is one: a
-caller waits before each until the schedule chooses it, and what one does alone in between is no
-step. So a schedule is a list of choices, and the same choices give the same history. A statement
-that waits for a lock of another caller is seen as such in the database (`pg_blocking_pids`): then
-the others go on, and it ends when they let it.
+caller waits before each until it is its turn, and what one does alone in between is no step. So a
+schedule is a list of choices, and the same choices give the same history. A statement that waits
+for a lock of another caller is seen as such in the database (`pg_blocking_pids`): then the others
+go on, and it ends when they let it.
 
     Caller       one store, stopped before each of its statements
     Orders       all schedules, one after the other: depth first over the choices of the last run

@@ -2,7 +2,7 @@
 
     Draw     picks the next `Step` from a seed and a `Book` of what is known so far
     Side     plays steps on one store and answers in words that do not depend on the store
-    Watch    looks at one store after each step: legal moves, keys in one hand, nothing lost
+    Watch    looks at one store after each step: legal moves, one holder of a key, nothing lost
     History  plays the same steps on a store and on a `MemoryStore` and compares every answer
 
 Stores number jobs, workers and signals as they like. Here a job is called by its label, which is
@@ -25,22 +25,22 @@ from fairway.jobs.job import (
     Ending,
     Fate,
     Filter,
-    Lane,
     Limits,
     NewJob,
+    ReadyLine,
     Settlement,
     Status,
 )
 from fairway.jobs.moves import MOVES
 from fairway.jobs.presence import KnownKind, Offer
-from fairway.jobs.store import NO_OFFER, Cursor, Want
+from fairway.jobs.store import NO_OFFER, TopicCursor, Want
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from fairway.jobs.job import Child, Claim, Job, Signal
-    from fairway.jobs.store import Exchanged, Heart, JobStore
+    from fairway.jobs.store import Exchanged, JobStore, LeaseRenewer
 
 UNIT_NS: Final = 2_000_000_000
 """Every duration is a multiple: 200 points of priority, so that waiting climbs band by band."""
@@ -110,7 +110,7 @@ class Book:
     expires_ns: list[int] = field(default_factory=list)
     tokens: Counter[int] = field(default_factory=Counter)
     claims: list[Held] = field(default_factory=list)
-    lanes: list[Lane] = field(default_factory=list)
+    lines: list[ReadyLine] = field(default_factory=list)
     seqs: Counter[str] = field(default_factory=Counter)
     limits: dict[str, Limits] = field(default_factory=dict)
 
@@ -119,7 +119,7 @@ class Book:
         return f"j{self.labels}"
 
     def held_by(self, worker: int) -> list[Held]:
-        """What a worker has in its hands, going by the last look at the store."""
+        """The claims that a worker has, going by the last look at the store."""
         last = {held.label: held for held in self.claims}
         return [
             held
@@ -139,14 +139,14 @@ class Book:
             self.limits[args["queue"]] = args["limits"]
         elif step.verb == "unregister":
             self.expires_ns[args["worker"]] = 0
-        elif step.verb == "beat" and answer["alive"]:
+        elif step.verb == "renew" and answer["alive"]:
             known = self.expires_ns[args["worker"]]
             self.expires_ns[args["worker"]] = max(known, now_ns + args["ttl_ns"])
         elif step.verb == "exchange":
             worker, token = args["worker"], args["token"]
             self.claims += [Held(worker, label, token) for label in answer["claims"]]
-            for queue, lanes in answer["lanes"].items():
-                self.lanes = [*lanes, *(one for one in self.lanes if one.queue != queue)]
+            for queue, lines in answer["lines"].items():
+                self.lines = [*lines, *(one for one in self.lines if one.queue != queue)]
 
 
 class Draw:
@@ -158,7 +158,7 @@ class Draw:
             "register": 3,
             "unregister": 1,
             "exchange": 55,
-            "beat": 5,
+            "renew": 5,
             "promote": 6,
             "reap": 6,
             "age": 3,
@@ -188,13 +188,13 @@ class Draw:
         verb = rng.choices(list(self.WEIGHTS), list(self.WEIGHTS.values()))[0]
         if len(alive) < 2 and rng.random() < (0.2 if alive else 0.8):
             verb = "register"
-        if verb in ("unregister", "exchange", "beat", "progress") and not book.expires_ns:
+        if verb in ("unregister", "exchange", "renew", "progress") and not book.expires_ns:
             verb = "register"
         args: dict[str, Any] = getattr(self, f"_{verb}")(book, now_ns, alive)
         return Step(verb, args) if args is not None else Step("advance", {"ns": UNIT_NS})
 
     def _worker(self, book: Book, alive: Sequence[int]) -> int:
-        """Mostly one that lives, and among those mostly one with something in its hands."""
+        """Mostly one that lives, and among those mostly one with claims."""
         if not alive or self.rng.random() < 0.1:
             return self.rng.randrange(len(book.expires_ns))
         busy = [worker for worker in alive if book.held_by(worker)]
@@ -225,7 +225,7 @@ class Draw:
             fields["window_ns"] = rng.choice([0, 0, 3 * UNIT_NS])
         fields["priority"] = rng.choice(PRIORITIES)
         if not child and rng.random() < 0.45:
-            # All jobs of a key are in the top band of their lanes: which of two lanes gets a free
+            # All jobs of a key are in the top band of their lines: which of two lines gets a free
             # key is for the store to say.
             fields["partition_key"] = rng.choice(list(KEYS))
             fields["strict"] = KEYS[fields["partition_key"]]
@@ -250,7 +250,7 @@ class Draw:
         if self.rng.random() < 0.15:
             name = self.rng.choice(["orders", "mails"])
             book.seqs[name] += self.rng.randint(0, 2)
-            cursor = Cursor(name, self.rng.choice([1, 1, 1, 2]), book.seqs[name])
+            cursor = TopicCursor(name, self.rng.choice([1, 1, 1, 2]), book.seqs[name])
         return {"jobs": jobs, "cursor": cursor}
 
     def _register(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any]:
@@ -278,17 +278,17 @@ class Draw:
             theirs = old.worker != worker
             if old not in held and not (theirs and old._replace(worker=worker) in book.claims):
                 held.insert(rng.randint(0, len(held)), old)
-        lanes = [
-            rng.choice(book.lanes)
-            if book.lanes and rng.random() < 0.8
-            else Lane(rng.choice(QUEUES), rng.choice(TENANTS), rng.choice([Band.B1, Band.B4]))
+        lines = [
+            rng.choice(book.lines)
+            if book.lines and rng.random() < 0.8
+            else ReadyLine(rng.choice(QUEUES), rng.choice(TENANTS), rng.choice([Band.B1, Band.B4]))
             for _ in range(rng.choice([0, 1, 2, 3, 4, 4]))
         ]
         return {
             "worker": worker,
             "token": book.tokens[worker],
             "reports": tuple(self._report(book, now_ns, one) for one in held),
-            "wants": tuple(Want(lane, rng.randint(1, 3)) for lane in dict.fromkeys(lanes)),
+            "wants": tuple(Want(line, rng.randint(1, 3)) for line in dict.fromkeys(lines)),
             "probe": QUEUES if rng.random() < 0.7 else rng.sample(QUEUES, rng.randint(0, 1)),
         }
 
@@ -328,7 +328,7 @@ class Draw:
             fields["log"] = self._payload()
         return Report(held, fate, fields)
 
-    def _beat(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any]:
+    def _renew(self, book: Book, now_ns: int, alive: Sequence[int]) -> dict[str, Any]:
         rng = self.rng
         worker = self._worker(book, alive)
         held = {one.label: one.token for one in book.held_by(worker) if rng.random() < 0.8}
@@ -454,21 +454,21 @@ class Side:
         self.workers: list[int] = []
         self.claims: dict[Held, Claim] = {}
         self._slack_ns = slack_ns
-        self._heart: Heart | None = None
+        self._renewer: LeaseRenewer | None = None
 
     async def play(self, step: Step) -> Any:
         return await getattr(self, step.verb)(**step.args)
 
     def close(self) -> None:
-        if self._heart is not None:
-            self._heart.close()
+        if self._renewer is not None:
+            self._renewer.close()
 
     # Doing
 
     async def advance(self, ns: int) -> None:
         """Time is not the store's to move."""
 
-    async def enqueue(self, jobs: Sequence[NewJob], cursor: Cursor | None) -> Any:
+    async def enqueue(self, jobs: Sequence[NewJob], cursor: TopicCursor | None) -> Any:
         added = await self.store.enqueue(jobs, cursor=cursor)
         for new, one in zip(jobs, added, strict=bool(added)):
             if one.fresh:
@@ -512,11 +512,11 @@ class Side:
             self.claims[Held(worker, self.labels[claim.id], token)] = claim
         return self._exchanged(out)
 
-    async def beat(self, worker: int, held: Mapping[str, int], ttl_ns: int, grace_ns: int) -> Any:
-        if self._heart is None:
-            self._heart = self.store.heart()
+    async def renew(self, worker: int, held: Mapping[str, int], ttl_ns: int, grace_ns: int) -> Any:
+        if self._renewer is None:
+            self._renewer = self.store.lease_renewer()
         known = {self.ids[label]: token for label, token in held.items()}
-        out = self._heart.beat(self.workers[worker], known, ttl_ns, grace_ns)
+        out = self._renewer.renew(self.workers[worker], known, ttl_ns, grace_ns)
         return {
             "alive": out.alive,
             "cancel": self._reasons(out.cancel),
@@ -525,7 +525,7 @@ class Side:
 
     async def promote(self, limit: int) -> Any:
         out = await self.store.promote(limit)
-        return out.moved, out.lanes, self._at(out.next_due_ns)
+        return out.moved, out.lines, self._at(out.next_due_ns)
 
     async def reap(self, limit: int) -> Any:
         out = await self.store.reap(limit)
@@ -566,8 +566,8 @@ class Side:
     async def find(self, label: str, key: str) -> Any:
         one = await self.store.find(self.ids[label])
         keyed = await self.store.find_by_key(key)
-        found = await self.attempts(label), await self.why_waits(label)
-        return one and self._job(one), keyed and self._job(keyed), found
+        details = await self.attempts(label), await self.why_waits(label)
+        return one and self._job(one), keyed and self._job(keyed), details
 
     async def why_waits(self, label: str) -> dict[str, Any] | None:
         reason = await self.store.why_waits(self.ids[label])
@@ -580,18 +580,18 @@ class Side:
         return fields
 
     async def attempts(self, label: str) -> list[dict[str, Any]]:
-        """What is kept of the attempts of a job, and their logs."""
-        found = []
+        """The attempts of a job, and their logs."""
+        attempts = []
         for one in await self.store.attempts(self.ids[label]):
             fields = structs.asdict(one)
             fields["worker"] = self.workers.index(one.worker)
             for name in ("started_wall_ns", "ended_wall_ns"):
                 fields[name] = self._at(fields[name])
             log = await self.store.attempt_log(self.ids[label], one.number)
-            found.append({**fields, "log": log})
-        return found
+            attempts.append({**fields, "log": log})
+        return attempts
 
-    async def cursor(self, name: str) -> Cursor | None:
+    async def cursor(self, name: str) -> TopicCursor | None:
         return await self.store.cursor(name)
 
     async def state(self) -> State:
@@ -599,8 +599,8 @@ class Side:
         jobs = await self.store.browse(EVERYTHING)
         queues = await self.store.queues()
         unused = (False, Limits(), 0, 0, 0, 0, 0)  # whether such a queue is listed is open
-        listed = {one.name: structs.astuple(one)[1:] for one in queues}
-        seen = {name: counts for name, counts in listed.items() if counts != unused}
+        states = {one.name: structs.astuple(one)[1:] for one in queues}
+        seen = {name: counts for name, counts in states.items() if counts != unused}
         for job in jobs:
             self._learn(job.id, job.trace)
         rows = {self.labels[job.id]: self._job(job) for job in jobs}
@@ -634,7 +634,7 @@ class Side:
                 for label, claim in sorted((self.labels[one.id], one) for one in out.claims)
             },
             "stale": self._named(out.stale),
-            "lanes": {queue: sorted(lanes) for queue, lanes in out.lanes.items()},
+            "lines": {queue: sorted(lines) for queue, lines in out.lines.items()},
             "woken": set(out.woken),
             "held_back": {
                 queue: At(ns, self._slack_ns or 1000)  # how it is rounded is open
@@ -665,14 +665,9 @@ class Side:
     def _signal(self, signal: Signal) -> tuple[str, Any]:
         if signal.name != ENDING:
             return signal.name, signal.payload
-        ending = json.decode(signal.payload, type=Ending)
-        error = _promised_error(Status[ending.status.upper()], ending.error)
-        return signal.name, (
-            self.labels[ending.id],
-            ending.status,
-            bytes(ending.result),
-            str(error),
-        )
+        ended = json.decode(signal.payload, type=Ending)
+        error = _promised_error(Status[ended.status.upper()], ended.error)
+        return signal.name, (self.labels[ended.id], ended.status, bytes(ended.result), str(error))
 
     def _child(self, child: Child) -> tuple[Any, ...]:
         error = _promised_error(child.status, child.error)
@@ -708,7 +703,9 @@ _CANCELLED = {
 EFFECTS: Final[Mapping[str, tuple[set[tuple[Status, Status]], ...]]] = MappingProxyType(
     {
         "exchange": (_SETTLED | _TO_READY, _CLAIMED),
-        "beat": ({(Status.RUNNING, Status.READY), (Status.RUNNING, Status.CANCELLED)} | _TO_READY,),
+        "renew": (
+            {(Status.RUNNING, Status.READY), (Status.RUNNING, Status.CANCELLED)} | _TO_READY,
+        ),
         "reap": (_REAPED | _TO_READY,),
         "promote": ({(Status.SCHEDULED, Status.READY), (Status.WAITING, Status.READY)},),
         "signal": ({(Status.WAITING, Status.READY)},),
@@ -775,14 +772,14 @@ class Watch:
         self._last, self._steps, self._pruned = now, [], 0
 
     def _keys(self, state: State) -> None:
-        hands = Counter(
+        holders = Counter(
             job["partition_key"]
             for job in state.jobs.values()
             if job["status"] is Status.RUNNING and job["partition_key"] is not None
         )
-        for key, count in hands.items():
+        for key, count in holders.items():
             if count > 1:
-                raise Disagreement(f"key {key!r} is in {count} hands")
+                raise Disagreement(f"key {key!r} has {count} holders")
 
     def _queues(self, answer: Any, state: State) -> None:
         counted = Counter((job["queue"], job["status"]) for job in state.jobs.values())
@@ -847,8 +844,8 @@ class History:
                 if reasons[1] is not None:
                     self.tally[f"waits by {reasons[1]['why'].value}"] += 1
         except BaseException as failure:
-            steps = [str(step) for step in self.steps[-12:]]
-            failure.add_note("\n  ".join([f"after {len(self.steps)} steps:", *steps]))
+            last = [str(step) for step in self.steps[-12:]]
+            failure.add_note("\n  ".join([f"after {len(self.steps)} steps:", *last]))
             raise
         finally:
             self.real.close()
@@ -879,8 +876,8 @@ class History:
 
     def _leave_open(self, step: Step, answer: dict[str, Any]) -> None:
         """Take out of the answer to an exchange what the contract does not say."""
-        # Whether a lane was woken whose job this same exchange then took.
-        answer["woken"] -= {want.lane for want in step.args["wants"]}
+        # Whether a line was woken whose job this same exchange then took.
+        answer["woken"] -= {want.line for want in step.args["wants"]}
         if self.book.expires_ns[step.args["worker"]] <= self.clock.ns:
             answer["held_back"] = {}  # what the dead are answered
         elif self.book.limits.get("*", Limits()) != Limits():

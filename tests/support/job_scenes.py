@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fairway.core.priority import Band
-from fairway.jobs.job import Fate, Filter, Lane, Limits, NewJob, Reaped, Settlement, Status
-from fairway.jobs.store import Cursor, Promoted, Want
+from fairway.jobs.job import Fate, Filter, Limits, NewJob, ReadyLine, Reaped, Settlement, Status
+from fairway.jobs.store import Promoted, TopicCursor, Want
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.stores.postgres import PostgresStore
 from fairway.testing.loop import WALL_START_NS
@@ -50,7 +50,7 @@ class Cast:
 
     async def give(self, store: JobStore, worker: str, *labels: str, queue: str = "q") -> None:
         """A worker claims the first jobs of a queue, which are these."""
-        wants = [Want(lane(queue), len(labels))]
+        wants = [Want(line(queue), len(labels))]
         out = await store.exchange(self.workers[worker], 1, wants=wants)
         assert tuple(claim.trace for claim in out.claims) == labels, (out.claims, labels)
         for claim in out.claims:
@@ -69,8 +69,8 @@ def new(label: str, **fields: Any) -> NewJob:
     return NewJob(kind="work", **{"queue": "q", "trace": label, **fields})
 
 
-def lane(queue: str = "q", band: Band = Band.B1, tenant: str = "") -> Lane:
-    return Lane(queue, tenant, band)
+def line(queue: str = "q", band: Band = Band.B1, tenant: str = "") -> ReadyLine:
+    return ReadyLine(queue, tenant, band)
 
 
 Ask: TypeAlias = "Callable[[JobStore, Cast], Awaitable[Any]]"
@@ -80,7 +80,7 @@ class Act(NamedTuple):
     """One call of a store, and what of its answer is promised to whoever calls beside others."""
 
     ask: Ask
-    read: Callable[[Any, Mapping[int, str]], Any]
+    summarize: Callable[[Any, Mapping[int, str]], Any]
     parts: tuple[tuple[Ask, ...], ...] = ()
     """The same as several calls, where others may come between, each with what may be asked
     instead; what is read of them is added up."""
@@ -101,7 +101,7 @@ def enqueue(*jobs: NewJob) -> Act:
 def follow(seq: int, *jobs: NewJob) -> Act:
     """The jobs of records up to `seq`, for whoever comes first."""
     return Act(
-        lambda store, cast: store.enqueue(list(jobs), cursor=Cursor("c", 1, seq)),
+        lambda store, cast: store.enqueue(list(jobs), cursor=TopicCursor("c", 1, seq)),
         lambda added, names: [(names[one.id], one.fresh) for one in added],
     )
 
@@ -121,7 +121,7 @@ def enqueue_within(*jobs: NewJob) -> Act:
 def exchange(
     worker: str,
     *fates: tuple[str, Fate] | tuple[str, Fate, dict[str, Any]],
-    wants: Mapping[Lane, int] | None = None,
+    wants: Mapping[ReadyLine, int] | None = None,
     probe: bool = False,
     passes: tuple[str, ...] = (),
 ) -> Act:
@@ -137,7 +137,7 @@ def exchange(
         return await store.exchange(cast.workers[worker], 5, _settlements(cast, fates))
 
     def claim(*most: int, past: tuple[str, ...] = ()) -> Ask:
-        asked = [Want(lane, n) for lane, n in zip(wants or {}, most, strict=True) if n]
+        asked = [Want(line, n) for line, n in zip(wants or {}, most, strict=True) if n]
 
         async def ask(store: JobStore, cast: Cast) -> Exchanged:
             with _looked_at_by_another(store, [cast.ids[label] for label in past]):
@@ -154,7 +154,7 @@ def exchange(
             ["q"] if probe else [],
         )
 
-    def read(out: Exchanged, names: Mapping[int, str]) -> Any:
+    def summarize(out: Exchanged, names: Mapping[int, str]) -> Any:
         claims = sorted(
             (
                 names[one.id], one.attempt, one.crashes, one.step, one.timed_out,
@@ -181,7 +181,7 @@ def exchange(
             some for n in range(len(passes)) for some in itertools.combinations(passes, n + 1)
         )
         passing = [claim(*most, past=some) for some in passed for most in fewer]
-    return Act(ask, read, tuple(parts), tuple(passing))
+    return Act(ask, summarize, tuple(parts), tuple(passing))
 
 
 @contextmanager
@@ -236,30 +236,30 @@ def beside_prune(act: Callable[..., Act], *labels: str) -> Act:
     """Several at once are one commit, but a prune goes day by day and may come between them."""
     whole = act(*labels)
     parts = tuple((act(label).ask,) for label in labels)
-    return Act(whole.ask, lambda out, names: Counter(whole.read(out, names)), parts)
+    return Act(whole.ask, lambda out, names: Counter(whole.summarize(out, names)), parts)
 
 
 def unregister(worker: str) -> Act:
-    return _no_answer(lambda store, cast: store.unregister(cast.workers[worker]))
+    return _unanswered(lambda store, cast: store.unregister(cast.workers[worker]))
 
 
 def count_lost(worker: str, label: str) -> Act:
-    return _no_answer(
+    return _unanswered(
         lambda store, cast: store.count_lost(cast.workers[worker], [cast.claims[label]])
     )
 
 
 def progress(worker: str, label: str) -> Act:
-    return _no_answer(
+    return _unanswered(
         lambda store, cast: store.progress(cast.workers[worker], {cast.ids[label]: b"1"})
     )
 
 
 def pause(queue: str, paused: bool) -> Act:
-    return _no_answer(lambda store, cast: store.set_paused(queue, paused))
+    return _unanswered(lambda store, cast: store.set_paused(queue, paused))
 
 
-def _no_answer(ask: Ask) -> Act:
+def _unanswered(ask: Ask) -> Act:
     return Act(ask, lambda out, names: None)
 
 
@@ -273,7 +273,7 @@ def note(*times: int) -> Act:
 
 def set_limit(queue: str, concurrency: int | None) -> Act:
     limits = Limits(concurrency=concurrency)
-    return _no_answer(lambda store, cast: store.set_limits(queue, limits))
+    return _unanswered(lambda store, cast: store.set_limits(queue, limits))
 
 
 async def _reaps_nothing(store: JobStore, cast: Cast) -> Reaped:
@@ -342,7 +342,7 @@ async def _no_limits(store: JobStore, cast: Cast) -> None:
     await cast.add(store, "other", queue="p")
 
 
-async def _lanes(store: JobStore, cast: Cast) -> None:
+async def _lines(store: JobStore, cast: Cast) -> None:
     await cast.hire(store, "w", "v")
     await cast.add(store, "w1")
     await cast.add(store, "alike")
@@ -356,7 +356,7 @@ async def _partition_keys(store: JobStore, cast: Cast) -> None:
         await cast.add(store, label, partition_key="k", priority=800)
     for label in ("s0", "s1"):
         await cast.add(store, label, partition_key="s", strict=True, priority=800)
-    wants = [Want(lane(band=Band.B4), 1)]
+    wants = [Want(line(band=Band.B4), 1)]
     (claim,) = (await store.exchange(cast.workers["w"], 1, wants=wants)).claims
     assert claim.trace == "k0"
     cast.claims["k0"] = claim
@@ -392,7 +392,7 @@ async def _readers(store: JobStore, cast: Cast) -> None:
     await cast.hire(store, "w")
     await cast.add(store, "ended", unique_key="u")
     await store.cancel([cast.ids["ended"]])
-    await store.enqueue([new("r0")], cursor=Cursor("c", 1, 1))
+    await store.enqueue([new("r0")], cursor=TopicCursor("c", 1, 1))
 
 
 async def _ends(store: JobStore, cast: Cast) -> None:
@@ -432,8 +432,8 @@ async def _retried(store: JobStore, cast: Cast) -> None:
     await store.cancel([cast.ids["waits"]])
 
 
-_LOOK = {lane(): 2}
-_TOP = {lane(band=Band.B4): 3}
+_LOOK = {line(): 2}
+_TOP = {line(band=Band.B4): 3}
 _SPAWN = {"step": "then", "children": (new("child", unique_key="u"), new("kid", unique_key="r"))}
 _WAIT = {"step": "then", "names": ("go",)}
 _CHILD = new("child", unique_key="u")
@@ -460,7 +460,7 @@ SCENES: dict[str, Scene] = {
         _limits,
         {
             "claim": exchange("v", wants=_LOOK),
-            "claim too": exchange("u", wants={lane(): 2, lane("p"): 1}),
+            "claim too": exchange("u", wants={line(): 2, line("p"): 1}),
             "claim and look": exchange("v", wants=_LOOK, probe=True),
             "end one and claim": exchange("w", ("w1", Fate.DONE), wants=_LOOK),
             "retry one and claim": exchange("w", ("w1", Fate.RETRY), wants=_LOOK),
@@ -475,7 +475,7 @@ SCENES: dict[str, Scene] = {
         _no_limits,
         {
             "claim": exchange("v", wants=_LOOK),
-            "claim too": exchange("u", wants={lane(): 2, lane("p"): 1}),
+            "claim too": exchange("u", wants={line(): 2, line("p"): 1}),
             "claim and look": exchange("v", wants=_LOOK, probe=True),
             "end one and claim": exchange("w", ("w1", Fate.DONE), wants=_LOOK),
             "retry one and claim": exchange("w", ("w1", Fate.RETRY), wants=_LOOK),
@@ -483,12 +483,12 @@ SCENES: dict[str, Scene] = {
             "limit all": set_limit("*", 2),
         },
     ),
-    "new lanes": Scene(
-        _lanes,
+    "new ready lines": Scene(
+        _lines,
         {
             "enqueue": enqueue(new("n1", tenant="t"), new("n2", tenant="s")),
             "enqueue too": enqueue(new("n3", tenant="s"), new("n4", tenant="t")),
-            "claim": exchange("v", wants={lane(tenant="t"): 1, lane(band=Band.B0): 1}),
+            "claim": exchange("v", wants={line(tenant="t"): 1, line(band=Band.B0): 1}),
             "claim other": exchange("v", wants=_LOOK),
             "age": AGE,
             "age too": AGE,
@@ -577,8 +577,8 @@ SCENES: dict[str, Scene] = {
             "enqueue r, u within": enqueue_within(
                 new("n4", unique_key="r"), new("n5", unique_key="u")
             ),
-            "enqueue a lane within": enqueue_within(new("n6", tenant="t")),
-            "enqueue a lane": enqueue(new("n7", tenant="t")),
+            "enqueue to a new line within": enqueue_within(new("n6", tenant="t")),
+            "enqueue to a new line": enqueue(new("n7", tenant="t")),
             "end running": exchange("w", ("running", Fate.DONE)),
             "retry ended": retry("ended"),
             "cancel live": cancel("live"),
@@ -599,7 +599,7 @@ SCENES: dict[str, Scene] = {
             ),
             "cancel the parent": cancel("parent"),
             # How many are left for it by those who discard meanwhile is open.
-            "prune": _no_answer(PRUNE.ask),
+            "prune": _unanswered(PRUNE.ask),
         },
         wait_ns=2 * HOUR_NS,
     ),
@@ -627,11 +627,11 @@ SCENES: dict[str, Scene] = {
             "note": note(OLD_NS, DUE_NS),
             "note too": note(DUE_NS, SOON_NS),
             "note further": note(SOON_NS),
-            "new spec": _no_answer(lambda store, cast: store.timetable.put("daily", "two")),
-            "pause": _no_answer(lambda store, cast: store.timetable.set_paused("daily", True)),
-            "link": _no_answer(lambda store, cast: store.timetable.link("daily", OLD_NS, 7)),
+            "new spec": _unanswered(lambda store, cast: store.timetable.put("daily", "two")),
+            "pause": _unanswered(lambda store, cast: store.timetable.set_paused("daily", True)),
+            "link": _unanswered(lambda store, cast: store.timetable.link("daily", OLD_NS, 7)),
             # One that another looks at just now is left to that one.
-            "look for the lost": _no_answer(lambda store, cast: store.timetable.lost(0, 10)),
+            "look for the lost": _unanswered(lambda store, cast: store.timetable.lost(0, 10)),
             "forget": Act(
                 lambda store, cast: store.timetable.forget(HOUR_NS), lambda out, names: out
             ),

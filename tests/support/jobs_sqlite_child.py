@@ -15,12 +15,12 @@ import sys
 import msgspec
 
 from fairway.core.priority import Band
-from fairway.jobs.job import Fate, Lane, NewJob, Settlement
-from fairway.jobs.store import Cursor, Want
+from fairway.jobs.job import Fate, NewJob, ReadyLine, Settlement
+from fairway.jobs.store import TopicCursor, Want
 from fairway.jobs.stores.sqlite import SqliteStore
 
 BATCH = 7
-LANE = Lane("default", "", Band.B1)
+LINE = ReadyLine("default", "", Band.B1)
 TTL_NS = 600 * 1_000_000_000
 
 
@@ -38,7 +38,7 @@ async def add(store: SqliteStore, name: str, jobs: int) -> list[int]:
             for number in range(first, min(first + BATCH, jobs))
         ]
         added += [one.id for one in await store.enqueue(new)]
-    await store.enqueue([], cursor=Cursor(name, 1, 1))
+    await store.enqueue([], cursor=TopicCursor(name, 1, 1))
     return added
 
 
@@ -50,7 +50,7 @@ async def run(store: SqliteStore, everybody: list[str]) -> ChildReport:
     while True:
         complete = all([await store.cursor(name) is not None for name in everybody])
         token += 1
-        got = await store.exchange(worker, token, held, [Want(LANE, BATCH)])
+        got = await store.exchange(worker, token, held, [Want(LINE, BATCH)])
         report.stale += got.stale
         report.ran += [claim.id for claim in got.claims]
         held = [Settlement(claim=claim, fate=Fate.DONE) for claim in got.claims]

@@ -23,16 +23,16 @@ import msgspec
 
 from fairway.core.priority import Band
 from fairway.errors import TransactionConflict
-from fairway.jobs.job import Claim, Fate, Lane, NewJob, Settlement
+from fairway.jobs.job import Claim, Fate, NewJob, ReadyLine, Settlement
 from fairway.jobs.store import Want
 from fairway.jobs.stores.postgres import PostgresStore
 
 TTL_NS = 600 * 1_000_000_000
-WORK = tuple(Lane(queue, "", Band.B1) for queue in ("limited", "free", "machine"))
-QUEUES = [lane.queue for lane in WORK]
+WORK = tuple(ReadyLine(queue, "", Band.B1) for queue in ("limited", "free", "machine"))
+QUEUES = [line.queue for line in WORK]
 
 
-class StormReport(msgspec.Struct):
+class StormAnswers(msgspec.Struct):
     """What one process was answered."""
 
     keys: list[tuple[str, int, bool]] = []
@@ -58,7 +58,7 @@ class Stormer:
         self.store = store
         self.url = url
         self.rng = random.Random(number)
-        self.report = StormReport()
+        self.answers = StormAnswers()
         self.token = 0
         self.held: dict[int, tuple[Any, int]] = {}
 
@@ -73,11 +73,11 @@ class Stormer:
             added = await self.store.enqueue(
                 [NewJob(kind="tenant", queue="tenants", tenant=f"tenant {number}")] * 2
             )
-            self.report.tenants += [one.id for one in added]
+            self.answers.tenants += [one.id for one in added]
             await self.exchange()
-            self.report.cancelled += (await self.store.cancel([victims + number])).ended
+            self.answers.cancelled += (await self.store.cancel([victims + number])).ended
             await self.exchange()
-            self.report.discarded += await self.store.discard([victims + number])
+            self.answers.discarded += await self.store.discard([victims + number])
             await self.send(machine, f"{number} of all", dedup=f"round {number}")
             await self.send(machine, f"{number} of {self.worker}")
             if self.rng.random() < 0.2:
@@ -90,7 +90,7 @@ class Stormer:
         out = await self.store.signal(machine, "go", msgspec.json.encode(text), dedup=dedup)
         assert out.job == machine, out
         if out.fresh:
-            self.report.sent.append(text)
+            self.answers.sent.append(text)
 
     async def ask_for_keys(self, keys: list[str]) -> None:
         if self.rng.random() < 0.1:
@@ -107,13 +107,15 @@ class Stormer:
                 await self.guest.execute("commit")
             except TransactionConflict:
                 await self.guest.execute("rollback")
-                self.report.repeated += 1
+                self.answers.repeated += 1
             else:
                 await self.note(keys, added)
                 return
 
     async def note(self, keys: list[str], added: Any) -> None:
-        self.report.keys += [(key, one.id, one.fresh) for key, one in zip(keys, added, strict=True)]
+        self.answers.keys += [
+            (key, one.id, one.fresh) for key, one in zip(keys, added, strict=True)
+        ]
 
     async def exchange(self) -> bool:
         """Settle what we hold and claim more; whether there is more."""
@@ -124,17 +126,17 @@ class Stormer:
             self.worker,
             self.token,
             [_settlement(claim) for claim, _ in settled],
-            [Want(lane, 2) for lane in WORK],
+            [Want(line, 2) for line in WORK],
             QUEUES if self.rng.random() < 0.3 or not settled else [],
         )
         assert not out.stale, out.stale
         for claim, since_ns in settled:
-            self.report.held.append((claim.id, claim.queue, since_ns, at_ns))
-            self.report.given += [msgspec.json.decode(one.payload) for one in claim.signals]
-        self.report.done += [one.id for one in out.ended]
+            self.answers.held.append((claim.id, claim.queue, since_ns, at_ns))
+            self.answers.given += [msgspec.json.decode(one.payload) for one in claim.signals]
+        self.answers.done += [one.id for one in out.ended]
         now_ns = time.monotonic_ns()
         self.held = {claim.id: (claim, now_ns) for claim in out.claims}
-        return any(out.lanes.values())
+        return any(out.lines.values())
 
 
 def _settlement(claim: Claim) -> Settlement:
@@ -157,7 +159,7 @@ async def main(url: str, schema: str, *numbers: int) -> None:
         await stormer.run(*rest)
     finally:
         await store.aclose()
-    print(msgspec.json.encode(stormer.report).decode(), flush=True)
+    print(msgspec.json.encode(stormer.answers).decode(), flush=True)
 
 
 if __name__ == "__main__":

@@ -272,12 +272,12 @@ def cancel(remote: Remote, /, ids: tuple[int, ...], reason: str, as_json: bool) 
     with remote.client() as client:
         for id in ids:
             reply = client.jobs.cancel(id, reason=reason)
-            message = f"cancelled {len(reply.ended):,}"
+            summary = f"cancelled {len(reply.ended):,}"
             if reply.running:
-                message += f", told {len(reply.running):,} that run to stop"
+                summary += f", told {len(reply.running):,} that run to stop"
             if not reply.ended and not reply.running:
-                message = "it had ended already"
-            output.done(f"job {id}: {message}", reply)
+                summary = "it had ended already"
+            output.done(f"job {id}: {summary}", reply)
 
 
 @jobs.command("signal")
@@ -315,8 +315,8 @@ def signal(
         value = payload if text else parse_data(payload)
     with remote.client() as client:
         fresh = client.jobs.signal(target if by_key else int(target), name, value, dedup=dedup)
-    message = f"signal {name} sent to {target}" if fresh else f"{target} had that signal already"
-    Output(json=as_json).done(message, {"fresh": fresh})
+    summary = f"signal {name} sent to {target}" if fresh else f"{target} had that signal already"
+    Output(json=as_json).done(summary, {"fresh": fresh})
 
 
 @jobs.command("pause")
@@ -331,8 +331,8 @@ def pause(remote: Remote, /, queue: str, as_json: bool) -> None:
     """
     with remote.client() as client:
         view = client.jobs.pause(queue)
-    message = f"paused {queue}: {view.ready:,} ready, {view.running:,} still running"
-    Output(json=as_json).done(message, view)
+    summary = f"paused {queue}: {view.ready:,} ready, {view.running:,} still running"
+    Output(json=as_json).done(summary, view)
 
 
 @jobs.command("resume")

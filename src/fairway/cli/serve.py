@@ -104,7 +104,7 @@ def serve(app: str | None, data: str | None, **options: Any) -> None:
             # Asked for here and now: it counts more than what the app says.
             instead_of, made.place = shown_place(made.place), data
         made.standby = made.standby or settings.standby
-        made.patient = True
+        made.wait_for_job_store = True
         run(made, settings, instead_of=instead_of)
     except BadPlace as error:
         raise BadData(masked(error)) from None

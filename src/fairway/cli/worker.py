@@ -151,7 +151,7 @@ async def _work(
             client = AsyncClient(server.url, key=server.key)
             await stack.enter_async_context(client)
             working = app.working(config, topics=ServerTopics(client))
-            app.patient = True
+            app.wait_for_job_store = True
             try:
                 async with asyncio.timeout(None) as start, running(_EndStart(stop, start)):
                     part = await stack.enter_async_context(working)
@@ -159,11 +159,11 @@ async def _work(
                 if start.expired():
                     return  # the stop was requested while it waited for its database
                 raise
-            message = f"Fairway works on {', '.join(config.queues)}"
+            banner = f"Fairway works on {', '.join(config.queues)}"
             if endpoint is not None and part.worker is not None:
                 endpoint.readiness = part.worker.readiness
-                message += f"    {endpoint.url}/metrics"
-            click.echo(f"{message}    Ctrl-C stops.")
+                banner += f"    {endpoint.url}/metrics"
+            click.echo(f"{banner}    Ctrl-C stops.")
             await stop.wait_requested()
 
 

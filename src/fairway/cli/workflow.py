@@ -197,13 +197,13 @@ def _steer(
     remote: Remote,
     ids: tuple[int, ...],
     act: Callable[[RemoteWorkflows, int], RunActionReply],
-    outcome: str,
+    summary: str,
     as_json: bool,
 ) -> None:
     output = Output(json=as_json)
     with remote.client() as client:
         for id in ids:
-            output.done(f"run {id} {outcome}", act(client.workflows, id))
+            output.done(f"run {id} {summary}", act(client.workflows, id))
 
 
 @workflow.command("schedules")

@@ -28,7 +28,7 @@ JOBS: Final = "/v0/jobs"
 REPEAT_MS: Final = 60_000
 """A key that stands so long is there when a call is repeated: 30 s are the default deadline."""
 
-EnqueuedList: TypeAlias = list[wire.Enqueued]
+EnqueuedList: TypeAlias = list[wire.EnqueuedJob]
 QueueViews: TypeAlias = list[wire.QueueView]
 
 _encode = msgspec.json.Encoder().encode
@@ -52,7 +52,7 @@ class _HasStatus(Protocol):
 View = TypeVar("View", bound=_HasStatus)
 
 
-class JobOptions(TypedDict, total=False):
+class EnqueueOptions(TypedDict, total=False):
     """How a job is enqueued; what is not given is as its kind declares it."""
 
     queue: str
@@ -79,7 +79,7 @@ class JobFilter(TypedDict, total=False):
     parent: int | None
 
 
-def order(kind: str, args: Arguments, options: JobOptions) -> wire.JobOrder:
+def order(kind: str, args: Arguments, options: EnqueueOptions) -> wire.JobOrder:
     """A job to enqueue. Times are given as people have them, and checked as the server would."""
     given: dict[str, Any] = dict(options)
     at: datetime | None = given.pop("at", None)

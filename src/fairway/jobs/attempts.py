@@ -1,8 +1,8 @@
 """What is kept of the attempts of a job: each is one run of one step by one worker. Pure.
 
-An attempt begins when a worker is given the job and ends when the store is told how it went, or
-when the worker is taken for dead. Attempts of a job are numbered as they end, whatever their step:
-`runs` of the job counts them. What is written depends on what there is to tell:
+An attempt begins when a worker is given the job and ends when the store hears how it went, or when
+the worker is taken for dead. Attempts of a job are numbered as they end, whatever their step:
+`runs` of the job counts them. What is written depends on how the attempt went:
 
 * One that failed, was cancelled or was lost, or that logged something, is kept by itself.
 * One that went well and said nothing costs nothing. If it ended its job, its facts stand in the

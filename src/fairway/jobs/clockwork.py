@@ -37,7 +37,7 @@ LOST_BATCH: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recovery:
+class FiringRecovery:
     """How firings that a crash cut in half are found again."""
 
     interval_ns: int = 300 * SECOND_NS
@@ -107,7 +107,7 @@ class Clockwork:
         jobs: Jobs,
         timetable: Timetable,
         schedules: Mapping[str, Schedule],
-        recovery: Recovery | None = None,
+        recovery: FiringRecovery | None = None,
         *,
         clock: Clock | None = None,
     ) -> None:
@@ -115,7 +115,7 @@ class Clockwork:
         self._jobs = jobs
         self._timetable = timetable
         self._schedules = schedules
-        self._recovery = recovery or Recovery()
+        self._recovery = recovery or FiringRecovery()
 
     async def run(self) -> None:
         """Fire until cancelled."""

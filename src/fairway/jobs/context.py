@@ -42,13 +42,13 @@ class ChildResult(msgspec.Struct, frozen=True):
 class Context(Generic[T]):
     """The job that runs, as its step sees it."""
 
-    __slots__ = ("_claim", "_clock", "_stop", "_tell", "state")
+    __slots__ = ("_claim", "_clock", "_note_progress", "_stop", "state")
 
     def __init__(
-        self, claim: Claim, state: T, tell: Callable[[int, bytes], None], clock: Clock
+        self, claim: Claim, state: T, note_progress: Callable[[int, bytes], None], clock: Clock
     ) -> None:
         self._claim = claim
-        self._tell = tell
+        self._note_progress = note_progress
         self._clock = clock
         self._stop: str | None = None
         self.state = state
@@ -155,7 +155,7 @@ class Context(Generic[T]):
                 f"the progress of a job is {len(encoded):,} bytes of JSON: at most"
                 f" {PROGRESS_BYTES_MAX:,}"
             )
-        self._tell(self.id, encoded)
+        self._note_progress(self.id, encoded)
 
     # How a step may end. Return one of these.
 
@@ -188,13 +188,13 @@ class Context(Generic[T]):
         """End the job, with a result."""
         return outcome.Done(result)
 
-    def stop(self, reason: str) -> outcome.Stop:
+    def stop(self, reason: str) -> outcome.Stopped:
         """End the job as failed: no further attempt."""
-        return outcome.Stop(reason)
+        return outcome.Stopped(reason)
 
 
 def stop_context(context: Context[Any], reason: str) -> None:
-    """Tell a step that it is to end."""
+    """Ask a step to end."""
     context._stop = reason
 
 

@@ -9,7 +9,7 @@ import msgspec
 from fairway.errors import Invalid
 from fairway.jobs.job import NewJob
 from fairway.jobs.kinds import Order
-from fairway.jobs.store import Cursor
+from fairway.jobs.store import TopicCursor
 from fairway.runtime.words import brief
 
 if TYPE_CHECKING:
@@ -46,5 +46,5 @@ class JobDestination:
     async def send(
         self, target: str, effects: Sequence[bytes], position: EffectPosition | None
     ) -> bool:
-        cursor = None if position is None else Cursor(*position)
+        cursor = None if position is None else TopicCursor(*position)
         return bool(await self._jobs.enqueue([_unpack(each) for each in effects], cursor=cursor))

@@ -17,7 +17,7 @@ from fairway.errors import (
     NotFound,
 )
 from fairway.jobs.attempts import ERROR_MAX
-from fairway.jobs.job import CANCELLED, WORKFLOW, Filter, Limits, Status, distinct, lane_of
+from fairway.jobs.job import CANCELLED, WORKFLOW, Filter, Limits, Status, distinct, line_of
 from fairway.jobs.kinds import wrong_queue, wrong_text
 from fairway.jobs.store import Ended
 from fairway.jobs.times import TIME_MAX_NS, length_ns
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from fairway.jobs.kinds import Kind
     from fairway.jobs.moves import WaitReason
     from fairway.jobs.presence import KindState, WorkerState
-    from fairway.jobs.store import Cancelled, Cursor, JobStore
+    from fairway.jobs.store import CancelResult, JobStore, TopicCursor
     from fairway.jobs.worker import Worker
 
 SECOND_NS = 1_000_000_000
@@ -89,11 +89,11 @@ class Jobs:
         self._waiting: dict[int, list[asyncio.Future[Ended]]] = {}
 
     def attach(self, worker: Worker) -> None:
-        """A worker in this process: it hears at once of what is enqueued here."""
+        """A worker in this process: it is notified at once of what is enqueued here."""
         self._worker = worker
 
     async def probe(self) -> None:
-        """Ask the store for anything at all. What came of it is what `health` tells."""
+        """Ask the store for anything at all. What came of it is what `health` reports."""
         self._probed_ns = clock_of().now_ns()
         try:
             await self.store.find(1)
@@ -119,7 +119,7 @@ class Jobs:
         return PartHealth("degraded", f"the job store is out of reach: {reason}")
 
     async def enqueue(
-        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
+        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: TopicCursor | None = None
     ) -> list[Enqueued]:
         """Add jobs, all or none of them; durable when this returns.
 
@@ -129,7 +129,7 @@ class Jobs:
         added = await self.store.enqueue(jobs, within=within, cursor=cursor)
         if within is None and self._worker is not None:
             several = distinct(jobs)
-            self._worker.wake({lane_of(job) for job in several if not job.delay_ns})
+            self._worker.wake({line_of(job) for job in several if not job.delay_ns})
             for delay_ns in {job.delay_ns for job in several if job.delay_ns}:
                 self._worker.expect(delay_ns)
         return added
@@ -146,20 +146,20 @@ class Jobs:
         return msgspec.json.decode(ended.result) if ended.result is not None else None
 
     async def _wait_ended(self, id: int) -> Ended:
-        told: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(id, []).append(told)
+        waiter: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(id, []).append(waiter)
         wait_ns = POLL_NS
         try:
             while True:
                 if (ended := await self._ended(id)) is not None:
                     return ended
-                done, _ = await asyncio.wait({told}, timeout=wait_ns / 1e9)
+                done, _ = await asyncio.wait({waiter}, timeout=wait_ns / 1e9)
                 if done:
-                    return told.result()
+                    return waiter.result()
                 wait_ns = min(wait_ns * 2, POLL_MAX_NS)
         finally:
             waiting = self._waiting[id]
-            waiting.remove(told)
+            waiting.remove(waiter)
             if not waiting:
                 del self._waiting[id]
 
@@ -167,8 +167,8 @@ class Jobs:
         job = await self.find(id)
         return Ended(id, job.status, job.result, job.error) if job.status.ended else None
 
-    def told(self, ended: Sequence[Ended]) -> None:
-        """Jobs ended by the hands of this process's worker."""
+    def on_ended(self, ended: Sequence[Ended]) -> None:
+        """The worker of this process ended these jobs: answer those who wait for their results."""
         if self._waiting:
             for one in ended:
                 for waiter in self._waiting.get(one.id, ()):
@@ -194,15 +194,15 @@ class Jobs:
             raise NotFound("job", brief(target))
         encoded = encode_given(payload, "the payload of a signal")
         self.check_room()
-        said = await self.store.signal(target, name, encoded, dedup=dedup)
-        if said.job is None:
+        delivered = await self.store.signal(target, name, encoded, dedup=dedup)
+        if delivered.job is None:
             raise NotFound("job", str(target))
-        if said.woken is not None and self._worker is not None:
-            self._worker.wake((said.woken,))
-        return said.fresh
+        if delivered.woken is not None and self._worker is not None:
+            self._worker.wake((delivered.woken,))
+        return delivered.fresh
 
-    async def cancel(self, *ids: int, reason: str = CANCELLED) -> Cancelled:
-        """End jobs and their children; what runs is told to stop, and why."""
+    async def cancel(self, *ids: int, reason: str = CANCELLED) -> CancelResult:
+        """End jobs and their children; what runs is asked to stop, and why."""
         if not isinstance(reason, str):
             raise InvalidRequest(f"a reason is a string, not {brief(reason)}")
         reason = storable(reason[:ERROR_MAX])[:ERROR_MAX] or CANCELLED
@@ -224,7 +224,7 @@ class Jobs:
             again += await self.store.retry(tuple(some), anew=anew)
         if self._worker is not None:
             jobs = [await self.store.find(id) for id in again]
-            self._worker.wake(lane_of(job) for job in jobs if job is not None)
+            self._worker.wake(line_of(job) for job in jobs if job is not None)
         return again
 
     async def retry_one(self, id: int) -> None:
@@ -305,7 +305,7 @@ class Jobs:
         return await self.store.why_waits(id)
 
     async def workers(self) -> list[WorkerState]:
-        """Every worker of the store, with what it offers and when its heart beat last."""
+        """Every worker of the store, with what it offers and the time of its last heartbeat."""
         return await self.store.workers()
 
     async def known_kinds(self) -> list[KindState]:

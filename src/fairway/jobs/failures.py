@@ -10,7 +10,7 @@ from fairway.jobs.job import Fate, last_line
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from fairway.jobs.job import Died, Settlement
+    from fairway.jobs.job import DeadJob, Settlement
 
 logger = logging.getLogger("fairway.jobs")
 
@@ -26,7 +26,7 @@ def log_failed(settlements: Iterable[Settlement], stale: Collection[int]) -> Non
             _warn("failed for good", claim.id, claim.kind, _attempt(one), one.error)
 
 
-def log_died(died: Iterable[Died]) -> None:
+def log_died(died: Iterable[DeadJob]) -> None:
     """Warn of jobs that are dead: their workers died with them too often."""
     for one in died:
         _warn("is dead", one.id, one.kind, one.attempt, one.error)
@@ -37,5 +37,5 @@ def _attempt(one: Settlement) -> int:
 
 
 def _warn(what: str, id: int, kind: str, attempt: int, error: str | None) -> None:
-    said = last_line(error or "")[:LINE_MAX] or "it said nothing"
-    logger.warning("job %d (%s) %s at attempt %d: %s", id, kind, what, attempt, said)
+    error_text = last_line(error or "")[:LINE_MAX] or "it said nothing"
+    logger.warning("job %d (%s) %s at attempt %d: %s", id, kind, what, attempt, error_text)

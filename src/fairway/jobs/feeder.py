@@ -1,4 +1,4 @@
-"""Decides when a worker asks for work, for how much, and from which lanes. Pure.
+"""Decides when a worker asks for work, for how much, and from which ready lines. Pure.
 
 One `Feeder` per queue. It claims rows into a small buffer and lets at most `concurrency` of them
 run. A finished job is followed by one from the buffer without a round trip; when there is room for
@@ -6,11 +6,12 @@ run. A finished job is followed by one from the buffer without a round trip; whe
 enqueued is noticed while this queue is idle: an empty pick on an idle queue doubles the interval up
 to `max_poll_interval_ns`, anything else snaps it back.
 
-Fairness. The lanes of a queue that have work take turns: bands by weight (`core.turns`, 8/4/2/1/1),
-inside a band tenant after tenant. With T tenants ready in a band of weight w, and W the weights of
-all bands that are ready, a tenant's oldest job is among the next ceil(T / w) * W that this worker
-asks for, however long the others' lanes are, from when the worker knows of it: at once if it was
-enqueued in this process, else at the next look, which is not put off by work on other lanes.
+Fairness. The ready lines of a queue that have work take turns: bands by weight (`core.turns`,
+8/4/2/1/1), inside a band tenant after tenant. With T tenants ready in a band of weight w, and W the
+weights of all bands that are ready, a tenant's oldest job is among the next ceil(T / w) * W that
+this worker asks for, however long the others' ready lines are, from when the worker knows of it: at
+once if it was enqueued in this process, else at the next look, which is not put off by work on
+other ready lines.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from fairway.runtime.amounts import check_amounts
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from fairway.jobs.job import Claim, Lane
+    from fairway.jobs.job import Claim, ReadyLine
 
 SECOND_NS = 1_000_000_000
 VAIN_LOOKS_MAX = 3
 VAIN_PAUSE_NS = 10_000_000
 """After so many claims in a row that came back empty the worker pauses before the next one: others
-have the jobs in their hands, or its own lease ran out and it has not heard of that yet."""
+have just taken the jobs, or its own lease ran out and it does not know that yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,44 +65,44 @@ class FeederConfig:
             raise InvalidConfig("poll_interval is at most max_poll_interval")
 
 
-class LaneTurns:
-    """Which lanes of a queue have work, as far as we know, and how many each may give us next."""
+class ReadyLineTurns:
+    """Which ready lines of a queue have jobs, as far as we know, and how many each gives next."""
 
     def __init__(self) -> None:
         self._turns: Turns[Band] = Turns(WEIGHTS)
         self._rings: dict[Band, deque[str]] = {band: deque() for band in WEIGHTS}
-        # A tenant whose jobs were set aside has several lanes in a band, and one turn for them all.
-        self._of_tenant: dict[tuple[Band, str], deque[Lane]] = {}
-        self._known: set[Lane] = set()
-        self._unsure: set[Lane] = set()
+        # A tenant whose jobs were set aside has several lines in a band, and one turn for them all.
+        self._of_tenant: dict[tuple[Band, str], deque[ReadyLine]] = {}
+        self._known: set[ReadyLine] = set()
+        self._unsure: set[ReadyLine] = set()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, lane: Lane) -> None:
-        """The lane has work."""
-        self._unsure.discard(lane)
-        if lane not in self._known:
-            self._known.add(lane)
-            lanes = self._of_tenant.setdefault((lane.band, lane.tenant), deque())
-            lanes.append(lane)
-            if len(lanes) == 1:
-                self._rings[lane.band].append(lane.tenant)
-                self._turns.wake(lane.band)
+    def add(self, line: ReadyLine) -> None:
+        """The line has work."""
+        self._unsure.discard(line)
+        if line not in self._known:
+            self._known.add(line)
+            lines = self._of_tenant.setdefault((line.band, line.tenant), deque())
+            lines.append(line)
+            if len(lines) == 1:
+                self._rings[line.band].append(line.tenant)
+                self._turns.wake(line.band)
 
-    def drop(self, lane: Lane) -> None:
-        """The lane gave less than it was asked for: it is empty for now."""
-        if lane in self._known:
-            self._known.remove(lane)
-            self._unsure.discard(lane)
-            lanes = self._of_tenant[lane.band, lane.tenant]
-            lanes.remove(lane)
-            if not lanes:
-                del self._of_tenant[lane.band, lane.tenant]
-                ring = self._rings[lane.band]
-                ring.remove(lane.tenant)
+    def drop(self, line: ReadyLine) -> None:
+        """The line gave less than it was asked for: it is empty for now."""
+        if line in self._known:
+            self._known.remove(line)
+            self._unsure.discard(line)
+            lines = self._of_tenant[line.band, line.tenant]
+            lines.remove(line)
+            if not lines:
+                del self._of_tenant[line.band, line.tenant]
+                ring = self._rings[line.band]
+                ring.remove(line.tenant)
                 if not ring:
-                    self._turns.rest(lane.band)
+                    self._turns.rest(line.band)
 
     def doubt(self) -> None:
         """Some gave less than they were asked for: nothing more is asked before the next look.
@@ -115,33 +116,33 @@ class LaneTurns:
     def doubtful(self) -> bool:
         return bool(self._unsure)
 
-    def replace(self, lanes: Iterable[Lane]) -> None:
+    def replace(self, lines: Iterable[ReadyLine]) -> None:
         """Exactly these have work. Tenants that had it before keep their place in the ring."""
         self._unsure.clear()
-        fresh = set(lanes)
+        fresh = set(lines)
         gone = self._known - fresh
-        for lane in sorted(fresh - self._known):
-            self.add(lane)
-        for lane in gone:
-            self.drop(lane)
+        for line in sorted(fresh - self._known):
+            self.add(line)
+        for line in gone:
+            self.drop(line)
 
     def split(self, count: int) -> list[Want]:
-        """How many to ask of each lane, `count` together."""
+        """How many to ask of each line, `count` together."""
         if not self._known or self._unsure or count < 1:
             return []
         if len(self._known) == 1:
             return [Want(next(iter(self._known)), count)]
-        shares: dict[Lane, int] = {}
+        shares: dict[ReadyLine, int] = {}
         for _ in range(count):
             band = self._turns.take()
             assert band is not None, "a band with a lane has work"
             ring = self._rings[band]
-            lanes = self._of_tenant[band, ring[0]]
+            lines = self._of_tenant[band, ring[0]]
             ring.rotate(-1)
-            lane = lanes[0]
-            lanes.rotate(-1)
-            shares[lane] = shares.get(lane, 0) + 1
-        return [Want(lane, most) for lane, most in shares.items()]
+            line = lines[0]
+            lines.rotate(-1)
+            shares[line] = shares.get(line, 0) + 1
+        return [Want(line, most) for line, most in shares.items()]
 
 
 class Feeder:
@@ -150,7 +151,7 @@ class Feeder:
     def __init__(self, queue: str, config: FeederConfig, now_ns: int) -> None:
         self.queue = queue
         self.config = config
-        self.lanes = LaneTurns()
+        self.lines = ReadyLineTurns()
         self.buffer: deque[Claim] = deque()
         self.running: dict[tuple[int, int], Claim] = {}  # by id and token
         self.poll_ns = config.poll_interval_ns
@@ -177,7 +178,7 @@ class Feeder:
             - self._asked
         )
 
-    def press(self, pressure: float) -> None:
+    def apply_pressure(self, pressure: float) -> None:
         """Under pressure hold less in the buffer: claimed work that waits helps nobody."""
         self._prefetch = int(self.config.prefetch * (1.0 - min(1.0, max(0.0, pressure))))
 
@@ -209,8 +210,8 @@ class Feeder:
     ) -> None:
         """The exchange is back with these.
 
-        `looked`: it was asked which lanes have work, not only for that of lanes we know; `more`: it
-        was seen that something is there still.
+        `looked`: it was asked which lines have work, not only for the jobs of lines we
+        know; `more`: it was seen that something is there still.
         """
         asked, self._asked = self._asked, 0
         before = len(self.buffer)
@@ -218,10 +219,10 @@ class Feeder:
         got = len(self.buffer) > before
         if more or got or not self.idle:
             self.poll_ns = self.config.poll_interval_ns
-        elif not self.lanes.doubtful:  # or the look that follows would double it a second time
+        elif not self.lines.doubtful:  # or the look that follows would double it a second time
             self.poll_ns = min(self.poll_ns * 2, self.config.max_poll_interval_ns)
         next_poll_ns = now_ns + self.poll_ns
-        # Claims alone put no look off, or a long lane would hide the others until its end.
+        # Claims alone put no look off, or a long line would hide the others until its end.
         self.next_poll_ns = next_poll_ns if looked else min(self.next_poll_ns, next_poll_ns)
         if asked and not got:
             self._vain += 1
@@ -239,7 +240,7 @@ class Feeder:
         """The queue is at one of its limits: nothing is to be had before then, as things stand.
 
         0 is until one of its jobs ends, here or elsewhere: that is looked for as usual. And so is
-        whether somebody raised the limit or took it away, elsewhere: nobody tells us of it.
+        whether somebody raised the limit or took it away, elsewhere: nothing notifies us of it.
         """
         self._held_by_running = wait_ns <= 0
         usual_ns = self.config.poll_interval_ns

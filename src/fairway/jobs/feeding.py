@@ -6,25 +6,25 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from fairway.jobs.feeder import Feeder
-from fairway.jobs.job import TERMINAL, Fate, lane_of
+from fairway.jobs.job import TERMINAL, Fate, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fairway.jobs.feeder import FeederConfig
-    from fairway.jobs.job import Claim, Lane, Settlement
+    from fairway.jobs.job import Claim, ReadyLine, Settlement
     from fairway.jobs.store import Exchanged, Want
 
 PARENTS_MAX = 10_000
-"""Parents whose lane is remembered, so that they are claimed when a child of theirs ends."""
+"""Parents whose ready line is remembered, so that they are claimed when a child of theirs ends."""
 
 
-class Plan(NamedTuple):
+class ExchangePlan(NamedTuple):
     """What an exchange asks for."""
 
     wants: list[Want]
     probe: list[str]
-    """Queues to look at: which of their lanes have work?"""
+    """Queues to look at: which of their ready lines have work?"""
     queues: tuple[str, ...]
     """Those it asks anything of."""
 
@@ -38,10 +38,10 @@ class Feeding:
         now_ns: int,
         knows: Callable[[str], bool] = lambda skill: True,
     ) -> None:
-        """`knows` tells whether this worker has a skill: lanes for others are left to them."""
+        """`knows` says whether this worker has a skill: lines for others are left to them."""
         self._knows = knows
         self.feeders = {queue: Feeder(queue, config, now_ns) for queue, config in configs.items()}
-        self._parents: dict[int, Lane] = {}
+        self._parents: dict[int, ReadyLine] = {}
 
     @property
     def next_poll_ns(self) -> int:
@@ -51,24 +51,24 @@ class Feeding:
     def of(self, claim: Claim) -> Feeder:
         return self.feeders[claim.queue]
 
-    def wake(self, lanes: Iterable[Lane]) -> bool:
-        """Work was made ready in these lanes; whether any of them is of ours."""
+    def wake(self, lines: Iterable[ReadyLine]) -> bool:
+        """Work was made ready in these lines; whether any of them is of ours."""
         ours = False
-        for lane in lanes:
-            if (feeder := self.feeders.get(lane.queue)) is not None and self._ours(lane):
-                feeder.lanes.add(lane)
+        for line in lines:
+            if (feeder := self.feeders.get(line.queue)) is not None and self._ours(line):
+                feeder.lines.add(line)
                 feeder.stir()
                 ours = True
         return ours
 
-    def _ours(self, lane: Lane) -> bool:
-        return not lane.skill or self._knows(lane.skill)
+    def _ours(self, line: ReadyLine) -> bool:
+        return not line.skill or self._knows(line.skill)
 
     def look(self, queue: str) -> bool:
         """Something may be ready in this queue; whether it is ours."""
         if (feeder := self.feeders.get(queue)) is None:
             return False
-        feeder.lanes.doubt()
+        feeder.lines.doubt()
         feeder.stir()
         return True
 
@@ -76,24 +76,24 @@ class Feeding:
         """A queue, or all of them (`*`), may start more, or less, from now on."""
         for name, feeder in self.feeders.items():
             if queue in (name, "*"):
-                feeder.lanes.doubt()
+                feeder.lines.doubt()
                 feeder.let_go()
 
     def wants_more(self, now_ns: int) -> bool:
         return any(feeder.demand(now_ns) for feeder in self.feeders.values())
 
-    def plan(self, settlements: Sequence[Settlement], pressure: float, now_ns: int) -> Plan:
+    def plan(self, settlements: Sequence[Settlement], pressure: float, now_ns: int) -> ExchangePlan:
         """What the exchange that settles these asks for with it."""
         self.wake(sorted(self._following(settlements)))
-        plan = Plan([], [], ())
+        plan = ExchangePlan([], [], ())
         queues = []
         for queue, feeder in self.feeders.items():
-            feeder.press(pressure)
+            feeder.apply_pressure(pressure)
             count = feeder.demand(now_ns)
             due = feeder.due(now_ns)
             if not count and not due:
                 continue
-            split = feeder.lanes.split(count)
+            split = feeder.lines.split(count)
             plan.wants.extend(split)
             if due or not split:
                 plan.probe.append(queue)
@@ -101,47 +101,47 @@ class Feeding:
             queues.append(queue)
         return plan._replace(queues=tuple(queues))
 
-    def failed(self, plan: Plan) -> None:
+    def failed(self, plan: ExchangePlan) -> None:
         """The exchange came to nothing, or its claims are not ours any more: ask again."""
         for queue in plan.queues:
             self.feeders[queue].failed()
 
-    def arrived(self, plan: Plan, out: Exchanged, now_ns: int) -> None:
+    def arrived(self, plan: ExchangePlan, out: Exchanged, now_ns: int) -> None:
         """The exchange is back: its claims are in the buffers, and each queue knows what to do."""
         claims: dict[str, list[Claim]] = {queue: [] for queue in plan.queues}
         for claim in out.claims:
             claims[claim.queue].append(claim)
         asked = Counter(dict.fromkeys(plan.queues, 0))
-        for lane, most in plan.wants:
-            asked[lane.queue] += most
+        for line, most in plan.wants:
+            asked[line.queue] += most
         short = {queue for queue in plan.queues if len(claims[queue]) < asked[queue]}
         for queue in plan.queues:
             feeder = self.feeders[queue]
-            lanes = out.lanes.get(queue)
-            if lanes is not None:
-                lanes = [lane for lane in lanes if self._ours(lane)]
-                feeder.lanes.replace(lanes)
+            lines = out.lines.get(queue)
+            if lines is not None:
+                lines = [line for line in lines if self._ours(line)]
+                feeder.lines.replace(lines)
             elif queue in short:
-                feeder.lanes.doubt()  # some gave less: the next look tells which have more
+                feeder.lines.doubt()  # some gave less: the next look shows which have more
                 if feeder.idle and not claims[queue]:
                     feeder.stir()  # nothing will end here, so nothing else would make it look
-            feeder.picked(claims[queue], now_ns, looked=lanes is not None, more=bool(lanes))
-            if lanes:
+            feeder.picked(claims[queue], now_ns, looked=lines is not None, more=bool(lines))
+            if lines:
                 feeder.stir()
             if queue in out.held_back_ns:
                 feeder.hold_back(out.held_back_ns[queue], now_ns)
         # What was made ready and claimed by the same exchange is there no more.
-        spent = {lane for lane, _ in plan.wants if lane.queue in short}
-        self.wake(lane for lane in out.woken if lane not in spent)
+        spent = {line for line, _ in plan.wants if line.queue in short}
+        self.wake(line for line in out.woken if line not in spent)
 
-    def _following(self, settlements: Sequence[Settlement]) -> set[Lane]:
-        """The lanes that these settlements make something ready in: it is claimed with them."""
+    def _following(self, settlements: Sequence[Settlement]) -> set[ReadyLine]:
+        """The lines in which these settlements make jobs ready, to be claimed with them."""
         follow = set()
         for one in settlements:
             claim = one.claim
             if one.fate is Fate.SPAWN:
-                self._parents[claim.id] = lane_of(claim)
-                follow |= {lane_of(child) for child in one.children}
+                self._parents[claim.id] = line_of(claim)
+                follow |= {line_of(child) for child in one.children}
             elif claim.parent is not None and one.fate in TERMINAL:
                 if (parent := self._parents.get(claim.parent)) is not None:
                     follow.add(parent)

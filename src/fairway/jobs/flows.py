@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from fairway.jobs.job import Job
     from fairway.jobs.kinds import TaskOptions
     from fairway.jobs.rules import Rule
-    from fairway.jobs.workflow import Event, Step
+    from fairway.jobs.workflow import RunEvent, Step
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -66,7 +66,7 @@ _CANCEL: Final = "cancel"
 _ADVANCE: Final = "advance"
 
 
-class Run(Struct, omit_defaults=True):
+class RunJobState(Struct, omit_defaults=True):
     """What the job of a run keeps."""
 
     context: dict[str, Any]
@@ -163,7 +163,7 @@ class Flow:
             options.setdefault("queue", self._queue)
             kind = task_kind(f"{self.name}.{called}", function, options_of(**options))
             if kind.options.isolation == "process":
-                target_of(function, self._told(called))  # refused here if no process finds it
+                target_of(function, self._label(called))  # refused here if no process finds it
             if called in self._kinds:
                 raise InvalidConfig(f"workflow {self.name!r}: two tasks are called {called!r}")
             self._kinds[called] = kind
@@ -183,7 +183,7 @@ class Flow:
             return tuple(one if isinstance(one, str) else one.__name__ for one in after)
         except (TypeError, AttributeError):
             raise InvalidConfig(
-                f"{self._told(task)} is after tasks, by their functions or names,"
+                f"{self._label(task)} is after tasks, by their functions or names,"
                 f" not {brief(after)}"
             ) from None
 
@@ -201,7 +201,7 @@ class Flow:
         name_of(function, f"{name} of workflow {self.name!r}")
         return task_kind(f"{self.name}.{name}", function, Options(queue=self._queue))
 
-    def _told(self, task: str) -> str:
+    def _label(self, task: str) -> str:
         return f"task {task!r} of workflow {self.name!r}"
 
     def declare(self, kinds: Kinds) -> None:
@@ -210,7 +210,7 @@ class Flow:
             for name, kind in self._kinds.items():
                 if kind.options.isolation == "process" and is_hidden(kind.declared):
                     raise InvalidConfig(
-                        f"{self._told(name)}: isolation='process' finds its function by name, and"
+                        f"{self._label(name)}: isolation='process' finds its function by name, and"
                         f" {kind.declared.__qualname__!r} is something else in its module"
                     )
             for values in self._scheduled:
@@ -240,10 +240,10 @@ class Flow:
             WORKFLOW + self.name,
             self._structure_number,
             Options(queue=QUEUE, priority=RUN_PRIORITY),
-            Run,
+            RunJobState,
             _ADVANCE,
             {_ADVANCE: step},
-            msgspec.json.Decoder(Run),
+            msgspec.json.Decoder(RunJobState),
             True,
         )
 
@@ -270,7 +270,7 @@ class Flow:
     def check(self, context: dict[str, Any]) -> None:
         """Raise `InvalidRequest` if a task that would start with this context does not take it."""
         started = workflow.advance(
-            self.graph, RunState.of(self.graph), workflow.Started(context), 0
+            self.graph, RunState.of(self.graph), workflow.RunStarted(context), 0
         ).start
         for one in started:
             try:
@@ -281,7 +281,7 @@ class Flow:
     def order(self, context: Mapping[str, Any] | None = None, **given: Any) -> Order:
         """A run with this context, not enqueued."""
         self._check_mapping(context)
-        run = Run(dict(context or {}))
+        run = RunJobState(dict(context or {}))
         state = encode_given(run, f"the context of workflow {self.name!r}")
         return Order(
             NewJob(
@@ -354,19 +354,19 @@ class Flow:
 
     # The run
 
-    async def _advance(self, run: Run, ctx: Context[Run]) -> outcome.Outcome:
+    async def _advance(self, run: RunJobState, ctx: Context[RunJobState]) -> outcome.Outcome:
         """One step of a run: take in what happened, and go on."""
         again = run.retries != ctx.retries
         if run.calling and not again:
             return self._over(run)
         state = run.run
-        start: list[workflow.Start] = []
-        events: list[Event] = []
+        start: list[workflow.TaskStart] = []
+        events: list[RunEvent] = []
         if state is None:
-            events.append(workflow.Started(run.context))
+            events.append(workflow.RunStarted(run.context))
         elif again:
             state = await self._with_late_endings(ctx.id, state)
-            events.append(workflow.Retried())
+            events.append(workflow.RunRetried())
         if (state is None or again) and self._timeout_ns is not None:
             run.deadline_wall_ns = ctx.wall_ns + self._timeout_ns
         state = state or RunState.of(self.graph)
@@ -382,11 +382,11 @@ class Flow:
         run.run = state
         deadline_ns = run.deadline_wall_ns
         if state.outcome is None and deadline_ns is not None and ctx.wall_ns >= deadline_ns:
-            late = workflow.Cancelled("the run took too long")
+            late = workflow.RunCancelled("the run took too long")
             run.run = workflow.advance(self.graph, state, late, ctx.wall_ns).state
             await self._stop_tasks(ctx.id)
             allowed = "" if self._timeout_ns is None else f" than {self._timeout_ns / 1e9:g} s"
-            return outcome.Stop(f"took longer{allowed}")
+            return outcome.Stopped(f"took longer{allowed}")
         if state.outcome is not None:
             callback = self._callbacks.get(state.outcome.status)
             if callback is None:
@@ -410,15 +410,15 @@ class Flow:
             max(1, deadline_ns - ctx.wall_ns) if deadline_ns is not None else 0,
         )
 
-    def _over(self, run: Run) -> outcome.Outcome:
+    def _over(self, run: RunJobState) -> outcome.Outcome:
         assert run.run is not None
         ended = run.run.outcome
         assert ended is not None
         if ended.status is Fate.DONE:
             return outcome.Done(ended.context)
-        return outcome.Stop(ended.error or ended.status.value)
+        return outcome.Stopped(ended.error or ended.status.value)
 
-    def _child(self, start: workflow.Start, retries: int) -> Order:
+    def _child(self, start: workflow.TaskStart, retries: int) -> Order:
         name = start.task.name
         given = {"context": start.context}
         return Order(self._kinds[name].job(given, notify=_report(name, retries)))
@@ -500,11 +500,11 @@ async def steer(jobs: Jobs, run: int, action: str, reason: str = CANCELLED) -> N
     )
 
 
-def state_in(stored: bytes) -> Run:
-    return msgspec.json.decode(stored, type=Run)
+def state_in(stored: bytes) -> RunJobState:
+    return msgspec.json.decode(stored, type=RunJobState)
 
 
-def state_of(job: Job) -> Run:
+def state_of(job: Job) -> RunJobState:
     """What the job of a run keeps. Raises `Invalid` for a job that is none."""
     if not job.kind.startswith(WORKFLOW):
         raise Conflict(f"job {job.id} is no run of a workflow", code="not_a_run")
@@ -525,11 +525,11 @@ def drawn(flows: Mapping[str, Flow], job: Job) -> str:
     return workflow.tree(flow.graph, state)
 
 
-def _event_of(name: str, payload: bytes) -> Event | None:
+def _event_of(name: str, payload: bytes) -> RunEvent | None:
     if name == _PAUSE:
-        return workflow.Paused()
+        return workflow.RunPaused()
     if name == _RESUME:
-        return workflow.Resumed()
+        return workflow.RunResumed()
     if name.startswith(_TASK):
         ending = msgspec.json.decode(payload, type=Ending)
         return TaskEnded.of(name.partition(":")[2], ending)
@@ -537,9 +537,9 @@ def _event_of(name: str, payload: bytes) -> Event | None:
 
 
 def _report(task: str, retries: int) -> str:
-    """The signal by which a task tells its run that it ended.
+    """The signal by which a task notifies its run that it ended.
 
-    Each attempt of a run waits for signals of its own: what an earlier one started is not heard.
+    Each attempt of a run waits for signals of its own: what an earlier one started is ignored.
     """
     return f"{_TASK}{retries or ''}:{task}"
 
@@ -579,7 +579,7 @@ def task_kind(name: str, function: Callable[..., Any], options: Options) -> Kind
             try:
                 given = arguments(context)
             except Invalid as misfit:
-                return outcome.Stop(str(misfit))  # it will not fit better the next time
+                return outcome.Stopped(str(misfit))  # it will not fit better the next time
             return await (step.call(ctx, **given) if step.wants_context else step.call(**given))
 
     else:
@@ -588,7 +588,7 @@ def task_kind(name: str, function: Callable[..., Any], options: Options) -> Kind
             try:
                 given = arguments(context)
             except Invalid as misfit:
-                return outcome.Stop(str(misfit))
+                return outcome.Stopped(str(misfit))
             return step.call(ctx, **given) if step.wants_context else step.call(**given)
 
     assert inspect.iscoroutinefunction(run) == step.is_async

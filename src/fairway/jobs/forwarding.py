@@ -13,7 +13,7 @@ import msgspec
 
 from fairway.errors import FairwayError, InvalidRequest
 from fairway.jobs.job import NewJob
-from fairway.jobs.store import Cursor
+from fairway.jobs.store import TopicCursor
 from fairway.runtime.clock import sleep_ns
 from fairway.runtime.usercode import reraise_interrupt, without_task
 from fairway.runtime.words import named
@@ -37,10 +37,10 @@ class Arrived(NamedTuple):
     """Seq and data."""
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """A topic to read: the port that an app fills."""
 
-    def read(self, cursor: Cursor | None) -> AsyncIterator[Arrived]:
+    def read(self, cursor: TopicCursor | None) -> AsyncIterator[Arrived]:
         """What comes after the cursor, as it comes. Ends if the topic is gone; ask again then."""
         ...
 
@@ -51,7 +51,7 @@ class Forwarder:
     def __init__(
         self,
         name: str,
-        source: Source,
+        source: RecordSource,
         jobs: Callable[[], Jobs],
         kind: Kind,
         arguments: Callable[[object], dict[str, object]] | None = None,
@@ -73,7 +73,7 @@ class Forwarder:
                     first, last = arrived.records[0][0], arrived.records[-1][0]
                     added = await jobs.enqueue(
                         [self._job(data) for _, data in arrived.records],
-                        cursor=Cursor(self._cursor_name, arrived.epoch, last, first),
+                        cursor=TopicCursor(self._cursor_name, arrived.epoch, last, first),
                     )
                     if not added:  # somebody else was here: see how far that one is
                         break

@@ -1,4 +1,4 @@
-"""What the user holds: the job he declared, to enqueue it, and one he enqueued, to follow it."""
+"""What users hold: the job they declared, to enqueue it, and one they enqueued, to follow it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fairway.jobs.context import Context
     from fairway.jobs.engine import Jobs
     from fairway.jobs.job import Job, NewJob
-    from fairway.jobs.store import Cancelled
+    from fairway.jobs.store import CancelResult
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,7 +71,7 @@ class JobHandle(msgspec.Struct, Generic[R], frozen=True, gc=False):
         """Send it a signal; False if it had one of that dedup key already."""
         return await self._jobs().signal(self.id, name, payload, dedup=dedup)
 
-    async def cancel(self, reason: str = "cancelled") -> Cancelled:
+    async def cancel(self, reason: str = "cancelled") -> CancelResult:
         return await self._jobs().cancel(self.id, reason=reason)
 
 

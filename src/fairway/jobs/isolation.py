@@ -56,7 +56,7 @@ def run_isolated(
             ended = _run(target, claim, is_task)
         except NotReached:
             raise
-        except BaseException as error:  # told with its log
+        except BaseException as error:  # returned with its log
             ended = IsolatedRun(error=traced(error))
         finally:
             run_is_over(here)
@@ -99,7 +99,7 @@ def _portable(value: Any) -> Any:
     try:
         return msgspec.Raw(encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError):
-        return value  # the worker tells why it cannot be saved
+        return value  # the worker says why it cannot be saved
 
 
 @cache

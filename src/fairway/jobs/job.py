@@ -1,4 +1,4 @@
-"""What a job is, in every place that speaks of one: states, lanes, claims and what settles them.
+"""What a job is, in every place that speaks of one: states, ready lines, claims, settlements.
 
 Plain data. Where a job goes from which state, and why, is in `moves`.
 """
@@ -70,8 +70,11 @@ class Status(Enum):
 ENDED: Final = frozenset({Status.DONE, Status.FAILED, Status.DEAD, Status.CANCELLED})
 
 
-class Lane(NamedTuple):
-    """What ready jobs wait in, first enqueued first: one queue, one tenant, one band."""
+class ReadyLine(NamedTuple):
+    """What ready jobs wait in, first enqueued first: one queue, one tenant, one band.
+
+    It is not bounded: its jobs are rows in the database.
+    """
 
     queue: str
     tenant: str
@@ -93,7 +96,7 @@ class Skill(NamedTuple):
 
 
 def skill_in(text: str) -> Skill:
-    """The skill that a lane names."""
+    """The skill that `ReadyLine.skill` names."""
     return json.decode(text, type=Skill)
 
 
@@ -165,9 +168,9 @@ def states_of(jobs: Sequence[NewJob]) -> Sequence[bytes]:
     return jobs.states if isinstance(jobs, JobBatch) else [job.state for job in jobs]
 
 
-def lane_of(job: NewJob | Claim | Job) -> Lane:
-    """The lane a job becomes ready in."""
-    return Lane(job.queue, job.tenant, band_of(job.priority))
+def line_of(job: NewJob | Claim | Job) -> ReadyLine:
+    """The line a job becomes ready in."""
+    return ReadyLine(job.queue, job.tenant, band_of(job.priority))
 
 
 class Enqueued(Struct, frozen=True, gc=False):
@@ -195,7 +198,7 @@ class Child(Struct, frozen=True, gc=False):
 
 
 class Ending(Struct, frozen=True):
-    """The payload of the signal that tells a parent how its child ended."""
+    """The payload of the signal that says to a parent how its child ended."""
 
     id: int
     status: str
@@ -209,7 +212,7 @@ def ending(id: int, status: Status, result: bytes | None, error: str | None) -> 
 
 
 class Claim(Struct, gc=False):
-    """A job in our hands: what is needed to run it, and the token that proves it is ours."""
+    """A job that a worker has: what is needed to run it, and the token that proves the claim."""
 
     id: int
     token: int
@@ -236,15 +239,15 @@ class Claim(Struct, gc=False):
     signals: tuple[Signal, ...] = ()
     children: tuple[Child, ...] = ()
     skill: str = ""
-    """That of the lane it came from."""
+    """That of the line it came from."""
 
 
-TOLD: Final = Claim.__struct_fields__[: Claim.__struct_fields__.index("signals")]
+CLAIM_FIELDS: Final = Claim.__struct_fields__[: Claim.__struct_fields__.index("signals")]
 """What of a claim is in the row of its job, or common to many, in this order. What stands in rows
 beside that one comes after it."""
 GIVEN: Final = tuple(
     name
-    for name in TOLD
+    for name in CLAIM_FIELDS
     if name in NewJob.__struct_fields__ and name not in ("step", "state")  # which change
 )
 """What a claim has of its `NewJob` as it is."""
@@ -293,11 +296,11 @@ class Settlement(Struct, gc=False, kw_only=True):
     skill: str | None = None
     """Of a release, next, wait or spawn: only workers that know this are given it from now on, or
     anybody is if it is empty; None leaves that as it is. A release takes others of its kind,
-    version and step along, from the head of its lanes, at most `ASIDE_MAX` of each."""
+    version and step along, from the head of its ready lines, at most `ASIDE_MAX` of each."""
 
     @property
     def is_run(self) -> bool:
-        """Whether it tells of a run."""
+        """Whether it is of a run."""
         return self.ran and self.fate is not Fate.RELEASE
 
     @property
@@ -320,8 +323,8 @@ class Settlement(Struct, gc=False, kw_only=True):
 ASIDE_MAX: Final = 1_000
 
 
-class Beat(NamedTuple):
-    """The answer to a heartbeat."""
+class LeaseRenewal(NamedTuple):
+    """The answer to a heartbeat: what came of renewing the lease of a worker."""
 
     alive: bool
     """False: the lease ran out and the worker's jobs are others' now."""
@@ -334,7 +337,7 @@ class Beat(NamedTuple):
     moment ago, and claims that a crash of the database undid."""
 
 
-class Died(NamedTuple):
+class DeadJob(NamedTuple):
     """A job that is dead: its worker died with it too often."""
 
     id: int
@@ -350,8 +353,8 @@ class Reaped(NamedTuple):
     workers: int = 0
     returned: int = 0
     dead: int = 0
-    lanes: frozenset[Lane] = frozenset()
-    died: tuple[Died, ...] = ()
+    lines: frozenset[ReadyLine] = frozenset()
+    died: tuple[DeadJob, ...] = ()
     """Those that are dead now, by id."""
 
 

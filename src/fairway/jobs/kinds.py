@@ -261,7 +261,7 @@ class Kind:
         try:
             encoded = list(map(msgspec.json.encode, states))
         except NOT_JSON:
-            encoded = [self._encoded(state) for state in states]  # to tell why
+            encoded = [self._encoded(state) for state in states]  # to say why
         try:
             for state, one in zip(states, encoded, strict=True):
                 check_numbers(one, state)
@@ -274,7 +274,7 @@ class Kind:
             checked: list[msgspec.Struct] = msgspec.convert(many, list[self.arguments])  # type: ignore[name-defined]
             return checked
         except (msgspec.ValidationError, UnicodeError):
-            return [self._checked(values) for values in many]  # to tell whose, and by its name
+            return [self._checked(values) for values in many]  # to say which, and by its name
 
     def _checked(self, values: Mapping[str, Any]) -> msgspec.Struct:
         """The arguments, or the state, of these values."""
@@ -285,7 +285,7 @@ class Kind:
         try:
             return msgspec.convert(dict(values), self.arguments, from_attributes=True)
         except msgspec.ValidationError as error:
-            raise InvalidRequest(f"job {self.name!r}: {_plainly(str(error))}") from None
+            raise InvalidRequest(f"job {self.name!r}: {_with_argument_names(str(error))}") from None
         except (TypeError, ValueError):
             raise InvalidRequest(
                 f"job {self.name!r}: its arguments are a mapping, not {brief(values)}"
@@ -468,7 +468,7 @@ def _or(given: Any, otherwise: Any) -> Any:
     return otherwise if given is None else given
 
 
-def _plainly(message: str) -> str:
+def _with_argument_names(message: str) -> str:
     """msgspec says `$.id`; a caller knows the argument `id`."""
     return (
         message.replace("Object missing required field", "missing argument")

@@ -19,7 +19,7 @@ SECOND_NS: Final = 1_000_000_000
 UNLIMITED: Final = 1 << 30
 
 
-class Allowance(NamedTuple):
+class StartAllowance(NamedTuple):
     """What a queue may start now."""
 
     free: int
@@ -56,13 +56,13 @@ def _warn(queue: str, given: str, kept: str) -> None:
     )
 
 
-def allowance(limits: Limits, running: int, tokens: float, since_ns: int) -> Allowance:
+def allowance(limits: Limits, running: int, tokens: float, since_ns: int) -> StartAllowance:
     """What may start when `running` jobs run and the bucket held `tokens` `since_ns` ago."""
     free = UNLIMITED if limits.concurrency is None else max(0, limits.concurrency - running)
     rate = limits.rate_per_s
     if rate is None:
-        return Allowance(free, tokens, 0)
+        return StartAllowance(free, tokens, 0)
     tokens = tokens if tokens > 0 else 0.0  # also one that a rate which was no number has spoilt
     tokens = min(float(limits.burst), tokens + max(0, since_ns) / SECOND_NS * rate)
     wait_ns = round(max(0.0, 1 - tokens) / rate * SECOND_NS)
-    return Allowance(min(free, int(tokens)), tokens, wait_ns)
+    return StartAllowance(min(free, int(tokens)), tokens, wait_ns)

@@ -1,7 +1,7 @@
 """Keeps a worker's lease alive, and notices before its end that it cannot.
 
-Everything here happens on the ticker's own thread. The store's clock decides when the lease ends;
-ours only says how long we dare to trust the last answer, counted from when it was asked for.
+Everything here happens on the heartbeat's own thread. The store's clock decides when the lease
+ends; ours only says how long we dare to trust the last answer, counted from when it was asked for.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from fairway.core.lease import LeaseConfig
-    from fairway.jobs.job import Beat
-    from fairway.jobs.store import Heart
+    from fairway.jobs.job import LeaseRenewal
+    from fairway.jobs.store import LeaseRenewer
     from fairway.runtime.clock import Clock
 
 logger = logging.getLogger("fairway.jobs")
@@ -27,7 +27,7 @@ RETRY_NS = 500_000_000
 
 
 @dataclass(slots=True)
-class Lease:
+class WorkerLease:
     """The lease of one registration of a worker."""
 
     worker: int
@@ -44,30 +44,30 @@ class Lease:
 class Liveness:
     """Renews the lease of a worker, again and again.
 
-    `told` hears each answer; `lost` is called once for a lease that could not be renewed in time,
-    or that the store says has ended. Both are called on the ticker's thread.
+    `on_renewed` is called with each answer; `on_lost` once for a lease that could not be renewed in
+    time, or that the store says has ended. Both are called on the heartbeat's thread.
     """
 
     def __init__(
         self,
-        heart: Heart,
+        renewer: LeaseRenewer,
         config: LeaseConfig,
         clock: Clock,
         *,
-        told: Callable[[Lease, Beat], None],
-        lost: Callable[[Lease, str], None],
+        on_renewed: Callable[[WorkerLease, LeaseRenewal], None],
+        on_lost: Callable[[WorkerLease, str], None],
     ) -> None:
-        self._heart = heart
+        self._renewer = renewer
         self._config = config
         self._clock = clock
-        self._told = told
-        self._lost = lost
-        self._lease: Lease | None = None
+        self._on_renewed = on_renewed
+        self._on_lost = on_lost
+        self._lease: WorkerLease | None = None
         self._soon_ns = min(RETRY_NS, config.heartbeat_ns)
 
-    def begin(self, worker: int, held: Mapping[int, int], asked_at_ns: int) -> Lease:
+    def begin(self, worker: int, held: Mapping[int, int], asked_at_ns: int) -> WorkerLease:
         """A lease that was granted when it was asked for at `asked_at_ns`."""
-        lease = Lease(worker, held, self._config.trusted_until_ns(asked_at_ns), asked_at_ns)
+        lease = WorkerLease(worker, held, self._config.trusted_until_ns(asked_at_ns), asked_at_ns)
         self._lease = lease
         return lease
 
@@ -76,9 +76,9 @@ class Liveness:
         self._lease = None
 
     def close(self) -> None:
-        self._heart.close()
+        self._renewer.close()
 
-    def beat(self) -> int | None:
+    def renew(self) -> int | None:
         """Renew once; how long to wait until the next time, None for the usual interval."""
         lease = self._lease
         if lease is None or lease.lost:
@@ -88,9 +88,9 @@ class Liveness:
         if (asking_since_ns := lease.asking_since_ns) is not None:
             grace_ns += now_ns - asking_since_ns
         try:
-            # The book itself and no copy: the heart may have to wait for the store, and what was
+            # The book itself and no copy: the renewal may have to wait for the store, and what was
             # claimed meanwhile would look as if nobody knew of it.
-            answer = self._heart.beat(lease.worker, lease.held, self._config.ttl_ns, grace_ns)
+            answer = self._renewer.renew(lease.worker, lease.held, self._config.ttl_ns, grace_ns)
         except FairwayError as error:
             logger.warning("a heartbeat failed and is tried again: %s", error)
             left_ns = lease.trusted_until_ns - self._clock.now_ns()
@@ -103,9 +103,9 @@ class Liveness:
             return self._soon_ns
         lease.trusted_until_ns = self._config.trusted_until_ns(now_ns)
         lease.renewed_at_ns = now_ns
-        self._told(lease, answer)
+        self._on_renewed(lease, answer)
         return None
 
-    def _give_up(self, lease: Lease, reason: str) -> None:
+    def _give_up(self, lease: WorkerLease, reason: str) -> None:
         lease.lost = True
-        self._lost(lease, reason)
+        self._on_lost(lease, reason)

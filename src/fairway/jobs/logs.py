@@ -2,8 +2,8 @@
 
 Records are heard of where they are made, by the record factory of `logging`. A handler would not
 do: one at the root turns `basicConfig` and the handler of last resort off, and with them what users
-see. Which run a record belongs to is told by a context variable, so tasks that a step starts are
-heard, and so is `asyncio.to_thread`; threads that it starts otherwise are not. A record counts if
+see. A context variable says which run a record belongs to, so tasks that a step starts are heard,
+and so is `asyncio.to_thread`; threads that it starts otherwise are not. A record counts if
 the level of its logger lets it through; filters and handlers have no part in it.
 """
 
@@ -148,4 +148,4 @@ def _line(record: logging.LogRecord) -> str:
         return text if error is None else f"{text}\n{traced(error)}"
     except BaseException as error:
         reraise_interrupt(error)
-        return f"{head} (a record that cannot be told)"
+        return f"{head} (a record that cannot be formatted)"

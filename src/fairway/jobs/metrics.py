@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence, Sized
 
     from fairway.jobs.feeder import Feeder
-    from fairway.jobs.job import Beat, Reaped, Settlement
+    from fairway.jobs.job import LeaseRenewal, Reaped, Settlement
     from fairway.jobs.store import Exchanged
     from fairway.runtime.clock import Clock
     from fairway.runtime.telemetry import Counter, Telemetry
@@ -89,7 +89,7 @@ class JobMetrics:
         if self._telemetry.spans is not None and (out.claims or settlements):
             stale, held_back = len(out.stale), len(out.held_back_ns)
             counts = {"claimed": len(out.claims), "settled": len(settlements)}
-            self._tell("jobs.exchange", took_ns, {**counts, "stale": stale, "held_back": held_back})
+            self._emit("jobs.exchange", took_ns, {**counts, "stale": stale, "held_back": held_back})
         if out.claims:
             self._picked.record(len(out.claims))
             # By runs of the same, which most are: one by one it would cost as much as a job's step.
@@ -98,9 +98,9 @@ class JobMetrics:
                 counter.value += len(list(claims))
         if settlements:
             self._acked.record(len(settlements))
-            for fate, alike in groupby(settlements, _FATE):
+            for fate, some in groupby(settlements, _FATE):
                 counter = self._settled.get(fate.value) or self._settled_of(fate.value)
-                counter.value += len(list(alike))
+                counter.value += len(list(some))
             self._aside.value += sum(map(bool, map(_SKILL, settlements)))
         self._stale.add(len(out.stale))
         self._contended.add(out.contended)
@@ -122,10 +122,10 @@ class JobMetrics:
                 "job.fate": settlement.fate.value,
             }
             error = settlement.error if settlement.fate is not Fate.CANCELLED else None
-            self._tell(f"job {claim.kind}", took_ns, about, claim.trace, error)
+            self._emit(f"job {claim.kind}", took_ns, about, claim.trace, error)
 
-    def beaten(self, beat: Beat) -> None:
-        self._released.add(beat.released)
+    def lease_renewed(self, renewal: LeaseRenewal) -> None:
+        self._released.add(renewal.released)
 
     def lease_lost(self) -> None:
         self._lost_leases.add()
@@ -135,13 +135,13 @@ class JobMetrics:
         self._reaped.add(reaped.returned)
         self._dead.add(reaped.dead)
         if self._telemetry.spans is not None and reaped.workers:
-            self._tell(
+            self._emit(
                 "jobs.reap",
                 0,
                 {"workers": reaped.workers, "returned": reaped.returned, "dead": reaped.dead},
             )
 
-    def _tell(
+    def _emit(
         self,
         name: str,
         took_ns: int,
@@ -156,7 +156,7 @@ class JobMetrics:
             spans(Span(name, now_ns - took_ns, now_ns, attributes, trace, error))
         except BaseException as error:  # whoever listens must not stop the work
             reraise_interrupt(error)
-            logger.error("a span could not be told\n%s", traced(error))
+            logger.error("a span could not be reported\n%s", traced(error))
             self._telemetry.spans = None
 
     def _claimed_of(self, queue: str) -> Counter:

@@ -5,8 +5,8 @@ for many jobs at once, by statements made from the tables here. What only a stor
 as a fact: whether a child lives, whether a signal is there, who has a key.
 
 Two questions decide nearly everything. *Does the job wait?* It waits as long as what it waits for
-has not come (`still_waits`). *Has it ended?* Then its partition key is free, and its parent is told
-by a signal if the job reports by one, or is woken if it waited for this child alone
+has not come (`still_waits`). *Has it ended?* Then its partition key is free, and its parent is sent
+a signal if the job reports by one, or is woken if it waited for this child alone
 (`child_ended`). And for whoever looks at it: *why* does it wait (`why_waits`)?
 """
 
@@ -138,7 +138,7 @@ _RETRY: Final = {
 
 
 def settled(settlement: Settlement, cancelling: bool = False) -> Move:
-    """Its worker told how a run ended. Somebody's cancel wins over all but an end."""
+    """Its worker said how a run ended. Somebody's cancel wins over all but an end."""
     fate = settlement.fate
     ends = _ENDS.get(fate)
     if ends is not None:
@@ -250,7 +250,7 @@ def retried(*, anew: bool, waits: bool) -> Move:
 
 
 class Why(Enum):
-    """Why a job waits. Of several reasons, the first in this order that holds is told."""
+    """Why a job waits. Of several reasons, the first in this order that holds is returned."""
 
     TIMER = "timer"
     """It is not due."""

@@ -56,7 +56,7 @@ class Done(Outcome, frozen=True):
     result: Any = None
 
 
-class Stop(Outcome, frozen=True):
+class Stopped(Outcome, frozen=True):
     """The job has failed for good: no attempt is left to it."""
 
     reason: str

@@ -84,19 +84,19 @@ class JobsPart(Part):
         *,
         kernel: Kernel | None = None,
         on_disk_of_log: bool = False,
-        patient: bool = False,
+        wait_for_store: bool = False,
         forwarders: Iterable[Forwarder] = (),
     ) -> None:
-        """With `patient`, a database that cannot be used yet is waited for, however long.
+        """With `wait_for_store`, a database that cannot be used yet is waited for, however long.
 
         Without a kernel it is all that its process has: the log is left to whoever owns it. With
-        one, jobs are effects of other parts, the worker holds less while the kernel is pressed, and
-        a store `on_disk_of_log` leaves the reserve of that disk to deletes.
+        one, jobs are effects of other parts, the worker holds less while the kernel is under
+        pressure, and a store `on_disk_of_log` leaves the reserve of that disk to deletes.
         """
         self._forwarders = forwarders
         self._forwarding: list[asyncio.Task[None]] = []
         self.store = store
-        self._patient = patient
+        self._wait_for_store = wait_for_store
         self._kernel = kernel
         kept = kernel is not None and on_disk_of_log
         self.engine = Jobs(store, kinds, check_room=self._check_room if kept else None)
@@ -108,7 +108,7 @@ class JobsPart(Part):
                 store,
                 kinds.by_version,
                 config,
-                told=self.engine.told,
+                on_ended=self.engine.on_ended,
                 telemetry=telemetry,
                 pressure=self._pressure,
             )
@@ -129,10 +129,10 @@ class JobsPart(Part):
     async def inspect(self) -> None:
         """Raise what entering would raise over damaged files, and change none of them."""
         if isinstance(self.store, Inspected):
-            await self._patiently(self.store.inspect)
+            await self._when_available(self.store.inspect)
 
     async def open(self) -> None:
-        await self._patiently(self.store.open)
+        await self._when_available(self.store.open)
         self._opened = True
         if self.worker is not None:
             clockwork = Clockwork(self.engine, self.store.timetable, self._schedules)
@@ -153,21 +153,21 @@ class JobsPart(Part):
         if self._opened:
             await self.store.aclose()
 
-    async def _patiently(self, look: Callable[[], Awaitable[None]]) -> None:
+    async def _when_available(self, look: Callable[[], Awaitable[None]]) -> None:
         """Open or inspect the store, as soon as its database is reached, has started or is free.
 
         Whatever waiting does not mend is raised at once: a wrong password, an unknown database, the
         tables of a newer release.
         """
         backoff = Backoff(OPENING, random.Random())
-        said = ""
+        error_text = ""
         while True:
             try:
                 return await look()
             except (TryLater, OutcomeUnknown) as error:
-                if not self._patient:
+                if not self._wait_for_store:
                     raise
-                if str(error) != said:
-                    said = str(error)
-                    logger.warning("waiting for the database of the jobs: %s", said)
+                if str(error) != error_text:
+                    error_text = str(error)
+                    logger.warning("waiting for the database of the jobs: %s", error_text)
                 await sleep_ns(backoff.failed(SYSTEM_CLOCK.now_ns()) or OPENING.cap_ns)

@@ -1,6 +1,6 @@
-"""Who works on jobs, and what they know: what a worker tells of itself, and what is told of all.
+"""Who works on jobs, and what they know: what a worker says of itself, and what is known of all.
 
-A worker tells when it registers; from then on its heartbeat says that it lives. Pure.
+A worker says it when it registers; from then on its heartbeat says that it lives. Pure.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class KnownKind(NamedTuple):
 
 
 class Offer(Struct, frozen=True, kw_only=True):
-    """What a worker tells of itself when it registers."""
+    """What a worker says of itself when it registers."""
 
     queues: Mapping[str, int] | None = None
     """The queues that it works on, and how many jobs of each it runs at once."""
@@ -49,7 +49,7 @@ class WorkerState(Struct, frozen=True, kw_only=True):
     """Whether its lease stands. Of one that died the reaper takes the jobs, and forgets it."""
     started_wall_ns: int | None
     beat_wall_ns: int | None
-    """When its heart beat last. None, as of all that is not known, if it is of an older release."""
+    """The time of its last heartbeat. None, like all that is not known, of an older release."""
     expires_wall_ns: int
     running: int
     """Jobs that it has."""

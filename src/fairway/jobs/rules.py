@@ -24,7 +24,7 @@ from fairway.wire.encoding import NOT_JSON, encode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-Context: TypeAlias = dict[str, Any]
+WorkflowContext: TypeAlias = dict[str, Any]
 """What tasks pass on: a JSON object."""
 Op: TypeAlias = Literal[
     "equals",
@@ -183,7 +183,7 @@ def none_of(*rules: Rule) -> Rule:
 
 
 def holds(
-    rule: Rule, state_of: Callable[[str], TaskState], task_input: Callable[[], Context]
+    rule: Rule, state_of: Callable[[str], TaskState], task_input: Callable[[], WorkflowContext]
 ) -> bool:
     """Whether a rule is true. The input is asked for only if the rule looks at it."""
     match rule:
@@ -225,7 +225,7 @@ def handles(rule: Rule, *, denied: bool = False) -> Iterator[str]:
                 yield from handles(one, denied=not denied)
 
 
-def said(rule: Rule) -> str:
+def rule_text(rule: Rule) -> str:
     """A rule the way it is written."""
     match rule:
         case Always():
@@ -236,11 +236,11 @@ def said(rule: Rule) -> str:
             tail = "" if value is UNSET else f" {msgspec.json.encode(value).decode()}"
             return f"context({key} {op}{tail})"
         case AllOf(rules):
-            return f"all_of({', '.join(map(said, rules))})"
+            return f"all_of({', '.join(map(rule_text, rules))})"
         case AnyOf(rules):
-            return f"any_of({', '.join(map(said, rules))})"
+            return f"any_of({', '.join(map(rule_text, rules))})"
         case NoneOf(rules):
-            return f"none_of({', '.join(map(said, rules))})"
+            return f"none_of({', '.join(map(rule_text, rules))})"
 
 
 def _as_json(key: str, value: object) -> Any:
@@ -271,8 +271,10 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _greater(one: Any, other: Any) -> bool:
-    alike = (_number(one) and _number(other)) or (isinstance(one, str) and isinstance(other, str))
-    return alike and bool(one > other)
+    comparable = (_number(one) and _number(other)) or (
+        isinstance(one, str) and isinstance(other, str)
+    )
+    return comparable and bool(one > other)
 
 
 def _contains(whole: Any, part: Any) -> bool:
@@ -292,7 +294,7 @@ _WAYS: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-def _compare(task_input: Context, key: str, op: str, value: Any | UnsetType) -> bool:
+def _compare(task_input: WorkflowContext, key: str, op: str, value: Any | UnsetType) -> bool:
     way = op.removeprefix("not_")
     found = key in task_input and _WAYS[way](task_input[key], value)
     return found if way == op else not found

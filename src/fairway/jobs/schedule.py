@@ -1,7 +1,7 @@
 """What a schedule owes after it was not looked at for a while: which times to fire, and the next.
 
-Decides only. Whoever runs it keeps `Due.handled_ns` in the same commit as the jobs it enqueues,
-so that no time fires twice and none is lost.
+Decides only. Whoever runs it keeps `ScheduleDue.handled_ns` in the same commit as the jobs it
+enqueues, so that no time fires twice and none is lost.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CatchupConfig:
         check_amounts(self, runs_max=1, grace_ns=0)
 
 
-class Due(NamedTuple):
+class ScheduleDue(NamedTuple):
     """What a schedule owes at one moment."""
 
     fire: tuple[int, ...]
@@ -76,7 +76,7 @@ class Due(NamedTuple):
     """Times that passed without firing; past `SKIPPED_COUNTED_MAX` they are no longer counted."""
 
 
-def due(cron: Times, handled_ns: int, now_ns: int, config: CatchupConfig) -> Due:
+def due(cron: Times, handled_ns: int, now_ns: int, config: CatchupConfig) -> ScheduleDue:
     """What is owed at `now_ns` if all up to `handled_ns` was dealt with.
 
     For a new schedule `handled_ns` is when it was made: nothing before that is owed. The work is
@@ -85,7 +85,7 @@ def due(cron: Times, handled_ns: int, now_ns: int, config: CatchupConfig) -> Due
     """
     last_ns = cron.latest(handled_ns, now_ns)
     if last_ns is None:
-        return Due((), handled_ns, cron.after(handled_ns), 0)
+        return ScheduleDue((), handled_ns, cron.after(handled_ns), 0)
     most = config.runs_max if config.policy is Catchup.RUN_ALL else 1
     since_ns = handled_ns
     if config.policy is Catchup.SKIP:
@@ -93,7 +93,7 @@ def due(cron: Times, handled_ns: int, now_ns: int, config: CatchupConfig) -> Due
     fire = _latest(cron, since_ns, last_ns, most)
     passed_ns = fire[0] - 1 if fire else last_ns
     skipped = len(cron.between(handled_ns, passed_ns, SKIPPED_COUNTED_MAX))
-    return Due(fire, last_ns, cron.after(last_ns), skipped)
+    return ScheduleDue(fire, last_ns, cron.after(last_ns), skipped)
 
 
 def _latest(cron: Times, start_ns: int, end_ns: int, most: int) -> tuple[int, ...]:

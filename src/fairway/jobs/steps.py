@@ -1,8 +1,8 @@
 """Runs one step of a job: on the loop, in a thread, or in a process of its own.
 
 Whatever a step does or raises, it comes to a `Settlement`; what each ending means is decided in
-`verdict`. A coroutine runs in a task that only a `Run` cancels, so what cancels it otherwise is the
-step itself, and that is an error of its own like any other.
+`verdict`. A coroutine runs in a task that only a `StepRun` cancels, so what cancels it otherwise is
+the step itself, and that is an error of its own like any other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ THREAD_QUEUE = 1 << 20
 """Calls that wait for a thread: the slots of the queues bound them."""
 
 
-class Run:
+class StepRun:
     """One run of a claimed job."""
 
     __slots__ = (
@@ -105,7 +105,7 @@ class Steps:
         """Claims are ours until then. On any thread."""
         self._processes.renew(until_ns)
 
-    async def perform(self, run: Run, clock: Clock) -> Settlement:
+    async def perform(self, run: StepRun, clock: Clock) -> Settlement:
         """Run a step to its end."""
         claim, kind, step = run.claim, run.kind, run.step
         run.begun = True
@@ -139,7 +139,7 @@ class Steps:
             if run.log_bytes:
                 run_is_over(run)
 
-    async def _in_process(self, run: Run) -> tuple[Any, Any]:
+    async def _in_process(self, run: StepRun) -> tuple[Any, Any]:
         """Run a step in a process of its own, which a timeout or a cancel ends."""
         target = target_of(run.kind.declared, f"job {run.kind.name!r}")
         limit_ns = run.kind.options.timeout_ns
@@ -166,14 +166,14 @@ class Steps:
         saved = ended.state
         return ended.value, None if saved is None else run.kind.decoder.decode(saved)
 
-    async def _in_thread(self, run: Run, state: Any, clock: Clock) -> Any:
+    async def _in_thread(self, run: StepRun, state: Any, clock: Clock) -> Any:
         """Run a synchronous step. It is asked to stop, not made to: its slot is busy until then."""
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle | None = None
         limit_ns = run.kind.options.timeout_ns
         ended: asyncio.Future[Any] = loop.create_future()
 
-        def tell(value: Any, error: BaseException | None) -> None:
+        def on_done(value: Any, error: BaseException | None) -> None:
             if not ended.done():
                 ended.set_result((value, error))
 
@@ -193,10 +193,10 @@ class Steps:
             try:
                 with logging_for(run):
                     return run.kind.call(run.step, state, run.context)
-            finally:  # the loop may be too busy to have heard that its time was up
+            finally:  # the loop may be too busy to have seen that its time was up
                 run.timed_out = run.timed_out or clock.now_ns() - began_ns > limit_ns
 
-        self.pool.submit(tell, call)
+        self.pool.submit(on_done, call)
         try:
             value, error = await ended
         finally:
@@ -207,18 +207,18 @@ class Steps:
             raise error
         return value
 
-    def failed(self, run: Run, error: BaseException) -> Settlement:
+    def failed(self, run: StepRun, error: BaseException) -> Settlement:
         """What it means that a step ended by an error."""
         if run.cancelled is not None:
             return verdict.of_cancel(run.claim, run.cancelled)
-        said = str(error) if is_a(error, CallFailed) else traced(error)  # of its process
+        error_text = str(error) if is_a(error, CallFailed) else traced(error)  # of its process
         limit_ns = run.kind.options.timeout_ns
         if run.timed_out and limit_ns is not None:
-            said = f"took longer than {limit_ns / 1e9:g} s"
-        return verdict.of_error(run.kind, run.claim, error, said, self._random)
+            error_text = f"took longer than {limit_ns / 1e9:g} s"
+        return verdict.of_error(run.kind, run.claim, error, error_text, self._random)
 
 
-def _time_is_up(run: Run) -> None:
+def _time_is_up(run: StepRun) -> None:
     run.timed_out = True
     if run.context is not None:
         stop_context(run.context, "took too long")

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from fairway.jobs.attempts import JobAttempt
     from fairway.jobs.job import (
-        Beat,
         Claim,
         Enqueued,
         Filter,
         Job,
-        Lane,
+        LeaseRenewal,
         Limits,
         NewJob,
         QueueState,
+        ReadyLine,
         Reaped,
         Settlement,
         Status,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 NO_OFFER: Final = Offer()
 
 
-class Cursor(NamedTuple):
+class TopicCursor(NamedTuple):
     """How far the reader `name` has come in a topic: an incarnation of it, and a seq there."""
 
     name: str
@@ -53,9 +53,9 @@ class Cursor(NamedTuple):
 
 
 class Want(NamedTuple):
-    """How many jobs a worker would take from one lane."""
+    """How many jobs a worker would take from one ready line."""
 
-    lane: Lane
+    line: ReadyLine
     most: int
 
 
@@ -74,10 +74,10 @@ class Exchanged(Struct, kw_only=True):
     claims: list[Claim]
     stale: list[int]
     """Jobs whose settlement was refused: the claim was no longer ours, nothing was committed."""
-    lanes: Mapping[str, Sequence[Lane]]
-    """For each queue that was probed: its lanes with something ready, after the claims."""
-    woken: Collection[Lane]
-    """Lanes that got something ready by what was settled and that nobody claimed; perhaps more."""
+    lines: Mapping[str, Sequence[ReadyLine]]
+    """For each queue that was probed: its lines with something ready, after the claims."""
+    woken: Collection[ReadyLine]
+    """Lines that got ready jobs by what was settled, and nobody claimed those; perhaps more."""
     held_back_ns: Mapping[str, int]
     """Queues at one of their limits, and when to ask again."""
     ended: list[Ended]
@@ -98,11 +98,11 @@ class Delivered(NamedTuple):
     """The job it reached; None if there is none that could still read it."""
     fresh: bool
     """False if the job had one with the same dedup key, in its inbox still or dealt with."""
-    woken: Lane | None
+    woken: ReadyLine | None
 
 
-class Cancelled(NamedTuple):
-    """What came of a cancel: jobs that ended at once, and those their workers are told to stop."""
+class CancelResult(NamedTuple):
+    """What came of a cancel: jobs that ended at once, and those whose workers are to stop them."""
 
     ended: tuple[int, ...]
     running: tuple[int, ...]
@@ -112,19 +112,21 @@ class Promoted(NamedTuple):
     """What timers brought."""
 
     moved: int
-    lanes: frozenset[Lane]
+    lines: frozenset[ReadyLine]
     next_due_ns: int | None
     """How long until the next timer; None if there is none."""
 
 
-class Heart(Protocol):
+class LeaseRenewer(Protocol):
     """A connection of its own that keeps one worker alive. Used by one thread, which may block."""
 
-    def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+    def renew(
+        self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int
+    ) -> LeaseRenewal:
         """Renew the worker's lease, unless it has run out.
 
         `held` maps the jobs the worker knows it has to their tokens. Leases in the store that it
-        does not know of, and that are older than `grace_ns`, are released: the reply that told of
+        does not know of, and that are older than `grace_ns`, are released: the reply that named
         them was lost. Those that the worker knew of before it asked, and that the store does not
         have, are named in the answer. Raises `TryLater` if the store does not answer.
         """
@@ -148,7 +150,7 @@ class JobStore(Protocol):
     async def aclose(self) -> None: ...
 
     async def enqueue(
-        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
+        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: TopicCursor | None = None
     ) -> list[Enqueued]:
         """Add jobs, all or none. `within` is a connection of the caller in a transaction of theirs.
 
@@ -157,14 +159,14 @@ class JobStore(Protocol):
         """
         ...
 
-    async def cursor(self, name: str) -> Cursor | None:
+    async def cursor(self, name: str) -> TopicCursor | None:
         """How far a reader of a topic has come."""
         ...
 
     async def register(self, name: str, ttl_ns: int, offer: Offer = NO_OFFER) -> int:
         """A number for a worker, never given to another; its lease begins.
 
-        What it offers is told by `workers` and `kinds` from then on.
+        What it offers is listed by `workers` and `kinds` from then on.
         """
         ...
 
@@ -190,13 +192,13 @@ class JobStore(Protocol):
     async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
         """Count a crash for each of these: the worker began it, and the store lost its claim.
 
-        Once for a claim, however often it is told; not if the worker has the lease after all, and
+        Once for a claim, however often it is called; not if the worker has the lease after all, and
         not if the job has come further since, or ended. Nobody's lease changes, and no job is dead
         of it.
         """
         ...
 
-    def heart(self) -> Heart: ...
+    def lease_renewer(self) -> LeaseRenewer: ...
 
     async def promote(self, limit: int) -> Promoted:
         """Make ready what is due, at most `limit` of them."""
@@ -207,7 +209,7 @@ class JobStore(Protocol):
         ...
 
     async def age(self, limit: int) -> int:
-        """Move what has waited long up a band, at most `limit` from the head of each lane."""
+        """Move what has waited long up a band, at most `limit` from the head of each ready line."""
         ...
 
     async def signal(
@@ -221,7 +223,7 @@ class JobStore(Protocol):
         """
         ...
 
-    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
+    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> CancelResult:
         """End jobs and the children they have, or ask the workers that run them to.
 
         The reason is their error, of those that run from now on; the first of several stands.
@@ -264,7 +266,7 @@ class JobStore(Protocol):
     async def attempts(self, id: int) -> list[JobAttempt]:
         """The attempts of a job, oldest first, the one under way with them.
 
-        Those are told that failed, were cancelled, were lost or logged something, the last
+        Those are listed that failed, were cancelled, were lost or logged something, the last
         `ATTEMPTS_MAX` of them, and the last one of a job that is done. None of a job that is not
         there.
         """
@@ -336,10 +338,10 @@ def retry_order(
 class KeysMayGo(Protocol):
     """A store that may lose partition keys of claims whose leases stand."""
 
-    def on_keys_lost(self, tell: Callable[[Mapping[int, int]], None]) -> Callable[[], None]:
-        """Call `tell` on the event loop, with jobs and the tokens of their claims, as soon as it is
-        known that their keys may be others' now. What these runs say is refused, and their jobs go
-        back. The answer ends it."""
+    def on_keys_lost(self, notify: Callable[[Mapping[int, int]], None]) -> Callable[[], None]:
+        """Call `notify` on the event loop, with jobs and the tokens of their claims, as soon as it
+        is known that their keys may be others' now. What these runs say is refused, and their jobs
+        go back. Returns a call that ends the subscription."""
         ...
 
 

@@ -1,7 +1,7 @@
 """Makes ready what is due, to the millisecond for what this worker knows of.
 
-A look at the store tells when the next timer is due; a delay that passes through this worker is
-told to `expect`. What others schedule meanwhile is noticed at the next look.
+A look at the store says when the next timer is due; a delay that passes through this worker is
+given to `expect`. What others schedule meanwhile is noticed at the next look.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from fairway.runtime.clock import clock_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from fairway.jobs.job import Lane
+    from fairway.jobs.job import ReadyLine
     from fairway.jobs.store import JobStore
 
 logger = logging.getLogger("fairway.jobs")
 
 BATCH = 1_000
 LOCKED_PAUSE_NS = 1_000_000
-"""How soon timers are looked at again that are due and that somebody else has in his hands."""
+"""How soon timers are looked at again that are due and that another worker is just taking."""
 
 
 class Timers:
@@ -32,7 +32,7 @@ class Timers:
     name = "job-timers"
 
     def __init__(
-        self, store: JobStore, wake: Callable[[Iterable[Lane]], None], interval_ns: int
+        self, store: JobStore, wake: Callable[[Iterable[ReadyLine]], None], interval_ns: int
     ) -> None:
         self._store = store
         self._wake = wake
@@ -71,7 +71,7 @@ class Timers:
         except FairwayError as error:
             logger.warning("timers could not be looked at: %s", error)
             return self._interval_ns
-        self._wake(promoted.lanes)
+        self._wake(promoted.lines)
         if promoted.next_due_ns is None:
             return self._interval_ns
         least_ns = 0 if promoted.moved else LOCKED_PAUSE_NS

@@ -27,7 +27,7 @@ class Scheduled(Struct, frozen=True):
     """All times up to here are dealt with."""
 
 
-class Firing(Struct, frozen=True):
+class ScheduleFiring(Struct, frozen=True):
     """One time a schedule fired."""
 
     schedule: str
@@ -41,7 +41,7 @@ class Timetable(Protocol):
     """Where schedules live. As a job store, every call is one transaction."""
 
     async def put(self, name: str, spec: str) -> Scheduled:
-        """Make a schedule known, or tell its new spec. A new one owes nothing before now."""
+        """Make a schedule known, or change its spec. A new one owes nothing before now."""
         ...
 
     async def entries(self) -> list[Scheduled]: ...
@@ -58,11 +58,11 @@ class Timetable(Protocol):
         """The job of a firing is enqueued."""
         ...
 
-    async def lost(self, older_than_ns: int, limit: int) -> list[Firing]:
+    async def lost(self, older_than_ns: int, limit: int) -> list[ScheduleFiring]:
         """Firings noted longer ago that have no job; each answer counts as a try."""
         ...
 
-    async def firings(self, name: str, limit: int) -> list[Firing]:
+    async def firings(self, name: str, limit: int) -> list[ScheduleFiring]:
         """The latest firings of a schedule, newest first."""
         ...
 

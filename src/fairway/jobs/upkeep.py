@@ -37,7 +37,7 @@ class Upkeep:
     age_interval_ns: int = SECOND_NS
     """How often jobs that waited long move up a band."""
     age_batch: int = 256
-    """How many at the head of each lane may move at a time."""
+    """How many at the head of each ready line may move at a time."""
     prune_interval_ns: int = 600 * SECOND_NS
     """How often what is old is forgotten."""
     retention_ns: int = DAY_NS
@@ -58,16 +58,16 @@ class Upkeep:
     def services(
         self,
         store: JobStore,
-        reaped: Callable[[Reaped], None],
+        on_reaped: Callable[[Reaped], None],
         reap_interval_ns: int,
     ) -> Iterator[tuple[str, Coroutine[None, None, None]]]:
         """The tasks that do it, by name."""
-        yield "job-reaper", self._reap(store, reaped, reap_interval_ns)
+        yield "job-reaper", self._reap(store, on_reaped, reap_interval_ns)
         yield "job-aging", self._age(store)
         yield "job-pruning", self._prune(store)
 
     async def _reap(
-        self, store: JobStore, tell: Callable[[Reaped], None], interval_ns: int
+        self, store: JobStore, on_reaped: Callable[[Reaped], None], interval_ns: int
     ) -> None:
         while True:
             try:
@@ -80,7 +80,7 @@ class Upkeep:
                         reaped.dead,
                     )
                 log_died(reaped.died)
-                tell(reaped)
+                on_reaped(reaped)
                 if reaped.returned + reaped.dead >= BATCH:
                     continue
             except FairwayError as error:

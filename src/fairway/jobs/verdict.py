@@ -20,7 +20,7 @@ import msgspec
 from fairway.errors import InvalidRequest
 from fairway.jobs.attempts import ERROR_MAX
 from fairway.jobs.job import KEY_MAX, Claim, Fate, Settlement, skill_in
-from fairway.jobs.outcome import Done, Next, Outcome, Retry, Spawn, Stop, Wait
+from fairway.jobs.outcome import Done, Next, Outcome, Retry, Spawn, Stopped, Wait
 from fairway.runtime.words import kind_of
 from fairway.wire.encoding import encode
 
@@ -39,10 +39,10 @@ def of_return(kind: Kind, claim: Claim, state: Any, value: Any, random: RandomSo
     """What a step's return value means."""
     if not isinstance(value, Outcome):
         if kind.is_machine:
-            said = "nothing" if value is None else f"a {kind_of(value)}"
+            returned = "nothing" if value is None else f"a {kind_of(value)}"
             return _failed(
                 claim,
-                f"step {claim.step!r} returned {said}: a step of a machine returns"
+                f"step {claim.step!r} returned {returned}: a step of a machine returns"
                 " an outcome, such as ctx.next(...) or ctx.done(...)",
             )
         value = Done(value)
@@ -60,10 +60,10 @@ def of_return(kind: Kind, claim: Claim, state: Any, value: Any, random: RandomSo
 
 
 def of_error(
-    kind: Kind | None, claim: Claim, error: BaseException, said: str, random: RandomSource
+    kind: Kind | None, claim: Claim, error: BaseException, error_text: str, random: RandomSource
 ) -> Settlement:
     """What an exception means: another attempt, or none."""
-    return _again(kind, claim, None, said, random)
+    return _again(kind, claim, None, error_text, random)
 
 
 def of_cancel(claim: Claim, reason: str) -> Settlement:
@@ -83,7 +83,7 @@ def _settlement(
         result = _NULL if value.result is None else encode(value.result)
         saved = encode(state) if kind.is_machine else None
         return Settlement(claim=claim, fate=Fate.DONE, state=saved, result=result)
-    if isinstance(value, Stop):
+    if isinstance(value, Stopped):
         failed = _failed(claim, str(value.reason))
         failed.state = encode(state) if kind.is_machine else None
         return failed

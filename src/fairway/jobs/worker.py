@@ -25,14 +25,14 @@ from fairway.jobs import verdict
 from fairway.jobs.attempts import LOG_BYTES_MAX
 from fairway.jobs.failures import log_failed
 from fairway.jobs.feeder import FeederConfig
-from fairway.jobs.feeding import Feeding, Plan
+from fairway.jobs.feeding import ExchangePlan, Feeding
 from fairway.jobs.job import TERMINAL, Fate, Settlement, Skill, skill_in
 from fairway.jobs.kinds import wrong_queue, wrong_text
-from fairway.jobs.liveness import Lease, Liveness
+from fairway.jobs.liveness import Liveness, WorkerLease
 from fairway.jobs.logs import hearing
 from fairway.jobs.metrics import JobMetrics
 from fairway.jobs.presence import offer_of
-from fairway.jobs.steps import Run, Steps
+from fairway.jobs.steps import StepRun, Steps
 from fairway.jobs.store import KeysMayGo
 from fairway.jobs.timers import Timers
 from fairway.jobs.upkeep import Upkeep
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from fairway.core.backoff import RandomSource
     from fairway.jobs.feeder import Feeder
-    from fairway.jobs.job import Beat, Claim, Lane, Reaped
+    from fairway.jobs.job import Claim, LeaseRenewal, ReadyLine, Reaped
     from fairway.jobs.kinds import Kind
     from fairway.jobs.store import Ended, Exchanged, JobStore
 
@@ -62,7 +62,7 @@ POSTPONED_NS = SECOND_NS
 """When what the store postponed is settled again. It waits for others for a moment each time."""
 POSTPONED_MAX = 100
 """Settlements that are postponed, beyond which nothing more is claimed."""
-NOTHING = Plan([], [], ())
+NOTHING = ExchangePlan([], [], ())
 RECONNECT = BackoffConfig(base_ns=50_000_000, cap_ns=2 * SECOND_NS, jitter=0.5)
 
 
@@ -89,7 +89,7 @@ class WorkerConfig:
     upkeep: Upkeep = field(default_factory=Upkeep)
     log_bytes: int = LOG_BYTES_MAX
     """How much is kept of what a run logs, from its end, with its attempt. Raising it, to 64 KiB at
-    most, tells more; what jobs log goes to their store. 0 keeps nothing and costs nothing."""
+    most, keeps more; what jobs log goes to their store. 0 keeps nothing and costs nothing."""
     name: str = ""
     """What people call it; by default host and process."""
 
@@ -112,8 +112,8 @@ class WorkerConfig:
             raise InvalidConfig(f"log_bytes is 0 to {LOG_BYTES_MAX:,}")
         if self.lease_ttl_ns <= 2 * self.heartbeat_interval_ns:
             raise InvalidConfig(
-                "lease_ttl must be more than two heartbeat_intervals, or one lost beat loses"
-                " every claim"
+                "lease_ttl must be more than two heartbeat_intervals, or one lost heartbeat"
+                " loses every claim"
             )
 
     @property
@@ -128,8 +128,8 @@ class WorkerConfig:
 class Worker:
     """A service that runs jobs of some queues until it is stopped.
 
-    `told` hears of jobs that ended by this worker's hands. `pressure` is how hard the process is
-    pressed, 0 to 1: under pressure less is held in the buffers.
+    `on_ended` is called with the jobs that this worker ended. `pressure` is the load of the
+    process, 0 to 1: under pressure less is held in the buffers.
     """
 
     name = "job-worker"
@@ -140,7 +140,7 @@ class Worker:
         kinds: Mapping[tuple[str, int], Kind],
         config: WorkerConfig,
         *,
-        told: Callable[[Sequence[Ended]], None] = lambda ended: None,
+        on_ended: Callable[[Sequence[Ended]], None] = lambda ended: None,
         random_source: RandomSource | None = None,
         telemetry: Telemetry | None = None,
         pressure: Callable[[], float] = lambda: 0.0,
@@ -148,12 +148,12 @@ class Worker:
         self._store = store
         self._kinds = kinds
         self._config = config
-        self._told = told
+        self._on_ended = on_ended
         self._metrics = JobMetrics(telemetry or Telemetry())
         self._pressure = pressure
         self._random: RandomSource = random_source or random.Random()
         self._feeding = Feeding({}, 0)
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, StepRun] = {}
         self._held: dict[int, int] = {}
         self._settled: deque[Settlement] = deque()
         self._postponed: list[Settlement] = []
@@ -161,18 +161,18 @@ class Worker:
         self._again: set[int] = set()
         """Jobs whose settlements were postponed and are under way again."""
         self._lost: list[Claim] = []
-        """Claims that the store lost, and has not been told of."""
+        """Claims that the store lost, and has not counted as lost."""
         self._failed_at_ns: int | None = None
         """When an exchange failed, until a heartbeat that was sent later is answered."""
         self._repeating = False
         """Whether what is settled next was sent before, and perhaps committed."""
         self._progress: dict[int, bytes] = {}
-        """What each job said last of how far it is, until the store is told. Threads add to it: one
+        """What each job said last of how far it is, until the store has it. Threads add to it: one
         value for each that runs, and each of them bounded."""
         self._log_bytes = config.log_bytes
         self._worker = 0
         self._token = 0
-        self._lease: Lease | None = None
+        self._lease: WorkerLease | None = None
         self._started = asyncio.Event()
         self._work = asyncio.Event()
         self._quiet = asyncio.Event()
@@ -199,38 +199,38 @@ class Worker:
         self._feeding = Feeding(self._config.queues, self._clock.now_ns(), self._knows)
         self._metrics.watch(self._feeding.feeders, self._clock)
         self._liveness = Liveness(
-            self._store.heart(),
+            self._store.lease_renewer(),
             self._config.lease,
             self._clock,
-            told=self._renewed,
-            lost=lambda lease, reason: self._on_loop(self._lease_lost, lease, reason),
+            on_renewed=self._on_renewed,
+            on_lost=lambda lease, reason: self._on_loop(self._lease_lost, lease, reason),
         )
-        self._ticker = ticker = ThreadTicker(
-            "job-heart",
-            self._liveness.beat,
+        self._heartbeat = heartbeat = ThreadTicker(
+            "job-heartbeat",
+            self._liveness.renew,
             self._config.heartbeat_interval_ns,
             end=self._liveness.close,
         )
         hear = hearing if self._config.log_bytes else nullcontext
-        hears_no_more = (
+        unsubscribe = (
             self._store.on_keys_lost(self._keys_lost)
             if isinstance(self._store, KeysMayGo)
             else lambda: None
         )
         try:
             with hear():
-                await self._serve(ticker)
+                await self._serve(heartbeat)
         finally:
             self._over = True  # what a run says from here on counts for nothing
-            hears_no_more()
+            unsubscribe()
             self._liveness.end()
             await self._tasks.end()
             # A thread cannot be ended. What it says is refused from here on: it is not waited for.
             await self._steps.aclose(abandon=self._draining)
 
-    async def _serve(self, ticker: ThreadTicker) -> None:
+    async def _serve(self, heartbeat: ThreadTicker) -> None:
         async with self._group:
-            self._group.create_task(ticker.run(), name="job-heart")
+            self._group.create_task(heartbeat.run(), name="job-heartbeat")
             self._group.create_task(self._exchange_forever(), name="job-exchange")
             self._group.create_task(self._watch_lease(), name="job-lease")
             self._group.create_task(self._timers.run(), name=self._timers.name)
@@ -295,7 +295,7 @@ class Worker:
         await self._started.wait()
 
     def readiness(self) -> WorkerReadiness:
-        """Whether it takes work: it is registered, and a beat of its heart came back of late."""
+        """Whether it takes work: it is registered, and a heartbeat was answered of late."""
         reason: str | None = None
         lease = self._lease
         if self._draining:
@@ -315,9 +315,9 @@ class Worker:
             buffered=sum(len(feeder.buffer) for feeder in self._feeders),
         )
 
-    def wake(self, lanes: Iterable[Lane]) -> None:
-        """Work was made ready in these lanes."""
-        if self._feeding.wake(lanes):
+    def wake(self, lines: Iterable[ReadyLine]) -> None:
+        """Work was made ready in these ready lines."""
+        if self._feeding.wake(lines):
             self._stir()
 
     def expect(self, delay_ns: int) -> None:
@@ -326,7 +326,7 @@ class Worker:
 
     def _reaped(self, reaped: Reaped) -> None:
         self._metrics.reaped(reaped)
-        self.wake(reaped.lanes)
+        self.wake(reaped.lines)
 
     def look(self, queue: str) -> None:
         """Something may be ready in this queue."""
@@ -362,7 +362,7 @@ class Worker:
     def _on_loop(self, call: Callable[..., None], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:  # a beat was under way when everything ended
+        except RuntimeError:  # a heartbeat was under way when everything ended
             if not self._loop.is_closed():
                 raise
 
@@ -377,9 +377,9 @@ class Worker:
             except FairwayError as error:
                 self._metrics.exchange_failed()
                 # Perhaps the database crashed, and has lost claims of ours. Before any is made
-                # again, it is told which were begun: the heartbeat compares.
+                # again, the heartbeat names those that were begun, and the store compares.
                 self._failed_at_ns = self._clock.now_ns()
-                self._ticker.tick_now()
+                self._heartbeat.tick_now()
                 wait_ns = backoff.failed(self._clock.now_ns()) or RECONNECT.cap_ns
                 logger.warning(
                     "the job store failed; trying again in %.2f s: %s", wait_ns / 1e9, error
@@ -433,7 +433,7 @@ class Worker:
         lease.asking_since_ns = now_ns
         try:
             if self._progress:
-                await self._tell_progress(worker)
+                await self._save_progress(worker)
             out = await self._store.exchange(
                 worker, self._token, settlements, plan.wants, plan.probe
             )
@@ -488,7 +488,7 @@ class Worker:
         worker: int,
         out: Exchanged,
         settlements: Sequence[Settlement],
-        plan: Plan,
+        plan: ExchangePlan,
     ) -> None:
         now_ns = self._clock.now_ns()
         if worker != self._worker:
@@ -517,7 +517,7 @@ class Worker:
         if out.cancelling:
             self.cancel(out.cancelling)
         if out.ended:
-            self._told(out.ended)
+            self._on_ended(out.ended)
         if self._draining:
             self._give_back()  # it was asked for before
         for feeder in self._feeders:
@@ -541,11 +541,11 @@ class Worker:
                 feeder.finished(claim)
                 self._settle(_unknown(claim, kind))
                 continue
-            run = Run(claim, kind, step, self._clock.now_ns(), self._log_bytes)
+            run = StepRun(claim, kind, step, self._clock.now_ns(), self._log_bytes)
             self._runs[claim.id] = run
             run.task = self._tasks.start(self._perform(feeder, run), self._loop)
 
-    async def _perform(self, feeder: Feeder, run: Run) -> None:
+    async def _perform(self, feeder: Feeder, run: StepRun) -> None:
         fault: BaseException | None = None
         try:
             try:
@@ -565,7 +565,7 @@ class Worker:
             assert run.task is not None
             self._tasks.ended(run.task, fault)
 
-    def _end(self, feeder: Feeder, run: Run, settlement: Settlement) -> None:
+    def _end(self, feeder: Feeder, run: StepRun, settlement: Settlement) -> None:
         id = run.claim.id
         if self._runs.get(id) is run:
             del self._runs[id]
@@ -586,7 +586,7 @@ class Worker:
     def _note_progress(self, id: int, value: bytes) -> None:
         self._progress[id] = value
 
-    async def _tell_progress(self, worker: int) -> None:
+    async def _save_progress(self, worker: int) -> None:
         # One by one, and no more than there are now: threads add to it meanwhile.
         values = dict([self._progress.popitem() for _ in range(len(self._progress))])
         try:
@@ -600,7 +600,7 @@ class Worker:
     # The lease
 
     async def _watch_lease(self) -> None:
-        """Stop in time also if the heart hangs in the middle of a beat and cannot tell us."""
+        """Stop in time also if the heartbeat hangs in the middle of a renewal."""
         while True:
             lease = self._lease
             wait_ns = self._config.heartbeat_interval_ns
@@ -616,18 +616,18 @@ class Worker:
         # Without a lease, what begins is about to be cancelled: it may not outlast that.
         return self._lease.trusted_until_ns if self._lease is not None else self._clock.now_ns()
 
-    def _renewed(self, lease: Lease, beat: Beat) -> None:
-        """On the ticker's thread: the loop may be too busy to keep processes alive."""
+    def _on_renewed(self, lease: WorkerLease, renewal: LeaseRenewal) -> None:
+        """On the heartbeat's thread: the loop may be too busy to keep processes alive."""
         self._steps.renew(lease.trusted_until_ns)
-        self._on_loop(self._beaten, lease, beat)
+        self._on_loop(self._lease_renewed, lease, renewal)
 
-    def _beaten(self, lease: Lease, beat: Beat) -> None:
+    def _lease_renewed(self, lease: WorkerLease, renewal: LeaseRenewal) -> None:
         if lease is self._lease:
-            self._metrics.beaten(beat)
-            if beat.released:
-                logger.warning("%d claims whose reply was lost were given back", beat.released)
-            self.cancel(beat.cancel)
-            self._give_up(beat.lost)
+            self._metrics.lease_renewed(renewal)
+            if renewal.released:
+                logger.warning("%d claims whose reply was lost were given back", renewal.released)
+            self.cancel(renewal.cancel)
+            self._give_up(renewal.lost)
             if self._failed_at_ns is not None and lease.renewed_at_ns >= self._failed_at_ns:
                 self._failed_at_ns = None
                 self._stir()
@@ -675,7 +675,7 @@ class Worker:
             for claim in feeder.drop(lost):
                 self._settle(verdict.release(claim))
 
-    def _lease_lost(self, lease: Lease, reason: str) -> None:
+    def _lease_lost(self, lease: WorkerLease, reason: str) -> None:
         """Somebody else may have our jobs by now: stop all of them, and start over as another."""
         if lease is not self._lease:
             return

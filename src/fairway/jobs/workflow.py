@@ -30,7 +30,16 @@ from msgspec.structs import replace
 
 from fairway.errors import InvalidConfig
 from fairway.jobs.job import Ending, Fate, Status, last_line
-from fairway.jobs.rules import FAILURES, Context, Rule, TaskState, handles, holds, named, said
+from fairway.jobs.rules import (
+    FAILURES,
+    Rule,
+    TaskState,
+    WorkflowContext,
+    handles,
+    holds,
+    named,
+    rule_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -179,7 +188,7 @@ class TaskRun(Struct, frozen=True, omit_defaults=True):
     """How one task of a run stands."""
 
     state: TaskState = TaskState.PENDING
-    output: Context | None = None
+    output: WorkflowContext | None = None
     error: str | None = None
     started_wall_ns: int | None = None
     """When the run started it; None if it never did, or did so under a release that did not say."""
@@ -187,12 +196,12 @@ class TaskRun(Struct, frozen=True, omit_defaults=True):
     """When the run took in how it ended, skipped it or was cancelled."""
 
 
-class Outcome(Struct, frozen=True, omit_defaults=True):
+class RunOutcome(Struct, frozen=True, omit_defaults=True):
     """How a run ended."""
 
     status: Fate
     """Done, failed or cancelled: what the job that carries the run is settled with."""
-    context: Context
+    context: WorkflowContext
     """The run's context with the outputs of all its tasks, merged in the order they have."""
     error: str | None = None
 
@@ -203,10 +212,10 @@ class RunState(Struct, frozen=True, kw_only=True, omit_defaults=True):
     structure: str
     """What it is a run of: `Workflow.structure`."""
     tasks: dict[str, TaskRun]
-    context: Context | None = None
+    context: WorkflowContext | None = None
     """What it was started with; None until then."""
     paused: bool = False
-    outcome: Outcome | None = None
+    outcome: RunOutcome | None = None
 
     @classmethod
     def of(cls, workflow: Workflow) -> RunState:
@@ -219,10 +228,10 @@ class RunState(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.structure == workflow.structure
 
 
-class Started(Struct, frozen=True, tag="started"):
+class RunStarted(Struct, frozen=True, tag="started"):
     """The run begins, with this context."""
 
-    context: Context
+    context: WorkflowContext
 
 
 class TaskEnded(Struct, frozen=True, tag="task_ended"):
@@ -230,7 +239,7 @@ class TaskEnded(Struct, frozen=True, tag="task_ended"):
 
     name: str
     status: TaskState
-    output: Context | None = None
+    output: WorkflowContext | None = None
     error: str | None = None
 
     @classmethod
@@ -250,47 +259,47 @@ class TaskEnded(Struct, frozen=True, tag="task_ended"):
         return cls(name, TaskState.FAILED, None, ending.error)
 
 
-class Paused(Struct, frozen=True, tag="paused"):
+class RunPaused(Struct, frozen=True, tag="paused"):
     """Nothing more starts. What runs goes on, and its end is noted."""
 
 
-class Resumed(Struct, frozen=True, tag="resumed"):
+class RunResumed(Struct, frozen=True, tag="resumed"):
     """What became ready meanwhile starts."""
 
 
-class Cancelled(Struct, frozen=True, tag="cancelled"):
+class RunCancelled(Struct, frozen=True, tag="cancelled"):
     """The run ends now: what has not ended is cancelled."""
 
     reason: str = "cancelled"
 
 
-class Retried(Struct, frozen=True, tag="retried"):
+class RunRetried(Struct, frozen=True, tag="retried"):
     """The run failed or was cancelled, none of its tasks is at work any more, and it goes on."""
 
 
-Event: TypeAlias = Started | TaskEnded | Paused | Resumed | Cancelled | Retried
+RunEvent: TypeAlias = RunStarted | TaskEnded | RunPaused | RunResumed | RunCancelled | RunRetried
 
 
-class Start(NamedTuple):
+class TaskStart(NamedTuple):
     """A task to start, and what to start it with."""
 
     task: WorkflowTask
-    context: Context
+    context: WorkflowContext
 
 
 class Step(NamedTuple):
     """What came of an event."""
 
     state: RunState
-    start: tuple[Start, ...] = ()
+    start: tuple[TaskStart, ...] = ()
     """In the order in which the workflow declares them."""
     stop: tuple[str, ...] = ()
     """Tasks that ran when the run was cancelled; what they report from now on changes nothing."""
-    finished: Outcome | None = None
+    finished: RunOutcome | None = None
     """Set by the event that ended the run and by no other; `state.outcome` keeps it."""
 
 
-def advance(workflow: Workflow, state: RunState, event: Event, now_ns: int) -> Step:
+def advance(workflow: Workflow, state: RunState, event: RunEvent, now_ns: int) -> Step:
     """What to do about an event, which is noted as of `now_ns`, a wall time.
 
     An event that says nothing new (a task that has ended, a start of what has started, anything
@@ -298,12 +307,12 @@ def advance(workflow: Workflow, state: RunState, event: Event, now_ns: int) -> S
     repeated. A retry may not: it says that whatever ran before is over.
     """
     assert state.fits(workflow), f"a run of {state.structure}, not of {workflow.structure}"
-    if isinstance(event, Retried):
+    if isinstance(event, RunRetried):
         return _retry(workflow, state, now_ns)
     if state.outcome is not None:
         return Step(state)
     match event:
-        case Started(context) if state.context is None:
+        case RunStarted(context) if state.context is None:
             return _settle(workflow, replace(state, context=context), state.tasks, now_ns)
         case TaskEnded(name) if _runs(state, name):
             assert event.status in MOVES[TaskState.RUNNING], event.status
@@ -313,16 +322,16 @@ def advance(workflow: Workflow, state: RunState, event: Event, now_ns: int) -> S
             )
             state = replace(state, tasks={**state.tasks, name: ended})
             return _settle(workflow, state, workflow.dependents(name), now_ns)
-        case Paused() if not state.paused:
+        case RunPaused() if not state.paused:
             return Step(replace(state, paused=True))
-        case Resumed() if state.paused:
+        case RunResumed() if state.paused:
             return _settle(workflow, replace(state, paused=False), state.tasks, now_ns)
-        case Cancelled(reason):
+        case RunCancelled(reason):
             return _cancel(workflow, state, reason, now_ns)
     return Step(state)
 
 
-def input_of(workflow: Workflow, state: RunState, name: str) -> Context:
+def input_of(workflow: Workflow, state: RunState, name: str) -> WorkflowContext:
     """What a task is started with. It stays the same once all tasks before it have ended."""
     return _merged(state, workflow.before(*workflow[name].after))
 
@@ -372,7 +381,7 @@ def _settle(workflow: Workflow, state: RunState, changed: Iterable[str], now_ns:
     return Step(
         state,
         tuple(
-            Start(task, input_of(workflow, state, task.name))
+            TaskStart(task, input_of(workflow, state, task.name))
             for task in workflow.tasks
             if task.name in ready
         ),
@@ -398,7 +407,7 @@ def _cancel(workflow: Workflow, state: RunState, reason: str, now_ns: int) -> St
         else replace(run, state=TaskState.CANCELLED, ended_wall_ns=now_ns)
         for name, run in state.tasks.items()
     }
-    outcome = Outcome(Fate.CANCELLED, _merged(state, _all(workflow)), reason)
+    outcome = RunOutcome(Fate.CANCELLED, _merged(state, _all(workflow)), reason)
     return Step(replace(state, tasks=tasks, outcome=outcome), stop=stop, finished=outcome)
 
 
@@ -429,25 +438,25 @@ def _unhandled(workflow: Workflow, state: RunState) -> list[str]:
     ]
 
 
-def _outcome(workflow: Workflow, state: RunState) -> Outcome:
+def _outcome(workflow: Workflow, state: RunState) -> RunOutcome:
     context = _merged(state, _all(workflow))
     bad = _unhandled(workflow, state)
     if not bad:
-        return Outcome(Fate.DONE, context)
+        return RunOutcome(Fate.DONE, context)
     first = state.tasks[bad[0]]
     error = f"task {bad[0]!r} {first.state.value}"
     if first.error:
         error += f": {last_line(first.error)}"
     if len(bad) > 1:
         error += f" (and {len(bad) - 1} more: {', '.join(bad[1:])})"
-    return Outcome(Fate.FAILED, context, error)
+    return RunOutcome(Fate.FAILED, context, error)
 
 
 def _all(workflow: Workflow) -> list[str]:
     return workflow.before(*(task.name for task in workflow.tasks))
 
 
-def _merged(state: RunState, names: Iterable[str]) -> Context:
+def _merged(state: RunState, names: Iterable[str]) -> WorkflowContext:
     context = dict(state.context or {})
     for name in names:
         context.update(state.tasks[name].output or {})
@@ -500,7 +509,7 @@ def _title(workflow: Workflow, state: RunState | None) -> str:
 def _line(task: WorkflowTask, state: RunState | None) -> str:
     notes = [f"also after {', '.join(task.after[:-1])}"] if task.after[:-1] else []
     if task.rule is not None:
-        notes.append(f"if {said(task.rule)}")
+        notes.append(f"if {rule_text(task.rule)}")
     tail = f" ({'; '.join(notes)})" if notes else ""
     if state is None:
         return f"{task.name}{tail}"

@@ -71,8 +71,10 @@ class JobsUnderTest:
             if not busy:
                 return Counter(job.status.word for job in jobs)
             if clock.now_ns() > end_ns:
-                listed = ", ".join(f"{job.kind} {job.id} is {job.status.word}" for job in busy[:5])
-                raise NotQuiet(f"after {limit_s:g} s there is no quiet: {listed}")
+                standing = ", ".join(
+                    f"{job.kind} {job.id} is {job.status.word}" for job in busy[:5]
+                )
+                raise NotQuiet(f"after {limit_s:g} s there is no quiet: {standing}")
             due = [job.due_wall_ns for job in busy if job.due_wall_ns is not None]
             far = len(due) == len(busy) and min(due) - clock.wall_ns()
             step_ns = max(STEP_NS, int(far)) if far else STEP_NS
@@ -114,8 +116,10 @@ class JobsUnderTest:
 
     async def _with_status(self, handle: JobHandle[Any], status: Status) -> Job:
         job = await handle.look()
-        error = f": {job.error}" if job.error else ""
-        assert job.status is status, f"job {job.id} is {job.status.word}, not {status.word}{error}"
+        error_text = f": {job.error}" if job.error else ""
+        assert job.status is status, (
+            f"job {job.id} is {job.status.word}, not {status.word}{error_text}"
+        )
         return job
 
     async def _all(self) -> list[Job]:

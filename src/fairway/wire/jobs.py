@@ -83,14 +83,14 @@ class EnqueueRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     jobs: Annotated[list[JobOrder], Meta(min_length=1, max_length=JOBS_MAX)]
 
 
-class Enqueued(Struct, frozen=True, kw_only=True):
+class EnqueuedJob(Struct, frozen=True, kw_only=True):
     id: int
     fresh: bool
     """False if a job with the key was there already: `id` is that one."""
 
 
 class EnqueueReply(Struct, frozen=True, kw_only=True):
-    jobs: list[Enqueued]
+    jobs: list[EnqueuedJob]
     """In the order in which they were given."""
 
 

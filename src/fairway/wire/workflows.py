@@ -115,10 +115,10 @@ class ScheduleView(Struct, frozen=True, kw_only=True):
     paused: bool
     handled_at: int
     """All times up to here are dealt with."""
-    firings: list[FiringView]
+    firings: list[ScheduleFiringView]
 
 
-class FiringView(Struct, frozen=True, kw_only=True):
+class ScheduleFiringView(Struct, frozen=True, kw_only=True):
     at: int
     job: int | None
     tries: int

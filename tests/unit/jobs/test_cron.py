@@ -11,7 +11,14 @@ import pytest
 from fairway.errors import InvalidConfig
 from fairway.jobs.clockwork import Every
 from fairway.jobs.cron import ALIASES, SECOND_NS, Cron
-from fairway.jobs.schedule import SKIPPED_COUNTED_MAX, Catchup, CatchupConfig, Due, Times, due
+from fairway.jobs.schedule import (
+    SKIPPED_COUNTED_MAX,
+    Catchup,
+    CatchupConfig,
+    ScheduleDue,
+    Times,
+    due,
+)
 
 MINUTE_NS = 60 * SECOND_NS
 DAY_NS = 86_400 * SECOND_NS
@@ -284,24 +291,26 @@ ALL = CatchupConfig(policy=Catchup.RUN_ALL, runs_max=3)
 @pytest.mark.parametrize("config", [SKIP, LATEST, ALL])
 def test_nothing_is_owed_before_the_next_time(config: CatchupConfig) -> None:
     noon_ns = at("2026-06-01T12:00")
-    assert due(HOURLY, noon_ns, NOW, config) == Due((), noon_ns, noon_ns + HOUR_NS, 0)
+    assert due(HOURLY, noon_ns, NOW, config) == ScheduleDue((), noon_ns, noon_ns + HOUR_NS, 0)
 
 
 @pytest.mark.parametrize("config", [SKIP, LATEST, ALL])
 def test_a_time_that_is_due_fires_whatever_the_policy(config: CatchupConfig) -> None:
     noon_ns = at("2026-06-01T12:00")
     one = due(HOURLY, noon_ns - HOUR_NS, NOW, config)
-    assert one == Due((noon_ns,), noon_ns, noon_ns + HOUR_NS, 0)
+    assert one == ScheduleDue((noon_ns,), noon_ns, noon_ns + HOUR_NS, 0)
     assert due(HOURLY, one.handled_ns, NOW, config).fire == ()
 
 
 def test_skip_drops_what_is_late_and_says_so() -> None:
     late_ns = NOW + 10 * MINUTE_NS
     noon_ns = at("2026-06-01T12:00")
-    assert due(HOURLY, NOW - 5 * HOUR_NS, late_ns, SKIP) == Due((), noon_ns, noon_ns + HOUR_NS, 5)
+    assert due(HOURLY, NOW - 5 * HOUR_NS, late_ns, SKIP) == ScheduleDue(
+        (), noon_ns, noon_ns + HOUR_NS, 5
+    )
     # The last moment of grace.
     on_time = due(HOURLY, NOW - 5 * HOUR_NS, noon_ns + SKIP.grace_ns, SKIP)
-    assert on_time == Due((noon_ns,), noon_ns, noon_ns + HOUR_NS, 4)
+    assert on_time == ScheduleDue((noon_ns,), noon_ns, noon_ns + HOUR_NS, 4)
     assert due(HOURLY, NOW - 5 * HOUR_NS, noon_ns + SKIP.grace_ns + 1, SKIP).fire == ()
 
 
@@ -311,28 +320,32 @@ def test_skip_fires_at_most_the_latest_time_however_short_the_interval(times: Ti
     noon_ns = at("2026-06-01T12:00")
     now_ns = noon_ns + SECOND_NS
     answer = due(times, noon_ns - MINUTE_NS, now_ns, SKIP)
-    assert answer == Due((noon_ns,), noon_ns, noon_ns + 3 * SECOND_NS, 19)
+    assert answer == ScheduleDue((noon_ns,), noon_ns, noon_ns + 3 * SECOND_NS, 19)
     assert due(times, answer.handled_ns, now_ns, SKIP).fire == ()
 
 
 def test_latest_only_fires_once_for_all() -> None:
     noon_ns = at("2026-06-01T12:00")
     answer = due(HOURLY, NOW - 50 * HOUR_NS, NOW + 30 * MINUTE_NS, LATEST)
-    assert answer == Due((noon_ns,), noon_ns, noon_ns + HOUR_NS, 49)
+    assert answer == ScheduleDue((noon_ns,), noon_ns, noon_ns + HOUR_NS, 49)
 
 
 def test_run_all_fires_the_latest_of_too_many_oldest_first() -> None:
     noon_ns = at("2026-06-01T12:00")
     three = (noon_ns - 2 * HOUR_NS, noon_ns - HOUR_NS, noon_ns)
-    assert due(HOURLY, NOW - 3 * HOUR_NS, NOW, ALL) == Due(three, noon_ns, noon_ns + HOUR_NS, 0)
-    assert due(HOURLY, NOW - 9 * HOUR_NS, NOW, ALL) == Due(three, noon_ns, noon_ns + HOUR_NS, 6)
+    assert due(HOURLY, NOW - 3 * HOUR_NS, NOW, ALL) == ScheduleDue(
+        three, noon_ns, noon_ns + HOUR_NS, 0
+    )
+    assert due(HOURLY, NOW - 9 * HOUR_NS, NOW, ALL) == ScheduleDue(
+        three, noon_ns, noon_ns + HOUR_NS, 6
+    )
 
 
 def test_a_clock_that_steps_back_fires_nothing_twice() -> None:
     handled_ns = at("2026-06-01T12:00")
     for config in (SKIP, LATEST, ALL):
         answer = due(HOURLY, handled_ns, handled_ns - 30 * DAY_NS, config)
-        assert answer == Due((), handled_ns, handled_ns + HOUR_NS, 0)
+        assert answer == ScheduleDue((), handled_ns, handled_ns + HOUR_NS, 0)
 
 
 @pytest.fixture
@@ -366,7 +379,7 @@ def test_decades_of_downtime_cost_a_bounded_search(
 
 def test_the_latest_of_rare_times_is_found_in_strides(searches: Counter[str]) -> None:
     answer = due(Cron.parse("@yearly"), NOW - 50 * 365 * DAY_NS, NOW, LATEST)
-    assert answer == Due((at("2026-01-01"),), at("2026-01-01"), at("2027-01-01"), 49)
+    assert answer == ScheduleDue((at("2026-01-01"),), at("2026-01-01"), at("2027-01-01"), 49)
     assert searches["after"] < 200
 
 

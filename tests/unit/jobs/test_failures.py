@@ -10,7 +10,7 @@ import pytest
 
 from fairway.core.priority import Band
 from fairway.jobs.context import Context  # noqa: TC001  annotations of jobs are read
-from fairway.jobs.job import Fate, Filter, Lane, NewJob, Settlement, Status
+from fairway.jobs.job import Fate, Filter, NewJob, ReadyLine, Settlement, Status
 from fairway.jobs.store import Want
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.upkeep import Upkeep
@@ -19,7 +19,7 @@ from tests.unit.jobs.test_worker import Jobs, play, until
 
 SECOND_NS = 1_000_000_000
 DAY_NS = 24 * 3600 * SECOND_NS
-OTHERS = Lane("others", "", Band.B1)
+OTHERS = ReadyLine("others", "", Band.B1)
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -70,14 +70,14 @@ def test_a_job_that_is_dead_is_told_in_the_log_once(caplog: pytest.LogCaptureFix
             )
             for _ in range(2):
                 lost = await jobs.store.register("another", SECOND_NS)
-                lanes = [OTHERS._replace(band=band) for band in Band]  # waiting moves it up
-                await jobs.store.exchange(lost, 1, wants=[Want(lane, 1) for lane in lanes])
+                lines = [OTHERS._replace(band=band) for band in Band]  # waiting moves it up
+                await jobs.store.exchange(lost, 1, wants=[Want(line, 1) for line in lines])
                 row = jobs.store._rows[added.id]
                 assert row.status is Status.RUNNING
                 await until(lambda row=row: row.status is not Status.RUNNING, step_s=1)
             assert await jobs.status(added.id) is Status.DEAD
-        told = [line for line in warnings(caplog) if "bomb" in line]
-        assert told == [f"job {added.id} (bomb) is dead at attempt 2: its worker died 2 times"]
+        deaths = [line for line in warnings(caplog) if "bomb" in line]
+        assert deaths == [f"job {added.id} (bomb) is dead at attempt 2: its worker died 2 times"]
 
     play(scene)
 

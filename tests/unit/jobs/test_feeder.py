@@ -13,8 +13,8 @@ import pytest
 
 from fairway.core.priority import Band
 from fairway.errors import InvalidConfig
-from fairway.jobs.feeder import VAIN_LOOKS_MAX, VAIN_PAUSE_NS, Feeder, FeederConfig, LaneTurns
-from fairway.jobs.job import Claim, Lane
+from fairway.jobs.feeder import VAIN_LOOKS_MAX, VAIN_PAUSE_NS, Feeder, FeederConfig, ReadyLineTurns
+from fairway.jobs.job import Claim, ReadyLine
 
 SECOND_NS = 1_000_000_000
 
@@ -30,13 +30,13 @@ def claims(*ids: int) -> list[Claim]:
     return [claim(id) for id in ids]
 
 
-def lane(tenant: str = "", band: Band = Band.B1) -> Lane:
-    return Lane("default", tenant, band)
+def line(tenant: str = "", band: Band = Band.B1) -> ReadyLine:
+    return ReadyLine("default", tenant, band)
 
 
 def feeder(**config: int) -> Feeder:
     made = Feeder("default", FeederConfig(**config), 0)
-    made.lanes.add(lane())
+    made.lines.add(line())
     return made
 
 
@@ -123,7 +123,7 @@ def test_a_least_demand_clamped_is_met_by_an_empty_feeder_that_is_not_idle_for_o
     pick(one, 0, 1)
     one.stir()
     assert one.demand(0) == 0
-    one.press(1.0)  # under pressure there is no prefetch: all there is, is one
+    one.apply_pressure(1.0)  # under pressure there is no prefetch: all there is, is one
     assert one.demand(0) == 0
     one.finished(claim(1))
     assert one.demand(0) == 1
@@ -177,11 +177,11 @@ def test_a_claim_that_fell_short_and_the_look_that_follows_double_it_once() -> N
     pick(one, 0, 1)
     one.finished(claim(1))
     one.asking(one.demand(10))
-    one.lanes.doubt()
+    one.lines.doubt()
     one.picked((), 10, looked=False)
     assert one.poll_ns == SECOND_NS
     one.asking(0)
-    one.lanes.replace(())
+    one.lines.replace(())
     one.picked((), 11)
     assert one.poll_ns == 2 * SECOND_NS
 
@@ -322,74 +322,74 @@ def test_a_config_that_cannot_work_is_refused(config: dict[str, int]) -> None:
 # --- turns
 
 
-def test_one_lane_gets_all() -> None:
-    lanes = LaneTurns()
-    lanes.add(lane("a"))
-    assert lanes.split(100) == [(lane("a"), 100)]
-    assert lanes.split(0) == []
+def test_one_line_gets_all() -> None:
+    lines = ReadyLineTurns()
+    lines.add(line("a"))
+    assert lines.split(100) == [(line("a"), 100)]
+    assert lines.split(0) == []
 
 
 def test_tenants_of_a_band_take_turns() -> None:
-    lanes = LaneTurns()
-    lanes.replace(lane(tenant) for tenant in "abc")
-    assert [(want.lane.tenant, want.most) for want in lanes.split(4)] == [
+    lines = ReadyLineTurns()
+    lines.replace(line(tenant) for tenant in "abc")
+    assert [(want.line.tenant, want.most) for want in lines.split(4)] == [
         ("a", 2),
         ("b", 1),
         ("c", 1),
     ]
-    assert [want.lane.tenant for want in lanes.split(2)] == ["b", "c"]
+    assert [want.line.tenant for want in lines.split(2)] == ["b", "c"]
 
 
-def test_a_tenant_with_many_lanes_in_a_band_has_one_turn() -> None:
-    """Jobs that were set aside have lanes of their own, which gives their tenant no more turns."""
-    lanes = LaneTurns()
-    skilled = [lane("a")._replace(skill=str(number)) for number in range(9)]
-    lanes.replace([lane("a"), *skilled, lane("b")])
-    got: Counter[Lane] = Counter()
-    for want in lanes.split(40):
-        got[want.lane] += want.most
-    assert got == {lane("b"): 20, lane("a"): 2, **dict.fromkeys(skilled, 2)}
-    lanes.drop(skilled[0])
-    lanes.replace([skilled[1], lane("b")])
-    assert [(want.lane, want.most) for want in lanes.split(2)] == [(skilled[1], 1), (lane("b"), 1)]
-    lanes.replace([lane("b")])
-    assert lanes.split(2) == [(lane("b"), 2)]
+def test_a_tenant_with_many_lines_in_a_band_has_one_turn() -> None:
+    """Jobs that were set aside have lines of their own, which gives their tenant no more turns."""
+    lines = ReadyLineTurns()
+    skilled = [line("a")._replace(skill=str(number)) for number in range(9)]
+    lines.replace([line("a"), *skilled, line("b")])
+    got: Counter[ReadyLine] = Counter()
+    for want in lines.split(40):
+        got[want.line] += want.most
+    assert got == {line("b"): 20, line("a"): 2, **dict.fromkeys(skilled, 2)}
+    lines.drop(skilled[0])
+    lines.replace([skilled[1], line("b")])
+    assert [(want.line, want.most) for want in lines.split(2)] == [(skilled[1], 1), (line("b"), 1)]
+    lines.replace([line("b")])
+    assert lines.split(2) == [(line("b"), 2)]
 
 
-def test_a_tenant_keeps_its_place_when_another_of_its_lanes_has_the_work() -> None:
-    lanes = LaneTurns()
-    lanes.replace(lane(tenant) for tenant in "abc")
-    moved = lane("a")._replace(skill="new")
-    lanes.replace([moved, lane("b"), lane("c")])
-    assert [want.lane for want in lanes.split(1)] == [moved]
+def test_a_tenant_keeps_its_place_when_another_of_its_lines_has_the_work() -> None:
+    lines = ReadyLineTurns()
+    lines.replace(line(tenant) for tenant in "abc")
+    moved = line("a")._replace(skill="new")
+    lines.replace([moved, line("b"), line("c")])
+    assert [want.line for want in lines.split(1)] == [moved]
 
 
 def test_bands_share_by_weight() -> None:
-    lanes = LaneTurns()
-    lanes.replace(lane("a", band) for band in Band)
+    lines = ReadyLineTurns()
+    lines.replace(line("a", band) for band in Band)
     got: Counter[Band] = Counter()
     for _ in range(20):
-        for want in lanes.split(8):
-            got[want.lane.band] += want.most
+        for want in lines.split(8):
+            got[want.line.band] += want.most
     assert got == {Band.B4: 80, Band.B3: 40, Band.B2: 20, Band.B1: 10, Band.B0: 10}
 
 
 def test_in_doubt_nothing_is_asked_until_somebody_looked() -> None:
-    lanes = LaneTurns()
-    lanes.replace(lane(tenant) for tenant in "abc")
-    lanes.split(1)
-    lanes.doubt()
-    assert lanes.doubtful
-    assert lanes.split(3) == []
-    lanes.add(lane("b"))  # of the others nothing is known
-    assert lanes.split(3) == []
-    lanes.replace([lane("a"), lane("c"), lane("d")])
-    assert [want.lane.tenant for want in lanes.split(3)] == ["c", "a", "d"]  # places are kept
+    lines = ReadyLineTurns()
+    lines.replace(line(tenant) for tenant in "abc")
+    lines.split(1)
+    lines.doubt()
+    assert lines.doubtful
+    assert lines.split(3) == []
+    lines.add(line("b"))  # of the others nothing is known
+    assert lines.split(3) == []
+    lines.replace([line("a"), line("c"), line("d")])
+    assert [want.line.tenant for want in lines.split(3)] == ["c", "a", "d"]  # places are kept
 
 
-def test_doubt_ends_when_every_lane_is_known_to_have_work_again() -> None:
-    lanes = LaneTurns()
-    lanes.add(lane("a"))
-    lanes.doubt()
-    lanes.add(lane("a"))
-    assert lanes.split(2) == [(lane("a"), 2)]
+def test_doubt_ends_when_every_line_is_known_to_have_work_again() -> None:
+    lines = ReadyLineTurns()
+    lines.add(line("a"))
+    lines.doubt()
+    lines.add(line("a"))
+    assert lines.split(2) == [(line("a"), 2)]

@@ -7,10 +7,10 @@ from typing import Any
 from fairway.core.priority import Band
 from fairway.jobs.feeder import FeederConfig
 from fairway.jobs.feeding import PARENTS_MAX, Feeding
-from fairway.jobs.job import Claim, Fate, Lane, NewJob, Settlement
+from fairway.jobs.job import Claim, Fate, NewJob, ReadyLine, Settlement
 from fairway.jobs.store import Exchanged, Want
 
-A, B = Lane("a", "", Band.B1), Lane("b", "", Band.B1)
+A, B = ReadyLine("a", "", Band.B1), ReadyLine("b", "", Band.B1)
 CONFIG = FeederConfig(concurrency=4)
 
 
@@ -21,7 +21,7 @@ def claim(id: int, queue: str, parent: int | None = None) -> Claim:
 
 
 def answer(**given: Any) -> Exchanged:
-    blank: dict[str, Any] = {"claims": [], "stale": [], "lanes": {}, "woken": set()}
+    blank: dict[str, Any] = {"claims": [], "stale": [], "lines": {}, "woken": set()}
     return Exchanged(**{**blank, "held_back_ns": {}, "ended": [], **given})
 
 
@@ -30,7 +30,7 @@ def quiet() -> Feeding:
     feeding = Feeding({"a": CONFIG, "b": CONFIG}, 0)
     plan = feeding.plan((), 0.0, 0)
     assert (plan.wants, plan.probe) == ([], ["a", "b"])
-    feeding.arrived(plan, answer(lanes={"a": [], "b": []}), 0)
+    feeding.arrived(plan, answer(lines={"a": [], "b": []}), 0)
     assert feeding.plan((), 0.0, 1).queues == ()
     return feeding
 
@@ -81,7 +81,7 @@ def test_an_exchange_that_failed_is_asked_again() -> None:
 
 def test_a_queue_of_others_is_nobody_of_ours() -> None:
     feeding = quiet()
-    assert not feeding.wake([Lane("c", "", Band.B1)])
+    assert not feeding.wake([ReadyLine("c", "", Band.B1)])
     assert not feeding.look("c")
     assert feeding.look("a")
 

@@ -51,9 +51,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("values", "said"), WRONG)
+@pytest.mark.parametrize(("values", "message"), WRONG)
 def test_arguments_that_do_not_fit_are_refused_by_name_and_nothing_is_enqueued(
-    values: dict[str, Any], said: str
+    values: dict[str, Any], message: str
 ) -> None:
     async def play() -> None:
         store = MemoryStore()
@@ -65,7 +65,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name_and_nothing_is_enqueued(
         ):
             with pytest.raises(InvalidRequest) as refused:
                 await enqueue()
-            assert said in str(refused.value)
+            assert message in str(refused.value)
         with pytest.raises(InvalidRequest):
             function.order(**values)
         assert await store.queues() == []
@@ -154,7 +154,7 @@ def hidden(value: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F
 
 
 @pytest.mark.parametrize(
-    ("declare", "said"),
+    ("declare", "message"),
     [
         (lambda: function_kind(any_number, "n", 1, Options()), "takes any number of values"),
         (lambda: function_kind(hidden, "n", 1, Options()), "name something unknown"),
@@ -167,6 +167,6 @@ def hidden(value: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F
         (lambda: options_of(timeout=0), "a timeout is positive"),
     ],
 )
-def test_a_kind_that_cannot_work_is_refused_when_it_is_declared(declare: Any, said: str) -> None:
-    with pytest.raises(InvalidConfig, match=said):
+def test_a_kind_that_cannot_work_is_refused_when_it_is_declared(declare: Any, message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
         declare()

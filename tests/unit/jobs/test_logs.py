@@ -32,7 +32,7 @@ LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (.*)")
 
 
 @pytest.fixture(autouse=True)
-def told() -> Iterator[None]:
+def capturing() -> Iterator[None]:
     """Records of the shop are made and reach nobody: pytest would format them."""
     logger.setLevel(logging.INFO)
     logger.addFilter(_nobody)
@@ -54,7 +54,7 @@ def logs_of(*functions: Callable[..., Any], count: int = 1, **config: Any) -> li
             kinds.add(function_kind(function, function.__name__, 1, Options()))
         jobs = Jobs(store, kinds)
         settings = WorkerConfig(queues={"default": FeederConfig()}, **config)
-        worker = Worker(store, kinds.by_version, settings, told=jobs.told)
+        worker = Worker(store, kinds.by_version, settings, on_ended=jobs.on_ended)
         jobs.attach(worker)
         await store.open()
         async with asyncio.TaskGroup() as group:
@@ -144,7 +144,7 @@ class Wild:
 @pytest.mark.parametrize(
     "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()]
 )
-def test_a_record_that_cannot_be_told_fails_no_run(error: BaseException) -> None:
+def test_a_record_that_cannot_be_formatted_fails_no_run(error: BaseException) -> None:
     async def wild() -> None:
         logger.info("it is %s", Wild(error))
         logger.info("%d and %d", 1)
@@ -152,8 +152,8 @@ def test_a_record_that_cannot_be_told_fails_no_run(error: BaseException) -> None
 
     (lines,) = logs_of(wild)
     assert lines == [
-        "INFO shop.mail: (a record that cannot be told)",
-        "INFO shop.mail: (a record that cannot be told)",
+        "INFO shop.mail: (a record that cannot be formatted)",
+        "INFO shop.mail: (a record that cannot be formatted)",
         "INFO shop.mail: half a \\ud800 character",
     ]
 

@@ -8,13 +8,13 @@ import apsw
 from msgspec import structs
 
 import fairway
-from fairway.jobs.job import GIVEN, TOLD, Claim, NewJob
+from fairway.jobs.job import CLAIM_FIELDS, GIVEN, Claim, NewJob
 from fairway.jobs.stores.postgres.columns import COLUMNS, arrays_of, values_of
 from fairway.jobs.stores.postgres.schema import statements
 from fairway.jobs.stores.sqlite import columns as sqlite
 from fairway.jobs.stores.sqlite.schema import MIGRATIONS
 
-LANE = {"queue", "tenant"}
+LINE = {"queue", "tenant"}
 TIMES = {"delay_ns", "at_wall_ns"}
 RENAMED = {"pkey": "partition_key", "ukey": "unique_key", "window_us": "window_ns"}
 FIELDS = {one.name for one in structs.fields(NewJob)}
@@ -25,28 +25,28 @@ def test_sqlite_has_a_column_for_every_option() -> None:
     for migration in MIGRATIONS:
         connection.execute(migration)
     columns = {name for _, name, *_ in connection.execute("PRAGMA table_info(job)")}
-    assert LANE | TIMES | {"state", "parent"} == sqlite.ELSEWHERE
-    assert columns >= {*sqlite.COLUMNS} >= FIELDS - LANE - TIMES
+    assert LINE | TIMES | {"state", "parent"} == sqlite.ELSEWHERE
+    assert columns >= {*sqlite.COLUMNS} >= FIELDS - LINE - TIMES
     assert len(set(sqlite.COLUMNS)) == len(sqlite.COLUMNS)
-    assert (sqlite.COLUMNS[0], sqlite.COLUMNS[-1]) == ("id", "state")  # what `INSERT_ALIKE` is by
+    assert (sqlite.COLUMNS[0], sqlite.COLUMNS[-1]) == ("id", "state")  # what `INSERT_UNIFORM` is by
 
 
 def test_postgres_has_a_column_for_every_option() -> None:
     stored = {RENAMED.get(name, name) for name in COLUMNS}
-    assert stored | LANE | TIMES | {"state"} == FIELDS
+    assert stored | LINE | TIMES | {"state"} == FIELDS
 
 
 def test_every_statement_that_moves_a_whole_job_takes_all_columns_along() -> None:
     text = statements("s")
-    for name in ("enqueue", "enqueue_alike", "trade", "finish", "end_jobs", "revive"):
+    for name in ("enqueue", "enqueue_uniform", "trade", "finish", "end_jobs", "revive"):
         assert text[name].count(", ".join(COLUMNS)) >= 1, name
 
 
 def test_what_a_claim_is_read_from_is_all_of_it_but_what_stands_in_other_rows() -> None:
     fields = Claim.__struct_fields__
-    assert {*fields[len(TOLD) :]} == {"signals", "children", "skill"}
-    assert fields[: len(TOLD)] == TOLD
-    assert FIELDS - {*GIVEN} - LANE - TIMES == {
+    assert {*fields[len(CLAIM_FIELDS) :]} == {"signals", "children", "skill"}
+    assert fields[: len(CLAIM_FIELDS)] == CLAIM_FIELDS
+    assert FIELDS - {*GIVEN} - LINE - TIMES == {
         *("state", "step", "max_crashes", "strict", "unique_key", "window_ns", "notify"),
     }
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from fairway.testing import JobsUnderTest
 
 
-@pytest.mark.parametrize(("value", "said"), [(None, "nothing"), (7, "a int"), ("x", "a str")])
+@pytest.mark.parametrize(("value", "returned"), [(None, "nothing"), (7, "a int"), ("x", "a str")])
 def test_a_step_of_a_machine_that_returns_no_outcome_fails_its_job_and_says_so(
-    value: Any, said: str
+    value: Any, returned: str
 ) -> None:
     app = Fairway(jobs="memory:")
 
@@ -31,7 +31,7 @@ def test_a_step_of_a_machine_that_returns_no_outcome_fails_its_job_and_says_so(
         assert await jobs.drain() == {"failed": 1}
         error = (await receipt.look()).error
         assert error is not None
-        assert error.startswith(f"step 'pay' returned {said}: a step of a machine returns")
+        assert error.startswith(f"step 'pay' returned {returned}: a step of a machine returns")
 
     run_jobs(app, play)
 

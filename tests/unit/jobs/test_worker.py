@@ -1,7 +1,7 @@
 """The worker on virtual time, over a store in memory that fails, hangs and lies as told.
 
-What needs real threads (a step that cannot be stopped, a heart that hangs) runs on a real loop and
-waits for events only.
+What needs real threads (a step that cannot be stopped, a heartbeat that hangs) runs on a real loop
+and waits for events only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,17 @@ from fairway.jobs.context import Context  # noqa: TC001  annotations of jobs are
 from fairway.jobs.engine import Jobs as Engine
 from fairway.jobs.engine import Kinds
 from fairway.jobs.feeder import FeederConfig
-from fairway.jobs.job import ASIDE_MAX, KEY_MAX, Beat, Claim, Filter, Lane, Limits, NewJob, Status
+from fairway.jobs.job import (
+    ASIDE_MAX,
+    KEY_MAX,
+    Claim,
+    Filter,
+    LeaseRenewal,
+    Limits,
+    NewJob,
+    ReadyLine,
+    Status,
+)
 from fairway.jobs.kinds import Options, Order, function_kind, machine_kind
 from fairway.jobs.liveness import Liveness
 from fairway.jobs.outcome import Outcome, Retry
@@ -71,7 +81,7 @@ class Store(MemoryStore):
         """If set, replies come when it is."""
         self.postpones: Callable[[Settlement], bool] = lambda one: False
         """What is not settled now."""
-        self.answer: Callable[[Beat], Beat] = lambda beat: beat
+        self.answer: Callable[[LeaseRenewal], LeaseRenewal] = lambda renewal: renewal
         self.down = False
 
     async def register(self, name: str, ttl_ns: int, offer: Offer = NO_OFFER) -> int:
@@ -104,10 +114,12 @@ class Store(MemoryStore):
             raise OutcomeUnknown("the reply was lost")
         return out
 
-    def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+    def renew(
+        self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int
+    ) -> LeaseRenewal:
         if self.down:
             raise Unavailable("the database is down")
-        return self.answer(super().beat(worker, held, ttl_ns, grace_ns))
+        return self.answer(super().renew(worker, held, ttl_ns, grace_ns))
 
 
 class Part:
@@ -115,7 +127,7 @@ class Part:
 
     def __init__(self, store: JobStore, kinds: Kinds, config: WorkerConfig) -> None:
         self.engine = Engine(store, kinds)
-        self.worker = Worker(store, kinds.by_version, config, told=self.engine.told)
+        self.worker = Worker(store, kinds.by_version, config, on_ended=self.engine.on_ended)
         self.engine.attach(self.worker)
 
 
@@ -270,10 +282,10 @@ def test_the_wait_for_a_thread_is_not_the_job_s_time() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
         jobs = Jobs(threads=1)
-        told_to_stop = []
+        cancelled = []
 
         def crunches(ctx: Context[Any]) -> None:
-            told_to_stop.append(ctx.cancelled)
+            cancelled.append(ctx.cancelled)
             loop.spend_ns(3 * SECOND_NS)
 
         jobs.kind(crunches, timeout_ns=5 * SECOND_NS)
@@ -281,7 +293,7 @@ def test_the_wait_for_a_thread_is_not_the_job_s_time() -> None:
             ids = [await jobs.add(part, "crunches") for _ in range(5)]
             await until(lambda: all(jobs.store.commits[id] for id in ids))
             assert {await jobs.status(id) for id in ids} == {Status.DONE}
-        assert told_to_stop == [False] * 5
+        assert cancelled == [False] * 5
 
     play(scene)
 
@@ -600,13 +612,13 @@ def test_a_running_job_is_stopped(elsewhere: bool) -> None:
     async def scene() -> None:
         jobs = Jobs(concurrency=1)
         stopped = []
-        told = []
+        seen = []
 
         async def endless(ctx: Context[Any]) -> None:
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError as error:
-                told.append((str(error), ctx.cancelled, ctx.cancel_reason))
+                seen.append((str(error), ctx.cancelled, ctx.cancel_reason))
                 raise
             finally:
                 stopped.append(asyncio.get_running_loop().time())
@@ -627,7 +639,7 @@ def test_a_running_job_is_stopped(elsewhere: bool) -> None:
             assert await jobs.status(after) is Status.DONE, "its slot is free"
         assert len(stopped) == 1
         assert stopped[0] <= (4 if elsewhere else 3)
-        assert told == [("ordered twice", True, "ordered twice")]
+        assert seen == [("ordered twice", True, "ordered twice")]
 
     play(scene)
 
@@ -701,7 +713,7 @@ def test_a_step_in_a_thread_is_asked_to_stop() -> None:
         jobs = Jobs()
         began = threading.Event()
         never = threading.Event()
-        told = []
+        seen = []
 
         def cooperative(ctx: Context[Any]) -> None:
             began.set()
@@ -710,7 +722,7 @@ def test_a_step_in_a_thread_is_asked_to_stop() -> None:
                     ctx.check()
                     never.wait(0.001)
             except Cancelled as error:
-                told.append(str(error))
+                seen.append(str(error))
                 raise
 
         jobs.kind(cooperative)
@@ -720,7 +732,7 @@ def test_a_step_in_a_thread_is_asked_to_stop() -> None:
             await part.engine.cancel(id, reason="ordered twice")
             ended = await part.engine._wait_ended(id)
             assert (ended.status, ended.error) == (Status.CANCELLED, "ordered twice")
-            assert told == ["ordered twice"]
+            assert seen == ["ordered twice"]
 
     asyncio.run(scene())
 
@@ -779,13 +791,13 @@ def test_a_cancelled_step_that_waits_for_a_thread_is_never_called() -> None:
 # --- the lease
 
 
-def raising(beat: Beat) -> Beat:
+def raising(renewal: LeaseRenewal) -> LeaseRenewal:
     raise Unavailable("no answer")
 
 
-@pytest.mark.parametrize("answer", [raising, lambda beat: Beat(alive=False)])
+@pytest.mark.parametrize("answer", [raising, lambda renewal: LeaseRenewal(alive=False)])
 def test_a_worker_without_a_lease_stops_its_jobs_commits_nothing_and_starts_over(
-    answer: Callable[[Beat], Beat],
+    answer: Callable[[LeaseRenewal], LeaseRenewal],
 ) -> None:
     async def scene() -> None:
         jobs = Jobs(concurrency=3)
@@ -813,7 +825,7 @@ def test_a_worker_without_a_lease_stops_its_jobs_commits_nothing_and_starts_over
             # later, its lease is 60 s.
             assert max(stopped) < 140.1
             blocked = False
-            jobs.store.answer = lambda beat: beat
+            jobs.store.answer = lambda renewal: renewal
             await until(lambda: all(jobs.store.commits[id] for id in ids), 1)
             assert len(jobs.store.registered) >= 2
             for id in ids:
@@ -944,18 +956,18 @@ def test_a_lost_lease_does_not_keep_its_exchange_s_room() -> None:
     play(scene)
 
 
-def test_a_heart_that_hangs_does_not_keep_jobs_running() -> None:
+def test_a_heartbeat_that_hangs_does_not_keep_jobs_running() -> None:
     class Hanging(Store):
         def __init__(self) -> None:
             super().__init__()
-            self.beaten = 0
+            self.renewed = 0
             self.go_on = threading.Event()
 
-        def beat(self, *args: Any) -> Beat:
-            self.beaten += 1
-            if self.beaten > 2:
+        def renew(self, *args: Any) -> LeaseRenewal:
+            self.renewed += 1
+            if self.renewed > 2:
                 self.go_on.wait()
-            return super().beat(*args)
+            return super().renew(*args)
 
     async def scene() -> None:
         store = Hanging()
@@ -979,11 +991,11 @@ def test_a_heart_that_hangs_does_not_keep_jobs_running() -> None:
     asyncio.run(scene())
 
 
-def test_the_heart_sees_what_is_claimed_while_it_waits() -> None:
+def test_the_heartbeat_sees_what_is_claimed_while_it_waits() -> None:
     """And spares what an exchange may have claimed whose reply is not here yet."""
     held: dict[int, int] = {}
     graces: list[int] = []
-    told: list[Beat] = []
+    renewals: list[LeaseRenewal] = []
 
     class Clock:
         ns = 0
@@ -994,10 +1006,12 @@ def test_the_heart_sees_what_is_claimed_while_it_waits() -> None:
         wall_ns = now_ns
 
     class Slow:
-        def beat(self, worker: int, book: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+        def renew(
+            self, worker: int, book: Mapping[int, int], ttl_ns: int, grace_ns: int
+        ) -> LeaseRenewal:
             graces.append(grace_ns)
             held[7] = 3  # the loop goes on while this thread waits for a lock
-            return Beat(alive=True, released=int(book.get(7) != 3))
+            return LeaseRenewal(alive=True, released=int(book.get(7) != 3))
 
         def close(self) -> None:
             pass
@@ -1008,16 +1022,16 @@ def test_the_heart_sees_what_is_claimed_while_it_waits() -> None:
         Slow(),
         config,
         clock,
-        told=lambda lease, beat: told.append(beat),
-        lost=lambda lease, reason: pytest.fail(reason),
+        on_renewed=lambda lease, renewal: renewals.append(renewal),
+        on_lost=lambda lease, reason: pytest.fail(reason),
     )
-    assert liveness.beat() == 20  # no lease yet: not later than the heart's own interval
+    assert liveness.renew() == 20  # no lease yet: not later than the own interval of the heartbeat
     lease = liveness.begin(1, held, 0)
-    assert liveness.beat() is None
+    assert liveness.renew() is None
     clock.ns = 30
     lease.asking_since_ns = 5
-    assert liveness.beat() is None
-    assert [beat.released for beat in told] == [0, 0]
+    assert liveness.renew() is None
+    assert [renewal.released for renewal in renewals] == [0, 0]
     assert graces == [20, 45]
 
 
@@ -1378,7 +1392,7 @@ def test_a_run_whose_claim_the_store_lost_is_stopped_within_a_heartbeat(
             if running_elsewhere:  # and has them before we notice
                 other = await jobs.store.register("other", 10 * HOUR_NS)
                 out = await jobs.store.exchange(
-                    other, 1, wants=[Want(Lane("default", "", Band.B1), 4)]
+                    other, 1, wants=[Want(ReadyLine("default", "", Band.B1), 4)]
                 )
                 assert [claim.id for claim in out.claims] == ids
             await until(lambda: len(ended) == 2, 0.5)
@@ -1401,7 +1415,7 @@ def test_a_run_whose_claim_the_store_lost_is_stopped_within_a_heartbeat(
     play(scene)
 
 
-def test_what_was_settled_while_the_heart_beat_is_not_lost() -> None:
+def test_what_was_settled_during_a_heartbeat_is_not_lost() -> None:
     """The store has no lease of it any more, and the worker has not heard so yet."""
 
     async def scene() -> None:
@@ -1414,18 +1428,18 @@ def test_what_was_settled_while_the_heart_beat_is_not_lost() -> None:
 
         jobs.kind(held)
         async with jobs.working() as part:
-            beats: list[Beat] = []
+            renewals: list[LeaseRenewal] = []
 
-            def note(beat: Beat) -> Beat:
-                beats.append(beat)
-                return beat
+            def note(renewal: LeaseRenewal) -> LeaseRenewal:
+                renewals.append(renewal)
+                return renewal
 
             jobs.store.answer = note
             id = await jobs.add(part, "held")
             await until(lambda: part.worker._runs)
             jobs.store.hold = asyncio.Event()
             gate.set()
-            await until(lambda: any(id in beat.lost for beat in beats))
+            await until(lambda: any(id in renewal.lost for renewal in renewals))
             jobs.store.hold.set()
             await until(lambda: not part.worker._held)
             assert (jobs.store.commits[id], jobs.store._rows[id].crashes) == (1, 0)
@@ -1513,7 +1527,7 @@ def test_a_rate_that_is_raised_or_taken_away_counts_from_then_on(
     play(scene)
 
 
-def test_behind_a_key_that_is_taken_everybody_has_his_turn() -> None:
+def test_behind_a_key_that_is_taken_everybody_has_a_turn() -> None:
     """Tenants whose jobs give way to a key make every claim fall short; the ring goes on."""
 
     async def scene() -> None:
@@ -1652,15 +1666,15 @@ def test_whatever_happens_is_counted_and_told() -> None:
             dead = await jobs.store.register("another", SECOND_NS)
             for crashes in (1, 5):
                 await jobs.store.enqueue([NewJob(kind="plain", queue="q", max_crashes=crashes)])
-            await jobs.store.exchange(dead, 1, wants=[Want(Lane("q", "", Band.B1), 2)])
+            await jobs.store.exchange(dead, 1, wants=[Want(ReadyLine("q", "", Band.B1), 2)])
             await asyncio.sleep(60)
             assert counts()["workers_reaped"] == 1
             assert (counts()["reaped"], counts()["dead"]) == (1, 1)
 
-            told = Counter(span.name for span in spans)
-            assert told["job plain"] == counts()["step_ns"] - 2
-            assert told["job held"] == 2
-            assert told["jobs.reap"] == 1
+            span_names = Counter(span.name for span in spans)
+            assert span_names["job plain"] == counts()["step_ns"] - 2
+            assert span_names["job held"] == 2
+            assert span_names["jobs.reap"] == 1
             (reap,) = [span for span in spans if span.name == "jobs.reap"]
             assert reap.attributes == {"workers": 1, "returned": 1, "dead": 1}
             picks = [span for span in spans if span.name == "jobs.exchange"]

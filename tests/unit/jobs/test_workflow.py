@@ -22,19 +22,19 @@ from fairway.jobs.rules import (
     failed,
     handles,
     none_of,
-    said,
+    rule_text,
     skipped,
     success,
 )
 from fairway.jobs.workflow import (
     MOVES,
-    Cancelled,
-    Event,
-    Paused,
-    Resumed,
-    Retried,
+    RunCancelled,
+    RunEvent,
+    RunPaused,
+    RunResumed,
+    RunRetried,
+    RunStarted,
     RunState,
-    Started,
     Step,
     TaskEnded,
     Workflow,
@@ -62,9 +62,9 @@ class Run:
         self.step = Step(self.state)
         self.now_ns = 0
         if begin is not None:
-            self(Started(begin))
+            self(RunStarted(begin))
 
-    def __call__(self, event: Event) -> Step:
+    def __call__(self, event: RunEvent) -> Step:
         self.now_ns += 1
         self.step = advance(self.workflow, self.state, event, self.now_ns)
         check(self.workflow, self.step.state)
@@ -304,7 +304,7 @@ def test_rules_are_data() -> None:
         always(),
     )
     assert msgspec.json.decode(msgspec.json.encode(rule), type=Rule) == rule
-    assert said(rule) == (
+    assert rule_text(rule) == (
         "any_of(all_of(success(a), context(n greater_than 3)),"
         " none_of(failed(b), context(x not_exists), context(y equals null)), skipped(c), always())"
     )
@@ -489,11 +489,11 @@ def test_what_a_failed_task_put_out_is_not_passed_on() -> None:
 
 def test_a_paused_run_starts_nothing_and_loses_nothing() -> None:
     run = Run(task("a"), task("b", "a"), task("c", "a", rule=failed("a")), begin={})
-    run(Paused())
+    run(RunPaused())
     run.end("a", n=1)
     assert run.started == []
     assert run.states == {"a": DONE, "b": PENDING, "c": PENDING}
-    run(Resumed())
+    run(RunResumed())
     assert run.started == ["b"]
     assert run.step.start[0].context == {"n": 1}
     assert run.states["c"] is SKIPPED
@@ -501,26 +501,26 @@ def test_a_paused_run_starts_nothing_and_loses_nothing() -> None:
 
 def test_a_run_may_be_paused_before_it_starts() -> None:
     run = Run(task("a"))
-    run(Paused())
-    run(Started({"n": 1}))
+    run(RunPaused())
+    run(RunStarted({"n": 1}))
     assert run.started == []
-    run(Resumed())
+    run(RunResumed())
     assert run.started == ["a"]
     assert run.step.start[0].context == {"n": 1}
 
 
 def test_resuming_what_has_not_started_starts_nothing() -> None:
     run = Run(task("a", rule=context("n", "exists")))
-    run(Paused())
-    run(Resumed())
+    run(RunPaused())
+    run(RunResumed())
     assert run.states == {"a": PENDING}
-    run(Started({"n": 1}))
+    run(RunStarted({"n": 1}))
     assert run.started == ["a"]
 
 
 def test_a_paused_run_with_nothing_left_to_start_ends() -> None:
     run = Run(task("a"), begin={})
-    run(Paused())
+    run(RunPaused())
     finished = run.end("a").finished
     assert finished is not None
     assert finished.status is Fate.DONE
@@ -529,7 +529,7 @@ def test_a_paused_run_with_nothing_left_to_start_ends() -> None:
 def test_cancel_ends_the_run_and_names_what_runs() -> None:
     run = Run(task("a"), task("b"), task("c"), task("d", "c"), begin={"x": 0})
     run.end("b", x=1)
-    step = run(Cancelled("changed my mind"))
+    step = run(RunCancelled("changed my mind"))
     assert step.stop == ("a", "c")
     assert run.states == {"a": CANCELLED, "b": DONE, "c": CANCELLED, "d": CANCELLED}
     assert step.finished is not None
@@ -540,25 +540,25 @@ def test_cancel_ends_the_run_and_names_what_runs() -> None:
 
 def test_cancel_before_the_start() -> None:
     run = Run(task("a"))
-    finished = run(Cancelled()).finished
+    finished = run(RunCancelled()).finished
     assert finished is not None
     assert (finished.status, finished.context) == (Fate.CANCELLED, {})
-    run(Started({}))
+    run(RunStarted({}))
     assert run.started == []
 
 
 @pytest.mark.parametrize(
     "event",
     [
-        Started({"again": True}),
+        RunStarted({"again": True}),
         TaskEnded("a", FAILED, None, "again"),
         TaskEnded("a", DONE, {"x": 9}),
         TaskEnded("c", DONE),  # not started
         TaskEnded("z", DONE),  # not a task
-        Resumed(),
+        RunResumed(),
     ],
 )
-def test_an_event_that_says_nothing_new_changes_nothing(event: Event) -> None:
+def test_an_event_that_says_nothing_new_changes_nothing(event: RunEvent) -> None:
     run = Run(task("a"), task("b", "a"), task("c", "b"), begin={})
     run.end("a", x=1)
     before = run.state
@@ -567,15 +567,15 @@ def test_an_event_that_says_nothing_new_changes_nothing(event: Event) -> None:
 
 def test_pausing_twice_changes_nothing() -> None:
     run = Run(task("a"), begin={})
-    run(Paused())
-    assert run(Paused()) == Step(run.state)
+    run(RunPaused())
+    assert run(RunPaused()) == Step(run.state)
 
 
 @pytest.mark.parametrize(
     "event",
-    [Started({}), TaskEnded("a", FAILED), Paused(), Resumed(), Cancelled()],
+    [RunStarted({}), TaskEnded("a", FAILED), RunPaused(), RunResumed(), RunCancelled()],
 )
-def test_nothing_happens_after_the_end(event: Event) -> None:
+def test_nothing_happens_after_the_end(event: RunEvent) -> None:
     run = Run(task("a"), begin={})
     run.end("a")
     assert run(event) == Step(run.state)
@@ -591,7 +591,7 @@ def test_a_retry_runs_again_what_failed_and_what_was_skipped_for_it() -> None:
     run.end("b", FAILED)
     assert run.state.outcome is not None
     assert run.states == {"a": DONE, "b": FAILED, "c": SKIPPED, "d": DONE}
-    run(Retried())
+    run(RunRetried())
     assert run.started == ["b"]
     assert run.step.start[0].context == {"x": 1, "a": 1}
     assert run.states == {"a": DONE, "b": RUNNING, "c": PENDING, "d": DONE}
@@ -608,7 +608,7 @@ def test_a_retry_decides_again_about_all_that_comes_after() -> None:
     run = Run(task("a"), task("clean", "a", rule=always()), begin={})
     run.end("a", FAILED)
     run.end("clean", swept=1)
-    run(Retried())
+    run(RunRetried())
     assert run.states == {"a": RUNNING, "clean": PENDING}
     run.end("a")
     assert run.started == ["clean"]
@@ -619,7 +619,7 @@ def test_a_retry_leaves_a_failure_that_was_handled() -> None:
     run.end("a", FAILED)
     run.end("page", paged=1)
     run.end("b", FAILED)
-    run(Retried())
+    run(RunRetried())
     assert run.states == {"a": FAILED, "page": DONE, "b": RUNNING}
     step = run.end("b")
     assert step.finished is not None
@@ -630,21 +630,21 @@ def test_a_run_may_fail_and_be_retried_again_and_again() -> None:
     run = Run(task("a"), task("b", "a"), begin={})
     for _ in range(3):
         run.end("a", FAILED)
-        run(Retried())
+        run(RunRetried())
         assert run.started == ["a"]
     run.end("a")
     run.end("b", FAILED)
-    run(Retried())
+    run(RunRetried())
     assert run.started == ["b"]
 
 
 def test_a_retry_of_a_cancelled_run_goes_on_where_it_was() -> None:
     run = Run(task("a"), task("b", "a"), task("c", "b"), begin={})
     run.end("a", a=1)
-    run(Paused())
-    run(Cancelled())
+    run(RunPaused())
+    run(RunCancelled())
     assert run.states == {"a": DONE, "b": CANCELLED, "c": CANCELLED}
-    run(Retried())
+    run(RunRetried())
     assert run.started == ["b"]
     assert run.states == {"a": DONE, "b": RUNNING, "c": PENDING}
 
@@ -653,7 +653,7 @@ def test_a_retry_starts_again_what_nobody_is_at_work_on_any_more() -> None:
     """Its job was cancelled with that of the run, which the run did not hear of."""
     run = Run(task("a"), task("b"), begin={})
     run.end("a", a=1)
-    run(Retried())
+    run(RunRetried())
     assert run.started == ["b"]
     assert run.states == {"a": DONE, "b": RUNNING}
 
@@ -661,21 +661,21 @@ def test_a_retry_starts_again_what_nobody_is_at_work_on_any_more() -> None:
 def test_a_run_that_is_done_is_not_retried() -> None:
     run = Run(task("a"), begin={})
     run.end("a")
-    assert run(Retried()) == Step(run.state)
+    assert run(RunRetried()) == Step(run.state)
 
 
 def test_the_state_given_is_left_as_it_was() -> None:
     run = Run(task("a"), task("b", "a"), begin={})
     before, encoded = run.state, msgspec.json.encode(run.state)
     advance(run.workflow, before, TaskEnded("a", DONE, {"x": 1}), 9)
-    advance(run.workflow, before, Cancelled(), 9)
+    advance(run.workflow, before, RunCancelled(), 9)
     assert msgspec.json.encode(before) == encoded
 
 
 def test_a_run_of_another_structure_is_not_carried_on() -> None:
     state = RunState.of(Workflow("flow", [task("a")]))
     with pytest.raises(AssertionError, match="a run of"):
-        advance(Workflow("flow", [task("b")]), state, Started({}), 1)
+        advance(Workflow("flow", [task("b")]), state, RunStarted({}), 1)
 
 
 def test_each_task_knows_when_it_was_started_and_when_it_ended() -> None:
@@ -684,11 +684,11 @@ def test_each_task_knows_when_it_was_started_and_when_it_ended() -> None:
     assert run.times == {"a": (1, None), **dict.fromkeys("bcd", (None, None))}
     run.end("a")
     assert run.times == {"a": (1, 2), "b": (2, None), "c": (None, 2), "d": (None, None)}
-    run(Paused())
+    run(RunPaused())
     assert run.times["b"] == (2, None)
-    run(Cancelled())
+    run(RunCancelled())
     assert run.times == {"a": (1, 2), "b": (2, 4), "c": (None, 2), "d": (None, 4)}
-    run(Retried())
+    run(RunRetried())
     assert run.times == {"a": (1, 2), "b": (5, None), "c": (None, 2), "d": (None, None)}
     run.end("b", FAILED)
     assert run.times["b"] == (5, 6)
@@ -729,8 +729,13 @@ def test_how_a_job_ended_is_how_its_task_ended(
 
 
 def test_events_are_data() -> None:
-    for event in (Started({"a": 1}), TaskEnded("a", FAILED, None, "x"), Paused(), Cancelled("y")):
-        assert msgspec.json.decode(msgspec.json.encode(event), type=Event) == event
+    for event in (
+        RunStarted({"a": 1}),
+        TaskEnded("a", FAILED, None, "x"),
+        RunPaused(),
+        RunCancelled("y"),
+    ):
+        assert msgspec.json.decode(msgspec.json.encode(event), type=RunEvent) == event
 
 
 # --- the picture
@@ -776,7 +781,7 @@ def test_the_tree() -> None:
 def test_the_title_says_how_the_run_stands() -> None:
     run = Run(task("a"))
     titles = [tree(run.workflow, run.state).splitlines()[0]]
-    for event in (Started({}), Paused(), Cancelled()):
+    for event in (RunStarted({}), RunPaused(), RunCancelled()):
         run(event)
         titles.append(tree(run.workflow, run.state).splitlines()[0])
     assert titles == ["flow v1 pending", "flow v1 running", "flow v1 paused", "flow v1 cancelled"]

@@ -72,4 +72,4 @@ def test_a_listener_that_fails_is_left_out_and_the_work_goes_on(
 
     run_jobs(app, play)
     assert len(told) == 1
-    assert "a span could not be told" in caplog.text
+    assert "a span could not be reported" in caplog.text

@@ -16,8 +16,14 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from fairway.client.aio.client import AsyncClient
-    from fairway.client.job_calls import Arguments, EnqueuedList, JobFilter, JobOptions, QueueViews
-    from fairway.wire.jobs import CancelReply, Enqueued, JobOrder, JobSummary, JobView, QueueView
+    from fairway.client.job_calls import (
+        Arguments,
+        EnqueuedList,
+        EnqueueOptions,
+        JobFilter,
+        QueueViews,
+    )
+    from fairway.wire.jobs import CancelReply, EnqueuedJob, JobOrder, JobSummary, JobView, QueueView
 
 T = TypeVar("T")
 
@@ -32,7 +38,7 @@ class AsyncRemoteJobs:
         self._client = client
 
     @staticmethod
-    def order(kind: str, args: Arguments = None, **options: Unpack[JobOptions]) -> JobOrder:
+    def order(kind: str, args: Arguments = None, **options: Unpack[EnqueueOptions]) -> JobOrder:
         """A job with these arguments, not enqueued: for `enqueue_many`.
 
         `args` are the arguments of a function by name, or the state of a machine. `delay_s` or
@@ -42,8 +48,8 @@ class AsyncRemoteJobs:
         return calls.order(kind, args, options)
 
     async def enqueue(
-        self, kind: str, args: Arguments = None, **options: Unpack[JobOptions]
-    ) -> Enqueued:
+        self, kind: str, args: Arguments = None, **options: Unpack[EnqueueOptions]
+    ) -> EnqueuedJob:
         """Enqueue one; durable when this returns. Options are those of `order`.
 
         If its kind is declared by the server, arguments that do not fit are refused by name

@@ -16,9 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Unpack
 
-    from fairway.client.job_calls import Arguments, EnqueuedList, JobFilter, JobOptions, QueueViews
+    from fairway.client.job_calls import (
+        Arguments,
+        EnqueuedList,
+        EnqueueOptions,
+        JobFilter,
+        QueueViews,
+    )
     from fairway.client.sync.client import Client
-    from fairway.wire.jobs import CancelReply, Enqueued, JobOrder, JobSummary, JobView, QueueView
+    from fairway.wire.jobs import CancelReply, EnqueuedJob, JobOrder, JobSummary, JobView, QueueView
 
 T = TypeVar("T")
 
@@ -33,7 +39,7 @@ class RemoteJobs:
         self._client = client
 
     @staticmethod
-    def order(kind: str, args: Arguments = None, **options: Unpack[JobOptions]) -> JobOrder:
+    def order(kind: str, args: Arguments = None, **options: Unpack[EnqueueOptions]) -> JobOrder:
         """A job with these arguments, not enqueued: for `enqueue_many`.
 
         `args` are the arguments of a function by name, or the state of a machine. `delay_s` or
@@ -42,7 +48,9 @@ class RemoteJobs:
         """
         return calls.order(kind, args, options)
 
-    def enqueue(self, kind: str, args: Arguments = None, **options: Unpack[JobOptions]) -> Enqueued:
+    def enqueue(
+        self, kind: str, args: Arguments = None, **options: Unpack[EnqueueOptions]
+    ) -> EnqueuedJob:
         """Enqueue one; durable when this returns. Options are those of `order`.
 
         If its kind is declared by the server, arguments that do not fit are refused by name

@@ -31,36 +31,36 @@ from fairway.jobs.job import (
     ASIDE_MAX,
     CANCELLED,
     GIVEN,
-    Beat,
     Child,
     Claim,
-    Died,
+    DeadJob,
     Enqueued,
     Fate,
     Filter,
     Job,
-    Lane,
+    LeaseRenewal,
     Limits,
     NewJob,
     QueueState,
+    ReadyLine,
     Reaped,
     Settlement,
     Signal,
     Status,
     ending,
-    lane_of,
+    line_of,
 )
 from fairway.jobs.limits import allowance
 from fairway.jobs.moves import Facts, QueueFacts, WaitFacts, WaitReason
 from fairway.jobs.presence import KindState, Offer, WorkerState, kind_state
 from fairway.jobs.store import (
     NO_OFFER,
-    Cancelled,
-    Cursor,
+    CancelResult,
     Delivered,
     Ended,
     Exchanged,
     Promoted,
+    TopicCursor,
     Want,
     retry_order,
 )
@@ -75,7 +75,7 @@ class _Row(Struct, kw_only=True, eq=False):
     id: int
     new: NewJob
     status: Status
-    lane: Lane
+    line: ReadyLine
     step: str
     state: bytes
     enqueued_ns: int
@@ -120,7 +120,7 @@ class _Row(Struct, kw_only=True, eq=False):
 
 
 class _Attempt(Struct):
-    told: JobAttempt
+    attempt: JobAttempt
     log: bytes | None
 
 
@@ -128,7 +128,7 @@ class _Worker(Struct):
     name: str
     until_ns: int
     started_ns: int
-    beat_ns: int
+    renewed_ns: int
     offer: Offer
 
 
@@ -149,7 +149,7 @@ class MemoryStore:
         self._workers: dict[int, _Worker] = {}
         self._kinds: dict[tuple[str, int], tuple[bytes | None, int]] = {}
         self._queues: dict[str, _Bucket] = {}
-        self._cursors: dict[str, Cursor] = {}
+        self._cursors: dict[str, TopicCursor] = {}
         self._last_worker = 0
         self._last_job = 0
         self._last_signal = 0
@@ -168,7 +168,7 @@ class MemoryStore:
     # Enqueueing
 
     async def enqueue(
-        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
+        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: TopicCursor | None = None
     ) -> list[Enqueued]:
         if within is not None:
             raise Invalid("a store in memory has no transactions to take part in")
@@ -180,7 +180,7 @@ class MemoryStore:
             self._cursors[cursor.name] = cursor._replace(first=None)
         return self._enqueue(jobs)
 
-    async def cursor(self, name: str) -> Cursor | None:
+    async def cursor(self, name: str) -> TopicCursor | None:
         return self._cursors.get(name)
 
     def _enqueue(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
@@ -197,7 +197,7 @@ class MemoryStore:
                 id=self._last_job,
                 new=new,
                 status=Status.SCHEDULED if due > now else Status.READY,
-                lane=lane_of(new),
+                line=line_of(new),
                 step=new.step,
                 state=new.state,
                 enqueued_ns=now,
@@ -235,20 +235,22 @@ class MemoryStore:
         else:
             self._workers.pop(worker, None)
 
-    def heart(self) -> MemoryStore:
+    def lease_renewer(self) -> MemoryStore:
         return self
 
     def close(self) -> None:
         pass
 
-    def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+    def renew(
+        self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int
+    ) -> LeaseRenewal:
         now = self._now()
         known = dict(held)
         if not self._alive(worker):
-            return Beat(alive=False)
+            return LeaseRenewal(alive=False)
         mine = self._workers[worker]
         mine.until_ns = max(mine.until_ns, now + ttl_ns)
-        mine.beat_ns = now
+        mine.renewed_ns = now
         cancel = {}
         released = 0
         for row in self._leased(worker):
@@ -259,7 +261,7 @@ class MemoryStore:
                 cancel[row.id] = row.reason
         have = {(row.id, row.token) for row in self._leased(worker)}
         lost = {id: token for id, token in known.items() if (id, token) not in have}
-        return Beat(alive=True, cancel=cancel, released=released, lost=lost)
+        return LeaseRenewal(alive=True, cancel=cancel, released=released, lost=lost)
 
     async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
         have = {(row.id, row.token) for row in self._leased(worker)}
@@ -281,11 +283,11 @@ class MemoryStore:
         error: str | None,
         log: bytes | None = None,
     ) -> None:
-        """An attempt has ended: count it, and keep it if there is something to tell."""
+        """An attempt has ended: count it, and keep it if `is_kept` says so."""
         row.runs += 1
         if is_kept(fate, log):
             log = kept_log(log)
-            told = JobAttempt(
+            attempt = JobAttempt(
                 number=row.runs,
                 step=row.step,
                 worker=worker,
@@ -295,7 +297,7 @@ class MemoryStore:
                 error=kept_error(error),
                 log_bytes=len(log or b""),
             )
-            row.attempts = [*row.attempts, _Attempt(told, log)][-ATTEMPTS_MAX:]
+            row.attempts = [*row.attempts, _Attempt(attempt, log)][-ATTEMPTS_MAX:]
 
     def _alive(self, worker: int) -> bool:
         known = self._workers.get(worker)
@@ -318,7 +320,7 @@ class MemoryStore:
         wants: Sequence[Want] = (),
         probe: Collection[str] = (),
     ) -> Exchanged:
-        out = Exchanged(claims=[], stale=[], lanes={}, woken=set(), held_back_ns={}, ended=[])
+        out = Exchanged(claims=[], stale=[], lines={}, woken=set(), held_back_ns={}, ended=[])
         alive = self._alive(worker)
         before = {id: row.status for id, row in self._rows.items()}
         aside: dict[object, Settlement] = {}
@@ -345,7 +347,7 @@ class MemoryStore:
         if alive:
             self._claim(worker, token, wants, out)
         out.woken = {
-            row.lane
+            row.line
             for id, row in self._rows.items()
             if row.status is Status.READY and before.get(id) is not Status.READY
         }
@@ -353,8 +355,8 @@ class MemoryStore:
             out.cancelling = {
                 row.id: row.reason for row in self._leased(worker) if row.reason is not None
             }
-        out.lanes = {
-            queue: sorted({row.lane for row in self._ready() if row.lane.queue == queue})
+        out.lines = {
+            queue: sorted({row.line for row in self._ready() if row.line.queue == queue})
             for queue in probe
         }
         return out
@@ -380,7 +382,7 @@ class MemoryStore:
             self._end(row, move.to, settlement.result, settlement.error)
             return
         if settlement.skill is not None:
-            row.lane = row.lane._replace(skill=settlement.skill)
+            row.line = row.line._replace(skill=settlement.skill)
         if move.steps:
             row.step = settlement.step
         row.attempt += move.tries
@@ -402,17 +404,17 @@ class MemoryStore:
         row.inbox = [entry for entry in row.inbox if entry[0].id not in signals]
 
     def _set_aside(self, settlement: Settlement) -> None:
-        """Others like this one, at the heads of its lanes, wait for those who know them as well."""
+        """Others like this one, at the heads of its lines, wait for those who know them as well."""
         like = moves.like(settlement.claim)
-        seen: Counter[Lane] = Counter()
+        seen: Counter[ReadyLine] = Counter()
         for row in sorted(self._rows.values(), key=lambda row: row.id):
-            lane = row.lane
+            line = row.line
             home = (settlement.claim.queue, settlement.claim.tenant, "")
-            if row.status is not Status.READY or (lane.queue, lane.tenant, lane.skill) != home:
+            if row.status is not Status.READY or (line.queue, line.tenant, line.skill) != home:
                 continue
-            seen[lane] += 1
-            if seen[lane] <= ASIDE_MAX and (row.new.kind, row.new.version, row.step) == like:
-                row.lane = lane._replace(skill=settlement.skill or "")
+            seen[line] += 1
+            if seen[line] <= ASIDE_MAX and (row.new.kind, row.new.version, row.step) == like:
+                row.line = line._replace(skill=settlement.skill or "")
                 row.error = settlement.error
 
     def _park(self, row: _Row, status: Status, delay_ns: int | None) -> None:
@@ -425,10 +427,10 @@ class MemoryStore:
         row.due_ns = None
         row.worker = None
         row.since_ns = self._now()
-        row.lane = row.lane._replace(band=band_of(row.new.priority))
+        row.line = row.line._replace(band=band_of(row.new.priority))
 
     def _give_back(self, row: _Row) -> None:
-        """A job that was in somebody's hands is ready again, and its key is free."""
+        """A job that a worker had is ready again, and its key is free."""
         self._make_ready(row)
         self._unblock(row.new.partition_key)
 
@@ -481,15 +483,15 @@ class MemoryStore:
         return [
             row
             for row in sorted(self._rows.values(), key=lambda row: row.id)
-            if row.status is Status.READY and not self._bucket(row.lane.queue).paused
+            if row.status is Status.READY and not self._bucket(row.line.queue).paused
         ]
 
     def _claim(self, worker: int, token: int, wants: Sequence[Want], out: Exchanged) -> None:
         now = self._now()
         allowed: dict[str, int] = {}
         held_back: dict[str, int] = {}
-        running = Counter(row.lane.queue for row in self._leased())
-        for queue in {want.lane.queue for want in wants} | {"*"}:
+        running = Counter(row.line.queue for row in self._leased())
+        for queue in {want.line.queue for want in wants} | {"*"}:
             bucket = self._bucket(queue)
             have = running.total() if queue == "*" else running[queue]
             may = allowance(bucket.limits, have, bucket.tokens, now - bucket.refilled_ns)
@@ -499,21 +501,21 @@ class MemoryStore:
                 held_back[queue] = may.wait_ns
         if "*" in held_back:
             wait_ns = held_back.pop("*")
-            held_back.update({want.lane.queue: wait_ns for want in wants})
+            held_back.update({want.line.queue: wait_ns for want in wants})
         out.held_back_ns = held_back
-        for lane, count in wants:
+        for line, count in wants:
             left = count
             for row in self._ready():
-                if row.lane != lane:
+                if row.line != line:
                     continue
-                if not left or not allowed[lane.queue] or not allowed["*"]:
+                if not left or not allowed[line.queue] or not allowed["*"]:
                     break
                 left -= 1
                 if not self._may_have_key(row):
                     row.status = Status.BLOCKED
                     out.contended += 1
                     continue
-                for queue in (lane.queue, "*"):
+                for queue in (line.queue, "*"):
                     allowed[queue] -= 1
                     self._bucket(queue).tokens -= 1
                 out.claims.append(self._take(row, worker, token))
@@ -554,7 +556,7 @@ class MemoryStore:
                 for child in self._rows.values()
                 if child.new.parent == row.id and child.new.notify is None
             ),
-            skill=row.lane.skill,
+            skill=row.line.skill,
         )
 
     # Maintenance
@@ -569,13 +571,13 @@ class MemoryStore:
             self._make_ready(row)
         rest = timed[len(due) :]
         next_due = max(0, (rest[0].due_ns or 0) - now) if rest else None
-        return Promoted(len(due), frozenset(row.lane for row in due), next_due)
+        return Promoted(len(due), frozenset(row.line for row in due), next_due)
 
     async def reap(self, limit: int) -> Reaped:
         lost = [worker for worker in self._workers if not self._alive(worker)]
         returned = 0
         died = []
-        lanes = set()
+        lines = set()
         rows = [row for worker in lost for row in self._leased(worker)]
         for row in rows[:limit]:
             row.crashes += 1
@@ -586,27 +588,27 @@ class MemoryStore:
                 self._end(row, move.to, None, row.reason)
             elif move.ends:
                 error = moves.death_error(row.crashes)
-                died.append(Died(row.id, row.new.kind, row.attempt + row.crashes, error))
+                died.append(DeadJob(row.id, row.new.kind, row.attempt + row.crashes, error))
                 self._end(row, move.to, None, error)
             else:
                 returned += 1
                 self._give_back(row)
-                lanes.add(row.lane)
+                lines.add(row.line)
         for worker in lost:
             if not self._leased(worker):
                 del self._workers[worker]
-        return Reaped(len(lost), returned, len(died), frozenset(lanes), tuple(sorted(died)))
+        return Reaped(len(lost), returned, len(died), frozenset(lines), tuple(sorted(died)))
 
     async def age(self, limit: int) -> int:
         now = self._now()
         moved = 0
-        seen: Counter[Lane] = Counter()
+        seen: Counter[ReadyLine] = Counter()
         for row in self._ready():
-            lane = row.lane
-            seen[lane] += 1
+            line = row.line
+            seen[line] += 1
             band = band_at(row.new.priority, False, None, row.since_ns, now)
-            if seen[lane] <= limit and band > lane.band:
-                row.lane = lane._replace(band=band)
+            if seen[line] <= limit and band > line.band:
+                row.line = line._replace(band=band)
                 moved += 1
         return moved
 
@@ -630,10 +632,10 @@ class MemoryStore:
         row.inbox.append((Signal(self._last_signal, name, payload), dedup))
         if moves.signalled(row.facts, name) is not None:
             self._make_ready(row)
-            return Delivered(row.id, True, row.lane)
+            return Delivered(row.id, True, row.line)
         return Delivered(row.id, True, None)
 
-    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
+    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> CancelResult:
         ended: list[int] = []
         running: list[int] = []
         family = list(jobs)
@@ -648,7 +650,7 @@ class MemoryStore:
             (running if moves.cancelled(row.facts) is None else ended).append(id)
         for id in ended:
             self._end(self._rows[id], Status.CANCELLED, None, self._rows[id].reason)
-        return Cancelled(tuple(sorted(ended)), tuple(sorted(running)))
+        return CancelResult(tuple(sorted(ended)), tuple(sorted(running)))
 
     async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
         again = set()
@@ -727,18 +729,18 @@ class MemoryStore:
 
     async def attempts(self, id: int) -> list[JobAttempt]:
         row = self._rows.get(id)
-        return [] if row is None else attempts_of(_job(row), [one.told for one in row.attempts])
+        return [] if row is None else attempts_of(_job(row), [one.attempt for one in row.attempts])
 
     async def attempt_log(self, id: int, number: int) -> bytes | None:
         row = self._rows.get(id)
-        logs = {one.told.number: one.log for one in row.attempts} if row is not None else {}
+        logs = {one.attempt.number: one.log for one in row.attempts} if row is not None else {}
         return logs.get(number)
 
     async def why_waits(self, id: int) -> WaitReason | None:
         row = self._rows.get(id)
         if row is None:
             return None
-        running = Counter(one.lane.queue for one in self._leased())
+        running = Counter(one.line.queue for one in self._leased())
         running["*"] = running.total()
         queues = []
         for name in (row.new.queue, "*"):
@@ -758,13 +760,13 @@ class MemoryStore:
         """The job that keeps another from running under their key."""
         if row.new.partition_key is None:
             return None
-        alike = [
+        of_key = [
             one
             for one in self._rows.values()
             if one.new.partition_key == row.new.partition_key and one.id != row.id
         ]
-        running = [one.id for one in alike if one.status is Status.RUNNING]
-        earlier = [one.id for one in alike if not one.status.ended and one.id < row.id]
+        running = [one.id for one in of_key if one.status is Status.RUNNING]
+        earlier = [one.id for one in of_key if not one.status.ended and one.id < row.id]
         return min(running or (earlier if row.new.strict else ()), default=None)
 
     async def workers(self) -> list[WorkerState]:
@@ -774,7 +776,7 @@ class MemoryStore:
                 name=one.name,
                 alive=self._alive(id),
                 started_wall_ns=one.started_ns,
-                beat_wall_ns=one.beat_ns,
+                beat_wall_ns=one.renewed_ns,
                 expires_wall_ns=one.until_ns,
                 running=len(self._leased(id)),
                 queues=one.offer.queues,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from fairway.jobs.timetable import Firing, Scheduled
+from fairway.jobs.timetable import Scheduled, ScheduleFiring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ class MemoryTimetable:
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
         self._entries: dict[str, Scheduled] = {}
-        self._firings: dict[tuple[str, int], Firing] = {}
+        self._firings: dict[tuple[str, int], ScheduleFiring] = {}
         self._noted_ns: dict[tuple[str, int], int] = {}
 
     async def put(self, name: str, spec: str) -> Scheduled:
@@ -40,7 +40,7 @@ class MemoryTimetable:
         self._entries[name] = structs.replace(entry, handled_wall_ns=handled_ns)
         fresh = [at for at in times if (name, at) not in self._firings]
         for at in fresh:
-            self._firings[name, at] = Firing(name, at, None, 0)
+            self._firings[name, at] = ScheduleFiring(name, at, None, 0)
             self._noted_ns[name, at] = self._now_ns()
         return fresh
 
@@ -48,16 +48,16 @@ class MemoryTimetable:
         if (firing := self._firings.get((name, at_wall_ns))) is not None:
             self._firings[name, at_wall_ns] = structs.replace(firing, job=job)
 
-    async def lost(self, older_than_ns: int, limit: int) -> list[Firing]:
+    async def lost(self, older_than_ns: int, limit: int) -> list[ScheduleFiring]:
         horizon_ns = self._now_ns() - older_than_ns
-        found: list[Firing] = []
+        found: list[ScheduleFiring] = []
         for key, firing in sorted(self._firings.items()):
             if firing.job is None and self._noted_ns[key] <= horizon_ns and len(found) < limit:
                 self._firings[key] = structs.replace(firing, tries=firing.tries + 1)
                 found.append(self._firings[key])
         return found
 
-    async def firings(self, name: str, limit: int) -> list[Firing]:
+    async def firings(self, name: str, limit: int) -> list[ScheduleFiring]:
         found = [firing for (of, _), firing in sorted(self._firings.items()) if of == name]
         return found[::-1][:limit]
 

@@ -1,4 +1,4 @@
-"""Attempts of jobs in PostgreSQL: how those are written that have something to tell, and read."""
+"""Attempts of jobs in PostgreSQL: how those that are kept are written, and read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from fairway.jobs.job import Settlement
-    from fairway.jobs.stores.postgres.connections import Connection
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection
 
 
 class EndedAttempt(NamedTuple):
@@ -48,7 +48,7 @@ def ended_attempt(
 
 
 async def keep_attempts(
-    connection: Connection, sql: Mapping[str, str], ended: Sequence[EndedAttempt | None]
+    connection: AsyncpgConnection, sql: Mapping[str, str], ended: Sequence[EndedAttempt | None]
 ) -> None:
     """Keep attempts, if there are any, in the transaction of `connection`."""
     kept = [one for one in ended if one is not None]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from fairway.jobs.job import Filter
-    from fairway.jobs.stores.postgres.connections import Connection
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection
 
 _LIVE = """
 select j.id, j.kind, j.version, j.step, j.state, j.priority, j.attempt, j.crashes, j.max_attempts,
@@ -52,7 +52,7 @@ class IdSpan(NamedTuple):
 EVERYWHERE = IdSpan()
 
 
-async def span(connection: Connection, sql: Mapping[str, str], filter: Filter) -> IdSpan:
+async def span(connection: AsyncpgConnection, sql: Mapping[str, str], filter: Filter) -> IdSpan:
     """The ids between which the jobs of a listing lie that asks for a span of time."""
     low: int | None = None
     high: int | None = None
@@ -66,7 +66,9 @@ async def span(connection: Connection, sql: Mapping[str, str], filter: Filter) -
 
 
 async def _found(
-    connection: Connection, sql: Mapping[str, str], search: Generator[int, Placed | None, int]
+    connection: AsyncpgConnection,
+    sql: Mapping[str, str],
+    search: Generator[int, Placed | None, int],
 ) -> int:
     try:
         asked = next(search)

@@ -1,4 +1,4 @@
-"""Claiming in PostgreSQL: the first jobs of lanes, under limits, if they can have their keys."""
+"""Claiming in PostgreSQL: the first jobs of lines, under limits, if they can have their keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
 
-from fairway.jobs.job import TOLD, Child, Claim, Fate, Settlement, Signal, Status
+from fairway.jobs.job import CLAIM_FIELDS, Child, Claim, Fate, Settlement, Signal, Status
 from fairway.jobs.limits import allowance, stored_limits
 from fairway.jobs.stores.postgres.connections import IN_THE_WAY
 from fairway.runtime.clock import sleep_ns
@@ -17,12 +17,12 @@ from fairway.runtime.clock import sleep_ns
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
-    from fairway.jobs.job import Lane
-    from fairway.jobs.limits import Allowance
+    from fairway.jobs.job import ReadyLine
+    from fairway.jobs.limits import StartAllowance
     from fairway.jobs.store import Exchanged
-    from fairway.jobs.stores.postgres.connections import Connection, Connections
-    from fairway.jobs.stores.postgres.lanes import LaneNumbers, LowWater
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection, Connections
     from fairway.jobs.stores.postgres.locks import KeyLocks
+    from fairway.jobs.stores.postgres.ready_lines import LowWater, ReadyLineNumbers
     from fairway.jobs.stores.postgres.settling import PostgresSettling
     from fairway.runtime.clock import Clock
 
@@ -39,7 +39,7 @@ logger = logging.getLogger("fairway.jobs")
 class LimitFound(Exception):
     """A claim in a transaction that did not pass the gate met a limit: it begins again, and does.
 
-    Whoever waits at the gate has nothing in hand that others wait for.
+    Whoever waits at the gate holds nothing that others wait for.
     """
 
 
@@ -49,14 +49,14 @@ class PostgresClaiming:
     def __init__(
         self,
         sql: Mapping[str, str],
-        lanes: LaneNumbers,
+        lines: ReadyLineNumbers,
         low_water: LowWater,
         settling: PostgresSettling,
         locks: KeyLocks | None,
         clock: Clock,
     ) -> None:
         self._sql = sql
-        self._lanes = lanes
+        self._lines = lines
         self._low_water = low_water
         self._settling = settling
         self._locks = locks
@@ -65,7 +65,7 @@ class PostgresClaiming:
         """Queues that have limits, as of the last look at them. Only a hint, which spares the claim
         that meets a limit: the statement that claims leaves out what it finds to be limited."""
 
-    async def take_keys(self, connection: Connection, worker: int, out: Exchanged) -> None:
+    async def take_keys(self, connection: AsyncpgConnection, worker: int, out: Exchanged) -> None:
         """Where keys are advisory locks: claims that did not get theirs go back at once."""
         wanted = {
             (claim.id, claim.token): claim.partition_key
@@ -84,19 +84,20 @@ class PostgresClaiming:
 
     async def claim(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         worker: int,
         token: int,
-        asked: Mapping[Lane, int],
+        asked: Mapping[ReadyLine, int],
         out: Exchanged,
         *,
         gated: bool,
-    ) -> dict[Lane, int]:
-        """Claim from lanes; those left out, since they have limits and there was no transaction.
+    ) -> dict[ReadyLine, int]:
+        """Claim from ready lines; those left out, since they have limits and there was no
+        transaction.
 
         `gated`: the transaction has passed the gate, and may claim under limits.
         """
-        left: dict[Lane, int] = {}
+        left: dict[ReadyLine, int] = {}
         if gated:
             await self._claim_limited(connection, worker, token, asked, out)
         else:
@@ -106,27 +107,27 @@ class PostgresClaiming:
         out.claims.sort(key=by_id)
         return left
 
-    def may_be_limited(self, lanes: Iterable[Lane]) -> bool:
-        """Whether a claim from these lanes is better made under limits from the start."""
+    def may_be_limited(self, lines: Iterable[ReadyLine]) -> bool:
+        """Whether a claim from these ready lines is better made under limits from the start."""
         return bool(self.limited) and not self.limited.isdisjoint(
-            {"*", *(lane.queue for lane in lanes)}
+            {"*", *(line.queue for line in lines)}
         )
 
     async def transaction(
         self,
         connections: Connections,
-        work: Callable[[Connection], Awaitable[Exchanged]],
-        lanes: Collection[Lane],
+        work: Callable[[AsyncpgConnection], Awaitable[Exchanged]],
+        lines: Collection[ReadyLine],
     ) -> Exchanged:
-        """Run `work`, which claims from `lanes`, in a transaction; again if it met a limit."""
+        """Run `work`, which claims from `lines`, in a transaction; again if it met a limit."""
         while True:
             try:
                 return await connections.transaction(work)
             except LimitFound:
                 # What it claimed is ready again, before where the next claim would begin to look.
-                self._low_water.forget(self._lanes[lane] for lane in lanes)
+                self._low_water.forget(self._lines[line] for line in lines)
 
-    async def wait_for_claims(self, connection: Connection, most_ns: int) -> None:
+    async def wait_for_claims(self, connection: AsyncpgConnection, most_ns: int) -> None:
         """Until every transaction that changes leases now has ended, or for `most_ns`.
 
         A statement holds the table before it decides what it sees, and holds it to the end. So
@@ -144,26 +145,26 @@ class PostgresClaiming:
                 len(under_way),
             )
 
-    async def pass_gate(self, connection: Connection) -> None:
+    async def pass_gate(self, connection: AsyncpgConnection) -> None:
         """Before anything else of a transaction that claims under limits."""
         await connection.execute(self._sql["pass_gate"])
 
     async def _claim_limited(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         worker: int,
         token: int,
-        asked: Mapping[Lane, int],
+        asked: Mapping[ReadyLine, int],
         out: Exchanged,
     ) -> None:
-        """Claim lane by lane: what one leaves of a limit, the next may use."""
+        """Claim line by line: what one leaves of a limit, the next may use."""
         claimed = len(out.claims)
         allowed = await self._allowances(connection, asked, out)
         left = {name: one.free for name, one in allowed.items()}
-        for lane, most in asked.items():
-            limits = left.keys() & {lane.queue, "*"}
+        for line, most in asked.items():
+            limits = left.keys() & {line.queue, "*"}
             while most and (count := min(most, *(left[name] for name in limits), most)):
-                taken = await self.take(connection, worker, token, {lane: count}, out, held=[*left])
+                taken = await self.take(connection, worker, token, {line: count}, out, held=[*left])
                 if taken.limited:
                     raise LimitFound  # set after we looked for limits
                 for name in limits:
@@ -175,46 +176,46 @@ class PostgresClaiming:
 
     async def take(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         worker: int,
         token: int,
-        asked: Mapping[Lane, int],
+        asked: Mapping[ReadyLine, int],
         out: Exchanged,
         done: tuple[Any, ...] = (),
         held: Sequence[str] = (),
     ) -> ClaimCount:
-        """Claim from lanes, but not from those under limits that are not `held`.
+        """Claim from ready lines, but not from those under limits that are not `held`.
 
         With `done` jobs end in the same statement; those that were not ours are stale.
         """
-        lanes = [self._lanes[lane] for lane in asked]
+        lines = [self._lines[line] for line in asked]
         now_ns = self._clock.now_ns()
-        low = [self._low_water.first(lane, now_ns) for lane in lanes]
+        low = [self._low_water.first(line, now_ns) for line in lines]
         rows = await connection.fetch(
             self._sql["trade" if done else "claim"],
-            *(worker, token, lanes, list(asked.values()), low, self._locks is not None, held),
+            *(worker, token, lines, list(asked.values()), low, self._locks is not None, held),
             *done,
         )
         won: list[Any] = []
         lost: list[Any] = []
         limits: set[str] = set()
-        reached = dict.fromkeys(lanes, (0, 0))
+        reached = dict.fromkeys(lines, (0, 0))
         for row in rows:
             what = row["what"]
             if what == "job":
                 won.append(row)
             elif what == "key":
                 lost.append(row)
-            elif what == "lane":
+            elif what == "line":
                 reached[row["lane"]] = (row["looked"], row["id"])
             elif what == "limit":
-                limits.add(row["said"])
+                limits.add(row["detail"])
             else:
                 assert what == "stale", what
                 out.stale.append(row["id"])
-        for lane, most in zip(lanes, asked.values(), strict=True):
-            count, last = reached[lane]
-            self._low_water.reached(lane, last if count == most else 0, now_ns)
+        for line, most in zip(lines, asked.values(), strict=True):
+            count, last = reached[line]
+            self._low_water.reached(line, last if count == most else 0, now_ns)
         out.contended += len(lost)
         if lost and connection.is_in_transaction():
             await self._block(connection, lost)
@@ -224,31 +225,31 @@ class PostgresClaiming:
             with suppress(*IN_THE_WAY):
                 async with connection.transaction():
                     await self._block(connection, lost)
-        await self._lanes.of({row["lane"] for row in won})
+        await self._lines.of({row["lane"] for row in won})
         claims = [self._claim_of(row, token) for row in won]
         if any(row["names"] is not None or row["spawned"] for row in won):
             await self._add_inboxes(connection, claims, won)
         out.claims += claims
         self.limited |= limits
         limited = {
-            lane: most for lane, most in asked.items() if "*" in limits or lane.queue in limits
+            line: most for line, most in asked.items() if "*" in limits or line.queue in limits
         }
         return ClaimCount(len(won), len(won) + len(lost), limited)
 
     def _claim_of(self, row: Any, token: int) -> Claim:
         # By place: by name it takes several times as long, and it is done for every job that runs.
-        claim = Claim(*row[-len(TOLD) :])
+        claim = Claim(*row[-len(CLAIM_FIELDS) :])
         claim.token = token
-        claim.queue, claim.tenant, _, claim.skill = self._lanes.lane(row["lane"])
+        claim.queue, claim.tenant, _, claim.skill = self._lines.line(row["lane"])
         return claim
 
     async def _add_inboxes(
-        self, connection: Connection, claims: Sequence[Claim], rows: Sequence[Any]
+        self, connection: AsyncpgConnection, claims: Sequence[Claim], rows: Sequence[Any]
     ) -> None:
         """Give claims the signals they waited for and the children they have."""
         by_id = {claim.id: claim for claim in claims}
-        if told := [row["id"] for row in rows if row["names"] is not None]:
-            for job, id, name, payload in await connection.fetch(self._sql["inbox"], told):
+        if waited := [row["id"] for row in rows if row["names"] is not None]:
+            for job, id, name, payload in await connection.fetch(self._sql["inbox"], waited):
                 by_id[job].signals += (Signal(id, name, payload),)
                 by_id[job].timed_out = False
         if parents := [row["id"] for row in rows if row["spawned"]]:
@@ -258,8 +259,8 @@ class PostgresClaiming:
                 child = Child(id, kind, Status(status.decode()), result, error)
                 by_id[parent].children += (child,)
 
-    async def _block(self, connection: Connection, lost: Sequence[Any]) -> None:
-        """Jobs whose key is taken leave their lane. Whoever has the key waits for us to commit.
+    async def _block(self, connection: AsyncpgConnection, lost: Sequence[Any]) -> None:
+        """Jobs whose key is taken leave their line. Whoever has the key waits for us to commit.
 
         What gave way between the claim and now stays ready: the next claim finds the key free.
         """
@@ -284,14 +285,14 @@ class PostgresClaiming:
             )
 
     async def _allowances(
-        self, connection: Connection, asked: Mapping[Lane, int], out: Exchanged
-    ) -> dict[str, Allowance]:
+        self, connection: AsyncpgConnection, asked: Mapping[ReadyLine, int], out: Exchanged
+    ) -> dict[str, StartAllowance]:
         """How many each limited queue may start now, held until we commit.
 
         In two statements: whoever held a queue while the first one waited for it has started jobs
         that only the second one sees.
         """
-        names = sorted({lane.queue for lane in asked} | {"*"})
+        names = sorted({line.queue for line in asked} | {"*"})
         rows = await connection.fetch(self._sql["limits"], names)
         counted = [row["name"] for row in rows if row["concurrency"] is not None]
         running = dict(await connection.fetch(self._sql["running"], counted)) if counted else {}
@@ -301,12 +302,15 @@ class PostgresClaiming:
             may = allowance(limits, running.get(name, 0), tokens, since_us * 1000)
             allowed[name] = may
             if not may.free:
-                queues = {lane.queue for lane in asked} if name == "*" else {name}
+                queues = {line.queue for line in asked} if name == "*" else {name}
                 out.held_back_ns = {**out.held_back_ns, **dict.fromkeys(queues, may.wait_ns)}
         return allowed
 
     async def _spend(
-        self, connection: Connection, allowed: Mapping[str, Allowance], claims: Sequence[Claim]
+        self,
+        connection: AsyncpgConnection,
+        allowed: Mapping[str, StartAllowance],
+        claims: Sequence[Claim],
     ) -> None:
         used = Counter(claim.queue for claim in claims)
         used["*"] = len(claims)
@@ -318,16 +322,16 @@ class PostgresClaiming:
         )
 
     async def probe(
-        self, connection: Connection, worker: int, queues: Collection[str], out: Exchanged
+        self, connection: AsyncpgConnection, worker: int, queues: Collection[str], out: Exchanged
     ) -> None:
         rows = await connection.fetch(self._sql["probe"], list(queues), worker)
-        found = await self._lanes.of({row["id"] for row in rows if row["what"] == "lane"})
-        out.lanes = {
-            queue: sorted(lane for lane in found if lane.queue == queue) for queue in queues
+        found = await self._lines.of({row["id"] for row in rows if row["what"] == "line"})
+        out.lines = {
+            queue: sorted(line for line in found if line.queue == queue) for queue in queues
         }
         self.limited -= {*queues, "*"}
-        self.limited |= {row["said"] for row in rows if row["what"] == "limit"}
-        out.cancelling = {row["id"]: row["said"] for row in rows if row["what"] == "cancel"}
+        self.limited |= {row["detail"] for row in rows if row["what"] == "limit"}
+        out.cancelling = {row["id"]: row["detail"] for row in rows if row["what"] == "cancel"}
 
 
 class ClaimCount(NamedTuple):
@@ -336,8 +340,8 @@ class ClaimCount(NamedTuple):
     won: int
     looked: int
     """Jobs that were looked at: some may not get their key."""
-    limited: dict[Lane, int]
-    """Lanes that were left out, since they have limits which the claim does not hold."""
+    limited: dict[ReadyLine, int]
+    """Ready lines that were left out, since they have limits which the claim does not hold."""
 
 
 def put_off(claim: Claim, delay_ns: int) -> Settlement:

@@ -1,5 +1,5 @@
 """The columns of a job: those that come with it and never change, with what each holds of a
-`NewJob`, and those that a worker is told.
+`NewJob`, and those that a worker is given with a claim.
 
 The statements that add jobs, claim them, end them and take them up again are made from this, so a
 new option is a line here and a column in a migration.
@@ -10,7 +10,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fairway.jobs.job import TOLD
+from fairway.jobs.job import CLAIM_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ARRAYS_FROM: Final = 5
 VALUES_FROM: Final = 3
-"""The places of the first of them among the parameters of `enqueue` and of `enqueue_alike`."""
+"""The places of the first of them among the parameters of `enqueue` and of `enqueue_uniform`."""
 
 
 class Column(NamedTuple):
@@ -58,17 +58,18 @@ COLUMNS: Final = {
 
 
 _NAMES: Final = {"partition_key": "pkey"}
-_SAID: Final = {
+_EXPRESSIONS: Final = {
     "token": "null::bigint",
     "queue": "null::text",
     "tenant": "null::text",
     "cancelling": "case when j.cancelling then coalesce(j.error, 'cancelled') end",
 }
-"""What is the same for all of a lane is not read for each of them; and a reason is an error."""
+"""How a field is read that is no column: what all jobs of a line share is not read for each of
+them, and a reason is an error."""
 
 
-def _told(field: str) -> str:
-    return f"{_SAID.get(field, f'j.{_NAMES.get(field, field)}')} as told_{field}"
+def _claim_field(field: str) -> str:
+    return f"{_EXPRESSIONS.get(field, f'j.{_NAMES.get(field, field)}')} as claim_{field}"
 
 
 def values_of(job: NewJob) -> list[Any]:
@@ -85,8 +86,8 @@ def fragments() -> dict[str, str]:
     types = [column.type for column in COLUMNS.values()]
     arrays = enumerate(types, ARRAYS_FROM)
     return {
-        "told": ", ".join(map(_told, TOLD)),
-        "untold": ", ".join(["null"] * len(TOLD)),
+        "claim_fields": ", ".join(map(_claim_field, CLAIM_FIELDS)),
+        "no_claim_fields": ", ".join(["null"] * len(CLAIM_FIELDS)),
         "columns": ", ".join(COLUMNS),
         "gone": ", ".join(f"g.{name}" for name in COLUMNS),
         "arrays": ", ".join(f"${at}::{one}[]" for at, one in arrays),

@@ -1,6 +1,7 @@
 """Connections to PostgreSQL for jobs: transactions, and what its errors mean.
 
-`asyncpg` for everything on the event loop; the heart uses `psycopg`, which may block its thread.
+`asyncpg` for everything on the event loop; the heartbeat uses `psycopg`, which may block its
+thread.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Connection: TypeAlias = "asyncpg.Connection[Any]"
+AsyncpgConnection: TypeAlias = "asyncpg.Connection[Any]"
 
 TRIES = 20
 """How often a transaction is tried that others' locks stood in the way of."""
@@ -122,7 +123,7 @@ class Connections:
                 pool.terminate()
 
     @asynccontextmanager
-    async def connection(self, *, sent: bool = True) -> AsyncIterator[Connection]:
+    async def connection(self, *, sent: bool = True) -> AsyncIterator[AsyncpgConnection]:
         """A connection for one or more statements. `sent`: whether a loss leaves us in doubt."""
         pool = self._pool
         if pool is None:
@@ -155,22 +156,22 @@ class Connections:
     async def change(self, name: str, *args: Any) -> list[Any]:
         """The rows of one statement that commits itself, tried again as a transaction is."""
 
-        async def ask(connection: Connection) -> list[Any]:
+        async def ask(connection: AsyncpgConnection) -> list[Any]:
             rows: list[Any] = await connection.fetch(self.sql[name], *args)
             return rows
 
         return await self.statement(ask)
 
-    async def transaction(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def transaction(self, work: Callable[[AsyncpgConnection], Awaitable[T]]) -> T:
         """Run `work` in a transaction, again from the start if locks of others stood in its way."""
 
-        async def within(connection: Connection) -> T:
+        async def within(connection: AsyncpgConnection) -> T:
             async with connection.transaction():
                 return await work(connection)
 
         return await self.statement(within)
 
-    async def statement(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+    async def statement(self, work: Callable[[AsyncpgConnection], Awaitable[T]]) -> T:
         """Run `work`, whose first statement commits itself, as `transaction` does."""
         tries = 0
         while True:
@@ -183,7 +184,7 @@ class Connections:
                         raise
 
 
-async def _as_it_is(connection: Connection) -> None:
+async def _as_it_is(connection: AsyncpgConnection) -> None:
     """Nothing here changes a session, so nothing has to be undone: that saves a round trip."""
 
 
@@ -225,17 +226,21 @@ def _is_hopeless(error: Exception) -> bool:
 
 def trouble(error: Exception, *, sent: bool) -> FairwayError:
     """What an error of the database means to whoever asked."""
-    said = masked(f"{getattr(error, 'sqlstate', None) or type(error).__name__} {error}".strip())
+    error_text = masked(
+        f"{getattr(error, 'sqlstate', None) or type(error).__name__} {error}".strip()
+    )
     if isinstance(error, (asyncpg.LockNotAvailableError, *IN_THE_WAY)):
-        return LockTimeout(f"a transaction of somebody else is in the way for too long: {said}")
+        return LockTimeout(
+            f"a transaction of somebody else is in the way for too long: {error_text}"
+        )
     if isinstance(error, _NOT_SET_UP) or (not sent and _is_hopeless(error)):
-        return InvalidConfig(f"PostgreSQL: {said}")
+        return InvalidConfig(f"PostgreSQL: {error_text}")
     if isinstance(error, asyncpg.PostgresError) and not isinstance(error, _ENDED):
         if isinstance(error, _FULL) and not sent:
-            return Unavailable(f"PostgreSQL cannot be reached: {said}")
-        return WriteFailed(f"PostgreSQL: {said}")
+            return Unavailable(f"PostgreSQL cannot be reached: {error_text}")
+        return WriteFailed(f"PostgreSQL: {error_text}")
     if isinstance(error, ValueError):  # it was never sent: it could not be written as bytes
-        return InvalidConfig(f"PostgreSQL: {said}")
+        return InvalidConfig(f"PostgreSQL: {error_text}")
     if sent:
-        return OutcomeUnknown(f"the connection to PostgreSQL was lost: {said}")
-    return Unavailable(f"PostgreSQL cannot be reached: {said}")
+        return OutcomeUnknown(f"the connection to PostgreSQL was lost: {error_text}")
+    return Unavailable(f"PostgreSQL cannot be reached: {error_text}")

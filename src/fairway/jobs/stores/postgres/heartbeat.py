@@ -9,7 +9,7 @@ import psycopg
 from psycopg.rows import namedtuple_row
 
 from fairway.errors import FairwayError
-from fairway.jobs.job import Beat
+from fairway.jobs.job import LeaseRenewal
 from fairway.jobs.stores.postgres.connections import answering
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_MS = 10_000
 
 
-class PostgresHeart:
-    """Keeps one worker alive."""
+class PostgresLeaseRenewer:
+    """See `LeaseRenewer`."""
 
     def __init__(self, dsn: str, sql: Mapping[str, str], *, gave_back: Callable[[], None]) -> None:
         self._dsn = dsn
@@ -28,15 +28,19 @@ class PostgresHeart:
         self._gave_back = gave_back
         self._connection: psycopg.Connection[Any] | None = None
 
-    def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+    def renew(
+        self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int
+    ) -> LeaseRenewal:
         try:
             with answering(sent=False):
-                return self._beat(worker, held, ttl_ns, grace_ns)
+                return self._renew(worker, held, ttl_ns, grace_ns)
         except FairwayError:
             self.close()
             raise
 
-    def _beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+    def _renew(
+        self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int
+    ) -> LeaseRenewal:
         known = dict(held)  # before we look: what is claimed meanwhile is not missing
         if self._connection is None:
             self._connection = psycopg.connect(
@@ -47,7 +51,7 @@ class PostgresHeart:
                 keepalives_interval=2,
                 keepalives_count=3,
                 tcp_user_timeout=STATEMENT_TIMEOUT_MS,
-                application_name="fairway heart",
+                application_name="fairway heartbeat",
                 options=f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c synchronous_commit=off",
             )
         with (
@@ -60,7 +64,7 @@ class PostgresHeart:
                 return rows
 
             if not ask("renew", worker, ttl_ns // 1000):
-                return Beat(alive=False)
+                return LeaseRenewal(alive=False)
             rows = ask("leases", worker, grace_ns // 1000)
             unknown = [row for row in rows if row.old and held.get(row.id) != row.token]
             if unknown:
@@ -76,11 +80,11 @@ class PostgresHeart:
                     ask("unblock", keys)
                 self._gave_back()
             gone = {row.id for row in unknown}
-            told = ask("cancelled", worker)
-            cancel = {row.id: row.reason for row in told if row.id not in gone}
+            cancelled = ask("cancelled", worker)
+            cancel = {row.id: row.reason for row in cancelled if row.id not in gone}
             have = {(row.id, row.token) for row in rows}
             lost = {id: token for id, token in known.items() if (id, token) not in have}
-            return Beat(alive=True, cancel=cancel, released=len(unknown), lost=lost)
+            return LeaseRenewal(alive=True, cancel=cancel, released=len(unknown), lost=lost)
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

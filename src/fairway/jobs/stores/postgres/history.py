@@ -17,7 +17,7 @@ from fairway.jobs.stores.postgres.columns import us
 from fairway.jobs.stores.postgres.schema import in_schema
 
 if TYPE_CHECKING:
-    from fairway.jobs.stores.postgres.connections import Connection, Connections
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection, Connections
 
 PRUNE_ROWS = 5_000
 """Jobs that one statement forgets."""
@@ -79,8 +79,10 @@ class History:
         count = 0
         while True:
             async with self._connections.connection() as connection:
-                said = await connection.execute(self._sql[statement], us(older_than_ns), PRUNE_ROWS)
-            count += (some := int(said.split()[-1]))
+                status = await connection.execute(
+                    self._sql[statement], us(older_than_ns), PRUNE_ROWS
+                )
+            count += (some := int(status.split()[-1]))
             if not some:
                 break
         return count
@@ -98,7 +100,7 @@ class History:
                 break
             last = reached
 
-    async def _forget_keys(self, connection: Connection) -> int:
+    async def _forget_keys(self, connection: AsyncpgConnection) -> int:
         """Forget some unique keys that stand for nothing; how many.
 
         Held first, looked at again then: somebody may have taken one while we waited to hold it.
@@ -106,8 +108,8 @@ class History:
         keys = [row["key"] for row in await connection.fetch(self._sql["old_keys"], PRUNE_ROWS)]
         if not keys:
             return 0
-        said = await connection.execute(self._sql["forget_keys"], keys)
-        return int(said.split()[-1])
+        status = await connection.execute(self._sql["forget_keys"], keys)
+        return int(status.split()[-1])
 
     async def turn_days(self, older_than_ns: int | None = None) -> int:
         """Make the parts of history for the next days, and drop those that are old enough."""
@@ -135,7 +137,7 @@ class History:
                     count += await self._drop(connection, part)
         return count
 
-    async def _drop(self, connection: Connection, part: str) -> int:
+    async def _drop(self, connection: AsyncpgConnection, part: str) -> int:
         """Drop a day of history, but for what a parent may read; how many rows went.
 
         No parent becomes one that may read: what is done or gone does not come back.
@@ -148,7 +150,7 @@ class History:
         await connection.execute(f"drop table {table}")
         return count
 
-    async def _delete_rest(self, connection: Connection, table: str) -> int:
+    async def _delete_rest(self, connection: AsyncpgConnection, table: str) -> int:
         """Delete what no parent may read of a day that cannot be dropped."""
         text = (
             f"delete from {table} where ctid = any(array(select h.ctid from {table} h"

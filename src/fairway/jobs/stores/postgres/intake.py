@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fairway.jobs.job import Enqueued, JobBatch, distinct, lane_of, states_of
+from fairway.jobs.job import Enqueued, JobBatch, distinct, line_of, states_of
 from fairway.jobs.stores.postgres.columns import arrays_of, us, values_of
 
 if TYPE_CHECKING:
@@ -12,53 +12,55 @@ if TYPE_CHECKING:
 
     from fairway.jobs.job import NewJob
     from fairway.jobs.stores.postgres.connections import Connections
-    from fairway.jobs.stores.postgres.lanes import LaneNumbers
+    from fairway.jobs.stores.postgres.ready_lines import ReadyLineNumbers
 
 
 class PostgresIntake:
     """Adds jobs."""
 
-    def __init__(self, connections: Connections, lanes: LaneNumbers) -> None:
+    def __init__(self, connections: Connections, lines: ReadyLineNumbers) -> None:
         self._connections = connections
         self._sql = connections.sql
-        self._lanes = lanes
+        self._lines = lines
 
-    async def add_alike(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
-        """Add jobs that are `alike`, in a statement that commits itself."""
+    async def add_uniform(self, jobs: Sequence[NewJob]) -> list[Enqueued]:
+        """Add jobs for which `are_uniform` holds, in a statement that commits itself."""
         one = distinct(jobs)[0]
-        await self._lanes.ensure((lane_of(one),))
+        await self._lines.ensure((line_of(one),))
         async with self._connections.connection() as connection:
             ids = await connection.fetchval(
-                self._sql["enqueue_alike"],
+                self._sql["enqueue_uniform"],
                 states_of(jobs),
-                self._lanes[lane_of(one)],
+                self._lines[line_of(one)],
                 *values_of(one),
             )
         return [Enqueued(id, True) for id in ids]
 
     async def add(
-        self, connection: Any, jobs: Sequence[NewJob], patience_ms: int | None = None
+        self, connection: Any, jobs: Sequence[NewJob], lock_wait_ms: int | None = None
     ) -> list[Enqueued]:
-        """Add jobs, whose lanes have numbers, in the transaction of `connection`.
+        """Add jobs, whose ready lines have numbers, in the transaction of `connection`.
 
-        `patience_ms` is how long it waits for each unique key, if not as long as it waits anyway.
+        `lock_wait_ms` is how long it waits for each unique key, if not as long as it waits anyway.
         """
         jobs = list(jobs)  # a batch makes them anew each time it is looked through
         if any(job.unique_key is not None for job in jobs):
-            return await self._add_unique(connection, jobs, patience_ms)
+            return await self._add_unique(connection, jobs, lock_wait_ms)
         rows = await connection.fetch(
             self._sql["enqueue"], *self._columns([None] * len(jobs), jobs)
         )
         return [Enqueued(int(id), True) for (id,) in rows]  # callers have codecs of their own
 
     async def _add_unique(
-        self, connection: Any, jobs: Sequence[NewJob], patience_ms: int | None
+        self, connection: Any, jobs: Sequence[NewJob], lock_wait_ms: int | None
     ) -> list[Enqueued]:
         """Add jobs of which some have unique keys: those whose key is taken are not added."""
-        if patience_ms is None:
+        if lock_wait_ms is None:
             rows = await connection.fetch(self._sql["numbers"], len(jobs))
         else:  # both in one round trip
-            rows = await connection.fetch(self._sql["numbers_patiently"], len(jobs), patience_ms)
+            rows = await connection.fetch(
+                self._sql["numbers_and_lock_wait"], len(jobs), lock_wait_ms
+            )
         numbers = [int(row[0]) for row in rows]
         first: dict[str, tuple[int, int]] = {}
         for id, job in zip(numbers, jobs, strict=True):
@@ -98,7 +100,7 @@ class PostgresIntake:
         """What `enqueue` takes: jobs with the ids that they have, if they have any."""
         return [
             ids,
-            [self._lanes[lane_of(job)] for job in jobs],
+            [self._lines[line_of(job)] for job in jobs],
             [job.state for job in jobs],
             [us(job.delay_ns) for job in jobs],
             *arrays_of(jobs),
@@ -106,17 +108,17 @@ class PostgresIntake:
         ]
 
 
-def alike(jobs: Sequence[NewJob]) -> bool:
+def are_uniform(jobs: Sequence[NewJob]) -> bool:
     """Whether jobs differ in their state alone and have nothing that needs care."""
     if isinstance(jobs, JobBatch):
         jobs = (jobs.first,)
-    shape = (lane_of(jobs[0]), values_of(jobs[0]))
+    shape = (line_of(jobs[0]), values_of(jobs[0]))
     return all(
         job.unique_key is None
         and job.partition_key is None
         and job.parent is None
         and not job.delay_ns
         and job.at_wall_ns is None
-        and (lane_of(job), values_of(job)) == shape
+        and (line_of(job), values_of(job)) == shape
         for job in jobs
     )

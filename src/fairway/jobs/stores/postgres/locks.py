@@ -22,7 +22,7 @@ from fairway.jobs.stores.postgres.connections import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from fairway.jobs.stores.postgres.connections import Connection
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection
 
 logger = logging.getLogger("fairway.jobs")
 
@@ -43,11 +43,11 @@ class KeyLocks:
     def __init__(self, dsn: str, schema: str) -> None:
         self._dsn = dsn
         self._schema = schema
-        self._connection: Connection | None = None
+        self._connection: AsyncpgConnection | None = None
         self._held: dict[str, tuple[int, int]] = {}
         self._by_claim: dict[tuple[int, int], str] = {}
-        self.told: list[Callable[[Mapping[int, int]], None]] = []
-        """Who hears of jobs, and the tokens of their claims, whose keys were lost."""
+        self.on_lost: list[Callable[[Mapping[int, int]], None]] = []
+        """Called with jobs, and the tokens of their claims, whose keys were lost."""
 
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None
@@ -113,7 +113,7 @@ class KeyLocks:
             self._lost()
             raise
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> AsyncpgConnection:
         connection = await asyncpg.connect(
             self._dsn,
             timeout=CONNECT_TIMEOUT_S,
@@ -130,5 +130,5 @@ class KeyLocks:
         self._by_claim.clear()
         if claims:
             logger.error("%d partition keys were lost with their connection", len(claims))
-            for tell in list(self.told):
-                tell(dict(claims))
+            for notify in list(self.on_lost):
+                notify(dict(claims))

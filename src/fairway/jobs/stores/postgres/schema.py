@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from fairway.jobs.job import Status
-    from fairway.jobs.stores.postgres.connections import Connection, Connections
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection, Connections
 
 MIGRATIONS = tuple(
     sorted(
@@ -50,7 +50,7 @@ def _rules() -> dict[str, str]:
         "hearing": _letters(
             moves.where(lambda job: moves.signalled(job._replace(names=("s",)), "s"))
         ),
-        "alike": " and ".join(f"{name} = ${at}" for at, name in enumerate(moves.LIKE, 3)),
+        "is_like": " and ".join(f"{name} = ${at}" for at, name in enumerate(moves.LIKE, 3)),
         "dies": " or ".join(f"{' + '.join(terms)} >= {most}" for terms, most in moves.DEATH),
         "death": f"'{before}' || crashes || '{behind}'",
         "points": f"greatest({MANUAL_MIN}, least({MANUAL_MAX}, r.priority)) + least({BONUS_MAX},"
@@ -77,7 +77,7 @@ def statements(schema: str) -> dict[str, str]:
 
 
 def _whole(text: str) -> str:
-    return re.sub(r"\{([a-z]+)\}", lambda part: _whole(_SQL[part[1]]), text)
+    return re.sub(r"\{([a-z_]+)\}", lambda part: _whole(_SQL[part[1]]), text)
 
 
 def in_schema(text: str, schema: str) -> str:
@@ -90,7 +90,7 @@ async def migrate(connections: Connections) -> None:
     """Bring the tables to the version of this release. Safe when several start at once."""
     schema = connections.schema
 
-    async def bring(connection: Connection) -> None:
+    async def bring(connection: AsyncpgConnection) -> None:
         quoted = in_schema("fw.", schema)[:-1]
         await connection.execute("set local lock_timeout = 0")  # others may be at it, for long
         await connection.execute(

@@ -2,7 +2,7 @@
 
 Everything here runs in the transaction of the connection it is given. The first statement of each
 settlement deletes the lease by worker, job and token: what it does not find is stale, and nothing
-else happens to it. Numbers of lanes that got something ready are added to `woken`.
+else happens to it. Numbers of ready lines that got something ready are added to `woken`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from asyncpg import LockNotAvailableError
 from msgspec import structs
 
 from fairway.core.priority import Band
-from fairway.jobs.job import ASIDE_MAX, CANCELLED, Fate, Status, ending, lane_of
+from fairway.jobs.job import ASIDE_MAX, CANCELLED, Fate, Status, ending, line_of
 from fairway.jobs.moves import END, Facts, child_ended, like, settled, signalled
 from fairway.jobs.store import Ended
 from fairway.jobs.stores.postgres.attempts import ended_attempt, keep_attempts
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
 
-    from fairway.jobs.job import Lane, Settlement
+    from fairway.jobs.job import ReadyLine, Settlement
     from fairway.jobs.store import Exchanged
     from fairway.jobs.stores.postgres.attempts import EndedAttempt
-    from fairway.jobs.stores.postgres.connections import Connection
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection
     from fairway.jobs.stores.postgres.intake import PostgresIntake
-    from fairway.jobs.stores.postgres.lanes import LaneNumbers
+    from fairway.jobs.stores.postgres.ready_lines import ReadyLineNumbers
 
 _LETTER = {fate: status.value.encode() for fate, status in END.items()}
 ANEW = -1
 """In place of attempts to be added, for `requeue`: they are forgotten, a step begins."""
-PATIENCE_MS = 50
+LOCK_WAIT_MS = 50
 """How long an exchange waits for unique keys of children that others hold, before it only tries.
 Raising it postpones fewer of those that meet a short transaction, and holds up everything else that
 is settled for longer."""
@@ -55,17 +55,17 @@ class PostgresSettling:
         self,
         sql: Mapping[str, str],
         intake: PostgresIntake,
-        lanes: LaneNumbers,
-        patience_ms: int = PATIENCE_MS,
+        lines: ReadyLineNumbers,
+        lock_wait_ms: int = LOCK_WAIT_MS,
     ) -> None:
         self._sql = sql
         self._intake = intake
-        self._lanes = lanes
-        self.patience_ms = patience_ms
+        self._lines = lines
+        self.lock_wait_ms = lock_wait_ms
 
     async def settle(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         worker: int,
         settlements: Sequence[Settlement],
         out: Exchanged,
@@ -81,8 +81,8 @@ class PostgresSettling:
                 continue
             known = any(some <= keys for some in held)
             # After the first wait that was in vain the others are only tried: they add up.
-            patience_ms = 1 if held else self.patience_ms
-            if known or not await self._spawn(connection, worker, part, out, woken, patience_ms):
+            lock_wait_ms = 1 if held else self.lock_wait_ms
+            if known or not await self._spawn(connection, worker, part, out, woken, lock_wait_ms):
                 held.append(keys)
                 out.postponed = [*out.postponed, *part]
         for one in aside.values():
@@ -95,7 +95,7 @@ class PostgresSettling:
 
     async def _settle(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         worker: int,
         settlements: Sequence[Settlement],
         out: Exchanged,
@@ -123,7 +123,7 @@ class PostgresSettling:
 
     async def _finish(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         worker: int,
         settlements: Sequence[Settlement],
         out: Exchanged,
@@ -168,7 +168,7 @@ class PostgresSettling:
 
     async def _requeue(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         worker: int,
         settlements: Sequence[Settlement],
         out: Exchanged,
@@ -187,7 +187,7 @@ class PostgresSettling:
             [us(one.delay_ns) if move.to is Status.SCHEDULED else 0 for one, move in moves],
             [ANEW if move.begins else move.tries for _, move in moves],
             [one.progress for one in settlements],
-            [self._lane(one) for one in settlements],
+            [self._line(one) for one in settlements],
             [int(one.is_run) for one in settlements],
         )
         found = {row["id"]: row for row in rows}
@@ -210,7 +210,7 @@ class PostgresSettling:
             if row["delay_us"] == 0:
                 woken.add(row["lane"])
             if one.fate is Fate.RELEASE and one.skill:
-                aside.setdefault((self._lane(one), like(one.claim)), one)
+                aside.setdefault((self._line(one), like(one.claim)), one)
             consumed += one.consumed
         if consumed:
             await connection.execute(self._sql["consume"], consumed)
@@ -220,15 +220,15 @@ class PostgresSettling:
             since = {id: found[id]["claimed_at"] for id in cancelled}
             out.ended += await self._end_cancelled(connection, worker, cancelled, since, woken)
 
-    def _lane(self, one: Settlement) -> int | None:
-        """The lane that a settlement moves its job to, if it does."""
+    def _line(self, one: Settlement) -> int | None:
+        """The ready line that a settlement moves its job to, if it does."""
         if one.skill is None:
             return None
-        return self._lanes[lane_of(one.claim)._replace(skill=one.skill)]
+        return self._lines[line_of(one.claim)._replace(skill=one.skill)]
 
     async def _park(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         worker: int,
         one: Settlement,
         out: Exchanged,
@@ -249,7 +249,7 @@ class PostgresSettling:
         if one.children:
             children = [structs.replace(child, parent=claim.id) for child in one.children]
             await self._intake.add(connection, children)
-            woken |= {self._lanes[lane_of(child)] for child in children}
+            woken |= {self._lines[line_of(child)] for child in children}
         if consumed := one.consumed:
             await connection.execute(self._sql["consume"], consumed)
         (parked,) = await connection.fetch(
@@ -261,7 +261,7 @@ class PostgresSettling:
             one.progress,
             list(one.names) or None,
             any(child.notify is None for child in one.children),
-            self._lane(one),
+            self._line(one),
         )
         if settled(one).to is not Status.WAITING:
             wakes = True
@@ -279,7 +279,7 @@ class PostgresSettling:
 
     async def _end_cancelled(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         worker: int,
         settlements: Mapping[int, Settlement],
         since: Mapping[int, datetime],
@@ -302,19 +302,21 @@ class PostgresSettling:
 
     async def _spawn(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         worker: int,
         settlements: Sequence[Settlement],
         out: Exchanged,
         woken: set[int],
-        patience_ms: int,
+        lock_wait_ms: int,
     ) -> bool:
         """Settle what spawns unique keys; False, and nothing of it, if somebody holds one of them.
 
         A transaction of a user may hold a key for as long as it likes. It must not hold up whatever
         else the worker has to settle.
         """
-        await connection.execute(f"savepoint fairway_spawn; set local lock_timeout = {patience_ms}")
+        await connection.execute(
+            f"savepoint fairway_spawn; set local lock_timeout = {lock_wait_ms}"
+        )
         try:
             await self._settle(connection, worker, settlements, out, woken, {})
         except LockNotAvailableError:
@@ -329,7 +331,7 @@ class PostgresSettling:
 
     async def end(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         ids: Sequence[int],
         status: Status,
         woken: set[int],
@@ -338,13 +340,15 @@ class PostgresSettling:
         rows = await connection.fetch(self._sql["end_jobs"], list(ids), status.value.encode())
         gone = []
         for row in rows:
-            ended = Ended(row["id"], status, None, row["said"])
+            ended = Ended(row["id"], status, None, row["final_error"])
             gone.append(_Gone(row["pkey"], row["parent"], row["notify"], ended))
         await self._after(connection, gone, woken)
         return [one.ended for one in gone]
 
-    async def _after(self, connection: Connection, gone: Sequence[_Gone], woken: set[int]) -> None:
-        """What follows from endings: keys are free, parents are told."""
+    async def _after(
+        self, connection: AsyncpgConnection, gone: Sequence[_Gone], woken: set[int]
+    ) -> None:
+        """What follows from endings: keys are free, parents are notified."""
         keyed = {one.ended.id: one.key for one in gone if one.key is not None}
         await self.free_keys(connection, keyed, woken)
         parents = sorted({one.parent for one in gone if one.parent is not None and not one.notify})
@@ -363,13 +367,13 @@ class PostgresSettling:
                 payload = ending(*one.ended)
                 await self.deliver(connection, one.parent, one.notify, payload, None, woken)
 
-    async def _wake(self, connection: Connection, jobs: Sequence[int]) -> set[int]:
-        """Parked jobs become ready; their lanes."""
+    async def _wake(self, connection: AsyncpgConnection, jobs: Sequence[int]) -> set[int]:
+        """Parked jobs become ready; the lines that they wait in."""
         return {row["lane"] for row in await connection.fetch(self._sql["wake"], jobs)}
 
     async def deliver(
         self,
-        connection: Connection,
+        connection: AsyncpgConnection,
         job: int,
         name: str,
         payload: bytes,
@@ -382,7 +386,7 @@ class PostgresSettling:
         then sees the signal, or we wait for them and then see that it is parked.
         """
         if dedup is None:
-            rows = await connection.fetch(self._sql["tell"], job, name, payload)
+            rows = await connection.fetch(self._sql["send_signal"], job, name, payload)
             woken |= {row["lane"] for row in rows if row["wakes"]}
             return bool(rows) or None
         rows = await connection.fetch(self._sql["notified"], job)
@@ -395,7 +399,7 @@ class PostgresSettling:
         return True
 
     async def free_keys(
-        self, connection: Connection, keyed: Mapping[int, str], woken: set[int]
+        self, connection: AsyncpgConnection, keyed: Mapping[int, str], woken: set[int]
     ) -> None:
         """Jobs run no longer: the first that waits for each of their keys may try for it.
 
@@ -437,6 +441,6 @@ def _spawned_keys(settlements: Sequence[Settlement]) -> set[str]:
     }
 
 
-def lanes_with(one: Settlement) -> set[Lane]:
-    """The lanes that a settlement with a skill puts jobs in: those of its tenant."""
-    return {lane_of(one.claim)._replace(band=band, skill=one.skill or "") for band in Band}
+def lines_with(one: Settlement) -> set[ReadyLine]:
+    """The ready lines that a settlement with a skill puts jobs in: those of its tenant."""
+    return {line_of(one.claim)._replace(band=band, skill=one.skill or "") for band in Band}

@@ -1,10 +1,10 @@
--- make_lanes: those of these lanes that are not there; waits for whoever makes the same
+-- make_lines: those of these ready lines that are not there; waits for whoever makes the same
 insert into fw.lane (queue, tenant, band, skill)
 select * from unnest($1::text[], $2::text[], $3::smallint[], $4::text[])
     as w (queue, tenant, band, skill) order by queue, tenant, band, skill
 on conflict do nothing
 
--- lanes: the numbers of these lanes
+-- lines: the numbers of these ready lines
 select l.id, l.queue, l.tenant, l.band, l.skill from fw.lane l
     join unnest($1::text[], $2::text[], $3::smallint[], $4::text[])
         as w (queue, tenant, band, skill) using (queue, tenant, band, skill)
@@ -18,19 +18,19 @@ select s.before, set_config('lock_timeout', least(
     nullif(extract(epoch from s.before::interval) * 1000, 0), $1::int)::int::text, true)
 from (select current_setting('lock_timeout') as before offset 0) s
 
--- wait_as_before: and from here on as he had it
+-- wait_as_before: and from here on as the caller had it
 select set_config('lock_timeout', $1::text, true)
 
--- known_lanes: every lane there is
+-- known_lines: every ready line there is
 select id, queue, tenant, band, skill from fw.lane
 
 -- numbers: for jobs to come, in order
 select nextval('fw.job_id') from generate_series(1, $1::int)
 
--- patience: how long this transaction waits for each lock from here on, in milliseconds
+-- lock_wait: how long this transaction waits for each lock from here on, in milliseconds
 select set_config('lock_timeout', $1::int::text, true)
 
--- numbers_patiently: the same two, in one
+-- numbers_and_lock_wait: the same two, in one
 select nextval('fw.job_id'), set_config('lock_timeout', $2::int::text, true)
 from generate_series(1, $1::int)
 
@@ -79,7 +79,7 @@ with input as materialized (
 )
 select id from input order by ord
 
--- enqueue_alike: jobs that differ in their state alone, ready now
+-- enqueue_uniform: jobs that differ in their state alone, ready now
 with input as materialized (
     select nextval('fw.job_id') as id, u.ord, u.state
     from unnest($1::bytea[]) with ordinality as u (state, ord)
@@ -153,7 +153,7 @@ update fw.worker set expires_at = fw.now_() where id = $1
 set_config('synchronous_commit', case current_setting('synchronous_commit') when 'off' then 'on'
     else current_setting('synchronous_commit') end, true)
 
--- claiming: the first jobs of lanes, leased; $6 leaves their keys to advisory locks
+-- claiming: the first jobs of ready lines, leased; $6 leaves their keys to advisory locks
 limited as materialized (
     select name from fw.queue q
     where (concurrency is not null or rate_per_s is not null) and name <> all($7::text[])
@@ -196,25 +196,25 @@ limited as materialized (
     select id, $1, $2, lane, fw.now_() from won
 )
 
--- claimed: `what` each row is: our job, one whose key is taken, how far a lane was seen, a limit
-select 'job' as what, j.id, j.lane, j.pkey, false as strict, 0 as looked, null::text as said,
-    case when j.inbox > 0 then j.names end as names, j.spawned, {told}
+-- claimed: `what` each row is: our job, one whose key is taken, how far a line was seen, a limit
+select 'job' as what, j.id, j.lane, j.pkey, false as strict, 0 as looked, null::text as detail,
+    case when j.inbox > 0 then j.names end as names, j.spawned, {claim_fields}
 from fw.job j where j.id = any(array(select id from won))
 union all
-select 'key', id, lane, pkey, strict, 0, null, null, false, {untold}
+select 'key', id, lane, pkey, strict, 0, null, null, false, {no_claim_fields}
 from picked where pkey is not null and not $6 and id not in (select id from slot)
 union all
-select 'lane', max(id), lane, null, false, count(*)::int, null, null, false, {untold}
+select 'line', max(id), lane, null, false, count(*)::int, null, null, false, {no_claim_fields}
 from picked group by lane
 union all
-select 'limit', 0, 0, null, false, 0, name, null, false, {untold}
+select 'limit', 0, 0, null, false, 0, name, null, false, {no_claim_fields}
 from limited
 
--- claim: the first jobs of lanes
+-- claim: the first jobs of ready lines
 with {claiming}
 {claimed}
 
--- trade: jobs that are done, nothing else to be said of them, and the first of lanes
+-- trade: jobs that are done, with nothing but a result, and the first of ready lines
 with {claiming}
 , input as materialized (
     select * from unnest($8::bigint[], $9::bigint[], $10::bytea[]) as u (id, token, result)
@@ -236,7 +236,7 @@ with {claiming}
 ), {forgetting}
 {claimed}
 union all
-select 'stale', id, 0, null, false, 0, null, null, false, {untold}
+select 'stale', id, 0, null, false, 0, null, null, false, {no_claim_fields}
 from unnest($8::bigint[]) as u (id) where id not in (select id from gone)
 
 -- inbox: the signals jobs wait for
@@ -329,18 +329,18 @@ from gone g join fenced f on f.id = g.id
 with gone as (
     delete from fw.job where id = any($1::bigint[])
     returning *, case when $2::"char" = 'k' then {death}
-        else coalesce(error, 'cancelled') end as said
+        else coalesce(error, 'cancelled') end as final_error
 ), untimed as (
     delete from fw.timer where id = any($1::bigint[]) returning id, due
 ), kept as (
     insert into fw.history (id, finished_at, lane, state, attempt, crashes, status, progress,
         result, error, enqueued_at, retries, names, timed_out, runs, waited_until, {columns})
-    select g.id, fw.now_(), lane, state, attempt, crashes, $2::"char", progress, null, said,
+    select g.id, fw.now_(), lane, state, attempt, crashes, $2::"char", progress, null, final_error,
         enqueued_at, retries, names, timed_out, runs,
         case when g.status = 'w' then coalesce(t.due, 'infinity') end, {gone}
     from gone g left join untimed t on t.id = g.id
 ), {forgetting}
-select id, pkey, parent, notify, said from gone
+select id, pkey, parent, notify, final_error from gone
 
 -- requeue: jobs that go on, at once or later, fenced by their leases
 with input as materialized (
@@ -376,7 +376,7 @@ from fenced f left join going g on g.id = f.id
 -- count_runs: jobs of which a run has ended, though they end for another reason
 update fw.job set runs = runs + 1 where id = any($1::bigint[]) returning id, runs
 
--- keep_attempts: attempts of which there is something to tell; the oldest of each job make room
+-- keep_attempts: attempts that are kept; the oldest of each job make room
 with given as materialized (
     select * from unnest($1::bigint[], $2::int[], $3::text[], $4::bigint[], $5::timestamptz[],
             $6::text[], $7::text[], $8::bytea[])
@@ -414,22 +414,22 @@ with head as materialized (
 )
 select (select max(job) from head), (select count(*) from gone)
 
--- set_aside: jobs like one that a worker did not know, from the heads of its lanes to those of $6
+-- set_aside: jobs like one that a worker did not know, from the heads of its lines to those of $6
 with head as materialized (
     select l.id as lane, r.id from fw.lane l cross join lateral (
         select id from fw.ready where lane = l.id order by id limit $7
     ) r
     where l.queue = $1 and l.tenant = $2 and l.skill = ''
-), alike as materialized (
+), matching as materialized (
     select id from fw.job where id = any(array(select id from head))
-        and {alike}
+        and {is_like}
     order by id for no key update skip locked
 ), places as materialized (
     select r.place from head h cross join lateral (
         select ctid as place from fw.ready where lane = h.lane and id = h.id
         for update skip locked
     ) r
-    where h.id in (select id from alike)
+    where h.id in (select id from matching)
 ), taken as (
     delete from fw.ready where ctid = any(array(select place from places))
     returning lane, id, priority, pkey, strict, since
@@ -490,7 +490,7 @@ insert into fw.ready (lane, id, priority, pkey, strict, since)
 select lane, id, priority, pkey, strict, fw.now_() from woken
 returning lane
 
--- notified: a job is told that something comes into its inbox; it cannot park or end meanwhile
+-- notified: something comes into the inbox of a job; it cannot park or end meanwhile
 update fw.job set inbox = inbox + 1 where id = $1 returning status, names, lane
 
 -- deliver: a signal into an inbox, unless the job has had one of that dedup key
@@ -501,24 +501,24 @@ insert into fw.signal (job, name, payload, dedup) select $1, $2, $3, key from kn
 on conflict (job, dedup) where dedup is not null do nothing
 returning id
 
--- tell: a signal into an inbox, and its job awake if it waited for that
+-- send_signal: a signal into an inbox, and its job awake if it waited for that
 with held as (
     select id, status in ({hearing}) and coalesce($2 = any(names), false)
         and array_position(names, null) is null as wakes
     from fw.job where id = $1 for no key update
-), told as (
+), receiver as (
     update fw.job j set inbox = j.inbox + 1, status = case when h.wakes then 'r' else j.status end
     from held h where j.id = h.id
     returning j.id, j.lane, j.priority, j.pkey, j.strict, h.wakes
 ), sent as (
-    insert into fw.signal (job, name, payload) select id, $2, $3 from told
+    insert into fw.signal (job, name, payload) select id, $2, $3 from receiver
 ), untimed as (
-    delete from fw.timer where id = any(array(select id from told where wakes))
+    delete from fw.timer where id = any(array(select id from receiver where wakes))
 ), queued as (
     insert into fw.ready (lane, id, priority, pkey, strict, since)
-    select lane, id, priority, pkey, strict, fw.now_() from told where wakes
+    select lane, id, priority, pkey, strict, fw.now_() from receiver where wakes
 )
-select lane, wakes from told
+select lane, wakes from receiver
 
 -- lock_parents: in order, so that two endings never wait for each other
 select id from fw.job where id = any($1::bigint[]) order by id for no key update
@@ -528,8 +528,8 @@ select p.id, p.status, p.names,
     exists (select 1 from fw.job c where c.parent = p.id and c.notify is null) as pending
 from fw.job p where p.id = any($1::bigint[])
 
--- probe: `what` is there: a lane with something ready, a queue with limits, a job to be cancelled
-select 'lane' as what, l.id::bigint as id, null as said
+-- probe: `what` is there: a line with something ready, a queue with limits, a job to be cancelled
+select 'line' as what, l.id::bigint as id, null as detail
 from fw.lane l left join fw.queue q on q.name = l.queue
 where l.queue = any($1::text[]) and q.paused is not true
     and exists (select 1 from fw.ready r where r.lane = l.id)
@@ -544,7 +544,7 @@ where s.worker = $2 and j.cancelling
 select j.id, coalesce(j.error, 'cancelled') as reason from fw.lease l join fw.job j on j.id = l.id
 where l.worker = $1 and j.cancelling order by j.id
 
--- pass_gate: waits for whoever sets limits; he waits for those that claim without having seen them
+-- pass_gate: waits for whoever sets limits, who waits for those that claim without having seen them
 select pg_advisory_xact_lock_shared(hashtextextended('fw.limits', 0))
 
 -- shut_gate: nobody claims under limits until we commit
@@ -613,7 +613,7 @@ from freed f where j.id = any(array(select id from freed)) and j.id = f.id
 returning j.id, pkey, cancelling, kind, attempt + crashes as tries,
     {dies} as dies, runs, step, f.worker, f.claimed_at
 
--- bury_workers: lost workers that hold nothing any more
+-- forget_workers: lost workers that hold nothing any more
 delete from fw.worker w where id = any($1::bigint[])
     and not exists (select 1 from fw.lease l where l.worker = w.id)
 
@@ -622,7 +622,7 @@ insert into fw.ready (lane, id, priority, pkey, strict, since)
 select lane, id, priority, pkey, strict, fw.now_() from fw.job where id = any($1::bigint[])
 returning lane
 
--- aged: which jobs at the head of their lanes have waited enough for a higher band
+-- aged: which jobs at the head of their ready lines have waited enough for a higher band
 select r.lane, r.id, l.queue, l.tenant, a.band, l.skill
 from fw.lane l cross join lateral (
     select lane, id, priority, since from fw.ready where lane = l.id order by id limit $1
@@ -634,7 +634,7 @@ from fw.lane l cross join lateral (
 where l.band < {highest} and a.band > l.band
     and not exists (select 1 from fw.queue q where q.name = l.queue and q.paused)
 
--- climb: jobs move to the lanes of higher bands
+-- climb: jobs move to the ready lines of higher bands
 with held as (
     select r.ctid as place, m.up from unnest($1::int[], $2::bigint[], $3::int[]) as m (lane, id, up)
         join fw.ready r on r.lane = m.lane and r.id = m.id
@@ -727,7 +727,7 @@ with gone as (
     returning h.id
 ), unsigned as (
     delete from fw.signal where job = any(array(select id from gone))
-), untold as (
+), unattempted as (
     delete from fw.attempt where job = any(array(select id from gone))
 )
 select id from gone

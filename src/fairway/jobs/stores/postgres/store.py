@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fairway.errors import FairwayError, Invalid, InvalidConfig
 from fairway.jobs.attempts import CLAIM_LOST, AttemptFate, JobAttempt, attempts_of
-from fairway.jobs.job import QueueState, Status, distinct, lane_of
+from fairway.jobs.job import QueueState, Status, distinct, line_of
 from fairway.jobs.limits import stored_limits
 from fairway.jobs.moves import Facts, QueueFacts, WaitFacts, cancelled, is_just_done, why_waits
 from fairway.jobs.presence import (
@@ -27,11 +27,11 @@ from fairway.jobs.presence import (
 )
 from fairway.jobs.store import (
     NO_OFFER,
-    Cancelled,
-    Cursor,
+    CancelResult,
     Delivered,
     Ended,
     Exchanged,
+    TopicCursor,
     retry_order,
 )
 from fairway.jobs.stores.postgres.attempts import EndedAttempt, attempt_of, keep_attempts
@@ -39,12 +39,12 @@ from fairway.jobs.stores.postgres.browsing import browsing, job_of, span
 from fairway.jobs.stores.postgres.claiming import PostgresClaiming, by_id, put_off
 from fairway.jobs.stores.postgres.columns import ns, us
 from fairway.jobs.stores.postgres.connections import Connections
-from fairway.jobs.stores.postgres.heartbeat import PostgresHeart
-from fairway.jobs.stores.postgres.intake import PostgresIntake, alike
-from fairway.jobs.stores.postgres.lanes import LaneNumbers, LowWater
+from fairway.jobs.stores.postgres.heartbeat import PostgresLeaseRenewer
+from fairway.jobs.stores.postgres.intake import PostgresIntake, are_uniform
 from fairway.jobs.stores.postgres.locks import KeyLocks
+from fairway.jobs.stores.postgres.ready_lines import LowWater, ReadyLineNumbers
 from fairway.jobs.stores.postgres.schema import in_schema, migrate
-from fairway.jobs.stores.postgres.settling import PATIENCE_MS, PostgresSettling, lanes_with
+from fairway.jobs.stores.postgres.settling import LOCK_WAIT_MS, PostgresSettling, lines_with
 from fairway.jobs.stores.postgres.timetable import PostgresTimetable
 from fairway.jobs.stores.postgres.upkeep import PostgresUpkeep
 from fairway.jobs.stores.postgres.waiting import WaitingLine
@@ -59,16 +59,16 @@ if TYPE_CHECKING:
         Enqueued,
         Filter,
         Job,
-        Lane,
         Limits,
         NewJob,
+        ReadyLine,
         Reaped,
         Settlement,
     )
     from fairway.jobs.moves import WaitReason
     from fairway.jobs.presence import Offer
     from fairway.jobs.store import Promoted, Want
-    from fairway.jobs.stores.postgres.connections import Connection
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection
 
 SCHEMA = "fairway_jobs"
 MILLISECOND_NS = 1_000_000
@@ -104,7 +104,7 @@ class PostgresStore:
         `keys` says how partition keys are held, and all workers of a schema must agree: in a table,
         which poolers do not disturb and which can keep strict order, or as advisory locks of one
         session. When that session ends others may run the keys at once: the runs that had them are
-        stopped as soon as this process hears of it, and a thread only when it asks.
+        stopped as soon as this process knows of it, and a thread only when it asks.
 
         `claims` says what of a claim is on disk when it is made. Those under a partition key or a
         limit always are; with `durable` all of them, and a crash of the database undoes none.
@@ -132,19 +132,21 @@ class PostgresStore:
         )
         self.timetable = PostgresTimetable(self._connections)
         self._sql = self._connections.sql
-        self._lanes = LaneNumbers(self._connections)
+        self._lines = ReadyLineNumbers(self._connections)
         self._low_water = LowWater()
         self._locks = KeyLocks(dsn, schema) if keys == "advisory" else None
-        self._intake = PostgresIntake(self._connections, self._lanes)
-        self._line = WaitingLine(self._connections, connections, lock_timeout_ns // MILLISECOND_NS)
+        self._intake = PostgresIntake(self._connections, self._lines)
+        self._waiting_line = WaitingLine(
+            self._connections, connections, lock_timeout_ns // MILLISECOND_NS
+        )
         self._guests = Guests(self._connections, lock_timeout_ns // MILLISECOND_NS)
-        patience_ms = min(PATIENCE_MS, lock_timeout_ns // MILLISECOND_NS)
-        self._settling = PostgresSettling(self._sql, self._intake, self._lanes, patience_ms)
+        lock_wait_ms = min(LOCK_WAIT_MS, lock_timeout_ns // MILLISECOND_NS)
+        self._settling = PostgresSettling(self._sql, self._intake, self._lines, lock_wait_ms)
         self._upkeep = PostgresUpkeep(
-            self._connections, self._lanes, self._low_water, self._settling
+            self._connections, self._lines, self._low_water, self._settling
         )
         self._claiming = PostgresClaiming(
-            self._sql, self._lanes, self._low_water, self._settling, self._locks, clock
+            self._sql, self._lines, self._low_water, self._settling, self._locks, clock
         )
 
     async def open(self) -> None:
@@ -153,7 +155,7 @@ class PostgresStore:
             await migrate(self._connections)
             await self._relaxed.open()
             await self._upkeep.turn_days()
-            await self._lanes.load()
+            await self._lines.load()
         except BaseException:
             await self.aclose()
             raise
@@ -167,23 +169,23 @@ class PostgresStore:
     # Enqueueing
 
     async def enqueue(
-        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
+        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: TopicCursor | None = None
     ) -> list[Enqueued]:
         if not jobs and cursor is None:
             return []
         if self._locks is not None and any(job.strict for job in distinct(jobs)):
             raise Invalid("strict order needs partition keys in the table, not as advisory locks")
-        if within is None and cursor is None and len(jobs) > 1 and alike(jobs):
-            return await self._intake.add_alike(jobs)
-        await self._lanes.ensure({lane_of(job) for job in distinct(jobs)})
+        if within is None and cursor is None and len(jobs) > 1 and are_uniform(jobs):
+            return await self._intake.add_uniform(jobs)
+        await self._lines.ensure({line_of(job) for job in distinct(jobs)})
 
-        async def add(connection: Any, patience_ms: int | None = None) -> list[Enqueued]:
+        async def add(connection: Any, lock_wait_ms: int | None = None) -> list[Enqueued]:
             if cursor is not None:
                 name, epoch, seq, first = cursor
                 first = seq if first is None else first
                 if not await connection.fetchval(self._sql["move_cursor"], name, epoch, seq, first):
                     return []
-            return await self._intake.add(connection, jobs, patience_ms)
+            return await self._intake.add(connection, jobs, lock_wait_ms)
 
         keyed = any(job.unique_key is not None for job in distinct(jobs))
         one = cursor is None and not keyed
@@ -196,12 +198,12 @@ class PostgresStore:
         if one:
             return await self._connections.statement(add)  # one statement commits itself
         if keyed:
-            return await self._line.transaction(add)
+            return await self._waiting_line.transaction(add)
         return await self._connections.transaction(add)
 
-    async def cursor(self, name: str) -> Cursor | None:
+    async def cursor(self, name: str) -> TopicCursor | None:
         rows = await self._connections.fetch("cursor", name)
-        return Cursor(*rows[0]) if rows else None
+        return TopicCursor(*rows[0]) if rows else None
 
     # Workers
 
@@ -220,7 +222,7 @@ class PostgresStore:
             await connection.execute(self._sql["unregister"], worker)
 
     async def count_lost(self, worker: int, claims: Sequence[Claim]) -> None:
-        async def count(connection: Connection) -> None:
+        async def count(connection: AsyncpgConnection) -> None:
             rows = await connection.fetch(
                 self._sql["count_lost"],
                 worker,
@@ -239,16 +241,16 @@ class PostgresStore:
 
         await self._connections.transaction(count)
 
-    def heart(self) -> PostgresHeart:
-        return PostgresHeart(self._dsn, self._sql, gave_back=self._low_water.clear)
+    def lease_renewer(self) -> PostgresLeaseRenewer:
+        return PostgresLeaseRenewer(self._dsn, self._sql, gave_back=self._low_water.clear)
 
-    def on_keys_lost(self, tell: Callable[[Mapping[int, int]], None]) -> Callable[[], None]:
+    def on_keys_lost(self, notify: Callable[[Mapping[int, int]], None]) -> Callable[[], None]:
         """See `KeysMayGo`. Keys in the table stay until their jobs are settled or reaped."""
         if self._locks is None:
             return lambda: None
-        told = self._locks.told
-        told.append(tell)
-        return lambda: told.remove(tell)
+        on_lost = self._locks.on_lost
+        on_lost.append(notify)
+        return lambda: on_lost.remove(notify)
 
     # The exchange
 
@@ -260,10 +262,10 @@ class PostgresStore:
         wants: Sequence[Want] = (),
         probe: Collection[str] = (),
     ) -> Exchanged:
-        await self._lanes.ensure(
-            {lane_of(child) for one in settlements for child in one.children}
-            | {lane for one in settlements if one.skill is not None for lane in lanes_with(one)}
-            | {want.lane for want in wants}
+        await self._lines.ensure(
+            {line_of(child) for one in settlements for child in one.children}
+            | {line for one in settlements if one.skill is not None for line in lines_with(one)}
+            | {want.line for want in wants}
         )
 
         settling = list(settlements)
@@ -275,10 +277,10 @@ class PostgresStore:
             lost = {one.id for one in keyed if not self._locks.holds((one.id, one.token))}
             settling = [put_off(one.claim, 0) if one.claim.id in lost else one for one in settling]
 
-        asked = {want.lane: want.most for want in wants}
-        left: dict[Lane, int] = {}
+        asked = {want.line: want.most for want in wants}
+        left: dict[ReadyLine, int] = {}
 
-        async def trade(connection: Connection) -> Exchanged:
+        async def trade(connection: AsyncpgConnection) -> Exchanged:
             out = _nothing()
             woken: set[int] = set()
             # Asked at each try: the last one may have met a limit.
@@ -295,10 +297,10 @@ class PostgresStore:
                 await self._claiming.take_keys(connection, worker, out)
             if probe:
                 await self._claiming.probe(connection, worker, probe, out)
-            out.woken = await self._lanes.of(woken)
+            out.woken = await self._lines.of(woken)
             return out
 
-        if not probe and self._plain_trade(settling, wants):
+        if not probe and self._is_done_and_claim(settling, wants):
             out = await self._trade(worker, token, settling, asked, left)
             return await self._claim_left(worker, token, left, out)
         if settling or self._locks is not None:
@@ -323,7 +325,7 @@ class PostgresStore:
         return await self._claim_left(worker, token, left, out)
 
     async def _without_keys(self, locks: KeyLocks, worker: int, token: int, out: Exchanged) -> None:
-        """Give back what was claimed and has lost its key since: its worker was told too early."""
+        """Give back claims that have lost their keys since: the worker was notified before them."""
         while gone := [
             claim
             for claim in out.claims
@@ -334,19 +336,19 @@ class PostgresStore:
                 await self.exchange(worker, token, [put_off(claim, 0) for claim in gone])
 
     async def _claim_left(
-        self, worker: int, token: int, left: Mapping[Lane, int], out: Exchanged
+        self, worker: int, token: int, left: Mapping[ReadyLine, int], out: Exchanged
     ) -> Exchanged:
-        """What the statement of an exchange left out, since it met limits that nobody told of."""
+        """What the statement of an exchange left out, since it met limits unknown before."""
         if not left:
             return out
 
-        async def rest(connection: Connection) -> Exchanged:
+        async def rest(connection: AsyncpgConnection) -> Exchanged:
             more = _nothing()
             await self._claiming.pass_gate(connection)
             await self._claiming.claim(connection, worker, token, left, more, gated=True)
             return more
 
-        # What was claimed before is ours and must be told: if this fails, it is only asked again.
+        # What was claimed before is ours and must be returned: if this fails, it is asked again.
         with suppress(FairwayError):
             more = await self._claiming.transaction(self._connections, rest, left)
             out.claims = sorted(out.claims + more.claims, key=by_id)
@@ -354,7 +356,7 @@ class PostgresStore:
             out.contended += more.contended
         return out
 
-    def _plain_trade(self, settlements: Sequence[Settlement], wants: Sequence[Want]) -> bool:
+    def _is_done_and_claim(self, settlements: Sequence[Settlement], wants: Sequence[Want]) -> bool:
         """Whether an exchange is only this: jobs are done, and others are claimed."""
         return (
             bool(settlements and wants)
@@ -369,12 +371,12 @@ class PostgresStore:
         worker: int,
         token: int,
         settlements: Sequence[Settlement],
-        asked: Mapping[Lane, int],
-        left: dict[Lane, int],
+        asked: Mapping[ReadyLine, int],
+        left: dict[ReadyLine, int],
     ) -> Exchanged:
         """The common exchange in one statement, which commits itself: one round trip, not four.
 
-        Lanes that it left out, since they have limits, are added to `left`.
+        Ready lines that it left out, since they have limits, are added to `left`.
         """
         done = (
             [one.claim.id for one in settlements],
@@ -382,7 +384,7 @@ class PostgresStore:
             [one.result for one in settlements],
         )
 
-        async def take(connection: Connection) -> Exchanged:
+        async def take(connection: AsyncpgConnection) -> Exchanged:
             out = _nothing()
             left.update(
                 (await self._claiming.take(connection, worker, token, asked, out, done)).limited
@@ -427,7 +429,7 @@ class PostgresStore:
     async def signal(
         self, target: int | str, name: str, payload: bytes, *, dedup: str | None = None
     ) -> Delivered:
-        async def deliver(connection: Connection) -> tuple[int | None, bool, set[int]]:
+        async def deliver(connection: AsyncpgConnection) -> tuple[int | None, bool, set[int]]:
             woken: set[int] = set()
             id = target
             if isinstance(id, str):
@@ -437,13 +439,13 @@ class PostgresStore:
 
         id, fresh, woken = await self._connections.transaction(deliver)
         self._low_water.forget(woken)
-        lanes = await self._lanes.of(woken)
-        return Delivered(id, fresh, next(iter(lanes), None))
+        lines = await self._lines.of(woken)
+        return Delivered(id, fresh, next(iter(lines), None))
 
-    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
+    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> CancelResult:
         woken: set[int] = set()
 
-        async def end(connection: Connection) -> tuple[list[int], list[int]]:
+        async def end(connection: AsyncpgConnection) -> tuple[list[int], list[int]]:
             found = await connection.fetch(self._sql["family"], list(jobs))
             family = [row["id"] for row in found]
             rows = await connection.fetch(self._sql["mark_cancelled"], family, reason)
@@ -461,23 +463,23 @@ class PostgresStore:
 
         ended, asked = await self._connections.transaction(end)
         self._low_water.forget(woken)
-        return Cancelled(tuple(ended), tuple(asked))
+        return CancelResult(tuple(ended), tuple(asked))
 
     async def _unqueue(
-        self, connection: Connection, jobs: set[int], rows: Sequence[Any]
+        self, connection: AsyncpgConnection, jobs: set[int], rows: Sequence[Any]
     ) -> set[int]:
         """Take jobs, whose rows these are, out of the lines they wait in; those that did not run.
 
         One on its way from one line to another is in none that a statement sees. So we look again,
         until those that are left are seen to run.
         """
-        lanes = list({row["lane"] for row in rows})
+        lines = list({row["lane"] for row in rows})
         keys = [row["pkey"] for row in rows if row["pkey"] is not None]
         left = set(jobs)
         for _ in range(LOOKS_MAX):
             if not left:
                 break
-            free = await connection.fetch(self._sql["unqueue"], list(left), lanes, keys)
+            free = await connection.fetch(self._sql["unqueue"], list(left), lines, keys)
             left -= {row["id"] for row in free}
             held = await connection.fetch(self._sql["leased"], list(left)) if left else []
             if len(held) == len(left):
@@ -485,8 +487,8 @@ class PostgresStore:
         return jobs - left
 
     async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
-        async def revive(connection: Connection, patience_ms: int) -> list[int]:
-            await connection.fetch(self._sql["patience"], patience_ms)
+        async def revive(connection: AsyncpgConnection, lock_wait_ms: int) -> list[int]:
+            await connection.fetch(self._sql["lock_wait"], lock_wait_ms)
             # Who retries a child and who retries its parent wait for each other here; the second
             # one sees in the statements that follow what the first one did.
             rows = await connection.fetch(self._sql["lock_ended"], list(jobs))
@@ -502,7 +504,7 @@ class PostgresStore:
             order = retry_order(jobs, parents, reporting)
             return [id for one in order for id in await some(connection, [one])]
 
-        async def some(connection: Connection, jobs: Sequence[int]) -> list[int]:
+        async def some(connection: AsyncpgConnection, jobs: Sequence[int]) -> list[int]:
             rows = await connection.fetch(self._sql["reviving_keys"], list(jobs))
             holders: set[int] = set()
             if rows:
@@ -511,7 +513,7 @@ class PostgresStore:
             revived = await connection.fetch(self._sql["revive"], list(jobs), list(holders), anew)
             return [row["id"] for row in revived]
 
-        revived = set(await self._line.transaction(revive))
+        revived = set(await self._waiting_line.transaction(revive))
         self._low_water.clear()
         return [id for id in dict.fromkeys(jobs) if id in revived]
 
@@ -627,7 +629,7 @@ class PostgresStore:
         limits wait at a gate until those that were under way have ended.
         """
 
-        async def put(connection: Connection) -> None:
+        async def put(connection: AsyncpgConnection) -> None:
             await connection.execute(
                 self._sql["set_limits"],
                 queue,
@@ -636,7 +638,7 @@ class PostgresStore:
                 limits.burst,
             )
 
-        async def put_and_wait(connection: Connection) -> None:
+        async def put_and_wait(connection: AsyncpgConnection) -> None:
             await connection.execute(self._sql["shut_gate"])
             await self._connections.statement(put)
             await self._claiming.wait_for_claims(connection, self._lock_timeout_ns // 2)
@@ -650,4 +652,4 @@ class PostgresStore:
 
 
 def _nothing() -> Exchanged:
-    return Exchanged(claims=[], stale=[], lanes={}, woken=set(), held_back_ns={}, ended=[])
+    return Exchanged(claims=[], stale=[], lines={}, woken=set(), held_back_ns={}, ended=[])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fairway.jobs.timetable import Firing, Scheduled
+from fairway.jobs.timetable import Scheduled, ScheduleFiring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fairway.jobs.stores.postgres.connections import Connection, Connections
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection, Connections
 
 
 class PostgresTimetable:
@@ -32,7 +32,7 @@ class PostgresTimetable:
             return bool(await connection.fetch(self._sql["pause_schedule"], name, paused))
 
     async def record(self, name: str, times: Sequence[int], handled_wall_ns: int) -> list[int]:
-        async def note(connection: Connection) -> list[int]:
+        async def note(connection: AsyncpgConnection) -> list[int]:
             await connection.execute(self._sql["handled"], name, handled_wall_ns)
             rows = await connection.fetch(self._sql["note_firings"], name, list(times))
             return sorted(row["at_ns"] for row in rows)
@@ -43,20 +43,22 @@ class PostgresTimetable:
         async with self._connections.connection() as connection:
             await connection.execute(self._sql["link_firing"], name, at_wall_ns, job)
 
-    async def lost(self, older_than_ns: int, limit: int) -> list[Firing]:
+    async def lost(self, older_than_ns: int, limit: int) -> list[ScheduleFiring]:
         async with self._connections.connection() as connection:
             rows = await connection.fetch(self._sql["lost_firings"], older_than_ns // 1000, limit)
         return sorted(
-            (Firing(*row) for row in rows), key=lambda one: (one.schedule, one.at_wall_ns)
+            (ScheduleFiring(*row) for row in rows), key=lambda one: (one.schedule, one.at_wall_ns)
         )
 
-    async def firings(self, name: str, limit: int) -> list[Firing]:
-        return [Firing(*row) for row in await self._connections.fetch("firings", name, limit)]
+    async def firings(self, name: str, limit: int) -> list[ScheduleFiring]:
+        return [
+            ScheduleFiring(*row) for row in await self._connections.fetch("firings", name, limit)
+        ]
 
     async def forget(self, older_than_ns: int) -> int:
         async with self._connections.connection() as connection:
-            said: str = await connection.execute(self._sql["forget_firings"], older_than_ns)
-        return int(said.split()[-1])
+            status: str = await connection.execute(self._sql["forget_firings"], older_than_ns)
+        return int(status.split()[-1])
 
 
 def _scheduled(row: Any) -> Scheduled:

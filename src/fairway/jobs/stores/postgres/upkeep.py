@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from fairway.core.priority import Band
 from fairway.jobs.attempts import WORKER_DIED, AttemptFate
-from fairway.jobs.job import Died, Lane, Reaped, Status
+from fairway.jobs.job import DeadJob, ReadyLine, Reaped, Status
 from fairway.jobs.store import Promoted
 from fairway.jobs.stores.postgres.attempts import EndedAttempt, keep_attempts
 from fairway.jobs.stores.postgres.columns import us
 from fairway.jobs.stores.postgres.history import History
 
 if TYPE_CHECKING:
-    from fairway.jobs.stores.postgres.connections import Connection, Connections
-    from fairway.jobs.stores.postgres.lanes import LaneNumbers, LowWater
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection, Connections
+    from fairway.jobs.stores.postgres.ready_lines import LowWater, ReadyLineNumbers
     from fairway.jobs.stores.postgres.settling import PostgresSettling
 
 
@@ -24,13 +24,13 @@ class PostgresUpkeep:
     def __init__(
         self,
         connections: Connections,
-        lanes: LaneNumbers,
+        lines: ReadyLineNumbers,
         low_water: LowWater,
         settling: PostgresSettling,
     ) -> None:
         self._connections = connections
         self._sql = connections.sql
-        self._lanes = lanes
+        self._lines = lines
         self._low_water = low_water
         self._settling = settling
         self._history = History(connections)
@@ -39,21 +39,23 @@ class PostgresUpkeep:
         await self._history.turn_days()
 
     async def promote(self, limit: int) -> Promoted:
-        async def wake(connection: Connection) -> tuple[list[Any], int | None]:
+        async def wake(connection: AsyncpgConnection) -> tuple[list[Any], int | None]:
             rows = await connection.fetch(self._sql["promote"], limit)
             return rows, await connection.fetchval(self._sql["next_due"])
 
         rows, next_us = await self._connections.statement(wake)
         woken = {row["lane"] for row in rows}
-        lanes = await self._lanes.of(woken)
+        lines = await self._lines.of(woken)
         self._low_water.forget(woken)
         next_due_ns = None if next_us is None else max(0, next_us * 1000)
-        return Promoted(len(rows), frozenset(lanes), next_due_ns)
+        return Promoted(len(rows), frozenset(lines), next_due_ns)
 
     async def reap(self, limit: int) -> Reaped:
         woken: set[int] = set()
 
-        async def take_over(connection: Connection) -> tuple[int, int, list[Died], set[int]]:
+        async def take_over(
+            connection: AsyncpgConnection,
+        ) -> tuple[int, int, list[DeadJob], set[int]]:
             workers = [row["id"] for row in await connection.fetch(self._sql["lost_workers"])]
             # A connection may stall before the commit of a claim until its worker was taken for
             # dead and forgotten. Nobody else would ever look for what it holds.
@@ -83,41 +85,43 @@ class PostgresUpkeep:
             if back:
                 queued = await connection.fetch(self._sql["queue_again"], list(back))
                 woken.update(row["lane"] for row in queued)
-            lanes = set(woken)
+            lines = set(woken)
             keyed = {id: key for id, key in back.items() if key is not None}
             await self._settling.free_keys(connection, keyed, woken)
             ended = {}
             if dead:
-                told = await self._settling.end(connection, dead, Status.DEAD, woken)
-                ended = {one.id: one.error or "" for one in told}
+                endings = await self._settling.end(connection, dead, Status.DEAD, woken)
+                ended = {one.id: one.error or "" for one in endings}
             if cancelled:
                 await self._settling.end(connection, cancelled, Status.CANCELLED, woken)
-            await connection.execute(self._sql["bury_workers"], workers)
+            await connection.execute(self._sql["forget_workers"], workers)
             died = [
-                Died(row["id"], row["kind"], row["tries"], ended[row["id"]])
+                DeadJob(row["id"], row["kind"], row["tries"], ended[row["id"]])
                 for row in rows
                 if row["id"] in ended
             ]
-            return len(workers), len(back), died, lanes
+            return len(workers), len(back), died, lines
 
-        workers, back, died, lanes = await self._connections.transaction(take_over)
+        workers, back, died, lines = await self._connections.transaction(take_over)
         self._low_water.forget(woken)
-        ready = frozenset(await self._lanes.of(lanes))
+        ready = frozenset(await self._lines.of(lines))
         return Reaped(workers, back, len(died), ready, tuple(sorted(died)))
 
     async def age(self, limit: int) -> int:
         rows = await self._connections.fetch("aged", limit)
         if not rows:
             return 0
-        ups = [Lane(row["queue"], row["tenant"], Band(row["band"]), row["skill"]) for row in rows]
-        await self._lanes.ensure(set(ups))
+        ups = [
+            ReadyLine(row["queue"], row["tenant"], Band(row["band"]), row["skill"]) for row in rows
+        ]
+        await self._lines.ensure(set(ups))
         moved = await self._connections.change(
             "climb",
             [row["lane"] for row in rows],
             [row["id"] for row in rows],
-            [self._lanes[up] for up in ups],
+            [self._lines[up] for up in ups],
         )
-        self._low_water.forget({self._lanes[up] for up in ups})
+        self._low_water.forget({self._lines[up] for up in ups})
         return len(moved)
 
     async def prune(

@@ -16,7 +16,7 @@ from fairway.errors import LockTimeout
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from fairway.jobs.stores.postgres.connections import Connection, Connections
+    from fairway.jobs.stores.postgres.connections import AsyncpgConnection, Connections
 
 T = TypeVar("T")
 
@@ -39,9 +39,9 @@ class WaitingLine:
         self._calls = 0
         self._waiting = asyncio.Semaphore(max(1, min(size // 2, asking - 1)))
 
-    async def transaction(self, work: Callable[[Connection, int], Awaitable[T]]) -> T:
-        """Run `work` in a transaction. It is told how many milliseconds to wait for locks: it is
-        run a second time, if the first one met a lock for longer than that.
+    async def transaction(self, work: Callable[[AsyncpgConnection, int], Awaitable[T]]) -> T:
+        """Run `work` in a transaction. It is given how many milliseconds to wait for locks, and is
+        run a second time if the first one met a lock for longer than that.
 
         Raises `LockTimeout` when the time of the call is over, and not without a last look: what
         kept it in line need not be what it asks for.
@@ -56,7 +56,7 @@ class WaitingLine:
 
     async def _transaction(
         self,
-        work: Callable[[Connection, int], Awaitable[T]],
+        work: Callable[[AsyncpgConnection, int], Awaitable[T]],
         clock: asyncio.AbstractEventLoop,
         until_s: float,
     ) -> T:
@@ -79,7 +79,7 @@ class WaitingLine:
         return max(1, TRY_MS * self._most_asking // max(self._most_asking, self._calls))
 
     async def _ask(
-        self, work: Callable[[Connection, int], Awaitable[T]], most_ms: Callable[[], int]
+        self, work: Callable[[AsyncpgConnection, int], Awaitable[T]], most_ms: Callable[[], int]
     ) -> T:
         async with self._asking:
             return await self._connections.transaction(

@@ -1,8 +1,8 @@
 """Taking part in a transaction of the caller: whose connection it is, and how it is asked.
 
-Whether what is done here stays is up to him, and so is what to do when others are in the way: we
-cannot repeat his transaction. What is SQLAlchemy's is known by its module, not by import: nobody
-needs it to enqueue with asyncpg.
+Whether what is done here stays is up to the caller, and so is what to do when others are in the
+way: we cannot repeat a caller's transaction. What is SQLAlchemy's is known by its module, not by
+import: nobody needs it to enqueue with asyncpg.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class Guests:
         except Exception as error:
             if _origin(error) not in _RAISED:
                 raise
-            said = f"{type(error).__name__} {error}"
-            raise Invalid(f"the connection cannot be used: {said}") from error
+            error_text = f"{type(error).__name__} {error}"
+            raise Invalid(f"the connection cannot be used: {error_text}") from error
         if not begun:
             raise Invalid("the connection is in no transaction: begin one, to be committed by you")
         guest = GuestConnection(driver)
@@ -85,7 +85,7 @@ class Guests:
     async def _check_place(self, guest: GuestConnection) -> None:
         ((name, table, began),) = await guest.fetch(self._sql["place"])
         ((our_name, *ours),) = await self._connections.fetch("place")
-        # Numbers as numbers: asyncpg reads them by a codec of the caller's, if he has set one.
+        # Numbers as numbers: asyncpg reads them by a codec of the caller's, if there is one.
         same = table is not None and [int(table), int(began)] == ours
         if same and name != our_name:
             raise Invalid(
@@ -168,24 +168,31 @@ class GuestConnection:
     def _meaning(self, error: BaseException) -> FairwayError:
         """What an error of a driver means to the caller. Nothing of the call stays."""
         state = getattr(error, "sqlstate", None)
-        said = f"{state or type(error).__name__} {error}".strip()
+        error_text = f"{state or type(error).__name__} {error}".strip()
         if state in _IN_THE_WAY:
             return TransactionConflict(
-                f"your transaction met others: roll it back and repeat the whole of it ({said})"
+                "your transaction met others: roll it back and repeat the whole of it"
+                f" ({error_text})"
             )
         if state == _LOCKED:
-            return LockTimeout(f"a transaction of somebody else is in the way for too long: {said}")
+            return LockTimeout(
+                f"a transaction of somebody else is in the way for too long: {error_text}"
+            )
         if state == _FAILED_BEFORE:
-            return Invalid(f"your transaction has failed already: roll it back ({said})")
+            return Invalid(f"your transaction has failed already: roll it back ({error_text})")
         if state in _ELSEWHERE:
-            return Invalid(f"the connection is to another database than that of the jobs: {said}")
+            return Invalid(
+                f"the connection is to another database than that of the jobs: {error_text}"
+            )
         if state == _REFUSED:
-            return InvalidConfig(f"PostgreSQL: {said}")
+            return InvalidConfig(f"PostgreSQL: {error_text}")
         if self.lost:
-            return Unavailable(f"the connection was lost, and your transaction with it: {said}")
+            return Unavailable(
+                f"the connection was lost, and your transaction with it: {error_text}"
+            )
         if state is None:
-            return Invalid(f"the connection cannot be used: {said}")
-        return WriteFailed(f"PostgreSQL: {said}; nothing was enqueued")
+            return Invalid(f"the connection cannot be used: {error_text}")
+        return WriteFailed(f"PostgreSQL: {error_text}; nothing was enqueued")
 
 
 def _read_as_it_is(adapters: psycopg.adapt.AdaptersMap) -> None:
@@ -220,7 +227,8 @@ def _in_transaction(connection: Any) -> bool:
 
 
 def _begins_by_itself(connection: Any) -> bool:
-    """Whether its first statement begins a transaction: with psycopg, unless it is told not to."""
+    """Whether its first statement begins a transaction: with psycopg, unless it commits by
+    itself."""
     return isinstance(connection, _PSYCOPG) and not connection.autocommit
 
 

@@ -11,7 +11,7 @@ from fairway.jobs.job import Job, Limits, QueueState, Status
 from fairway.jobs.limits import stored_limits
 from fairway.jobs.moves import QueueFacts, WaitFacts, WaitReason, signals_awaited, why_waits
 from fairway.jobs.presence import KindState, WorkerState, kind_state, kinds_in, queues_in
-from fairway.jobs.store import Cursor
+from fairway.jobs.store import TopicCursor
 from fairway.jobs.stores.sqlite.claiming import running_jobs
 from fairway.jobs.stores.sqlite.connections import answering, connect
 from fairway.jobs.stores.sqlite.schema import (
@@ -22,7 +22,7 @@ from fairway.jobs.stores.sqlite.schema import (
     READY,
     RUNNING,
     STATUSES,
-    TENANT_OF_LANE,
+    TENANT_OF_LINE,
     TRACE_ID,
     UNFINISHED,
     UNHAPPY,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Row(NamedTuple):
+class JobRow(NamedTuple):
     """A job as it is read; `COLUMNS` says what of it has another name in the tables."""
 
     id: int
@@ -86,9 +86,9 @@ COLUMNS = {
     "claimed_ns": "(SELECT claimed_ns FROM lease WHERE job = job.id)",
 }
 SELECT_JOB = f"""
-SELECT {", ".join(COLUMNS.get(name, name) for name in Row._fields)}
+SELECT {", ".join(COLUMNS.get(name, name) for name in JobRow._fields)}
 FROM job JOIN queue ON queue.id = lane >> {QUEUE_SHIFT}
-JOIN tenant ON tenant.id = {TENANT_OF_LANE}
+JOIN tenant ON tenant.id = {TENANT_OF_LINE}
 """
 # How those of a status are found by an index, with the words that SQLite wants to hear for it.
 INDEXED = {
@@ -200,12 +200,12 @@ class SqliteReader:
     async def queues(self) -> list[QueueState]:
         return await self._read(_queues)
 
-    async def cursor(self, name: str) -> Cursor | None:
-        def read(connection: Sql) -> Cursor | None:
+    async def cursor(self, name: str) -> TopicCursor | None:
+        def read(connection: Sql) -> TopicCursor | None:
             found = connection.execute(
                 "SELECT name, epoch, seq FROM topic_cursor WHERE name = ?", (name,)
             ).fetchone()
-            return Cursor(*found) if found is not None else None
+            return TopicCursor(*found) if found is not None else None
 
         return await self._read(read)
 
@@ -302,8 +302,8 @@ def _few(connection: Sql, found: str) -> bool:
 
 def _queues(connection: Sql) -> list[QueueState]:
     counts: defaultdict[int, Counter[Status]] = defaultdict(Counter)
-    for lane, code, count in connection.execute(COUNTS).fetchall():
-        counts[lane >> QUEUE_SHIFT][STATUSES[code]] += count
+    for line, code, count in connection.execute(COUNTS).fetchall():
+        counts[line >> QUEUE_SHIFT][STATUSES[code]] += count
     known = connection.execute(
         "SELECT id, name, paused, concurrency, rate_per_s, burst FROM queue WHERE name <> '*'"
         " ORDER BY name"
@@ -417,7 +417,7 @@ def _kinds(connection: Sql, now_ns: int) -> list[KindState]:
 
 
 def _job(values: tuple[Any, ...]) -> Job:
-    row = Row._make(values)
+    row = JobRow._make(values)
     status = STATUSES[row.status]
     runs, done = status is Status.RUNNING, status is Status.DONE
     return Job(

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from fairway.core.lanes import Drained, Refusal
     from fairway.jobs.job import NewJob, Settlement
-    from fairway.jobs.stores.sqlite.tenants import Target
+    from fairway.jobs.stores.sqlite.tenants import JobRef
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ WORKER: Final = "worker"
 COMMAND: Final = "command"
 """Signals, cancels, retries and discards, from people and other parts."""
 SETTING: Final = "setting"
-"""What a queue or a schedule is told."""
+"""Settings of a queue or a schedule."""
 ENQUEUE: Final = "enqueue"
 BULK: Final = "bulk"
 """Enqueues of many jobs in one call: no other kind is in their transactions."""
@@ -101,12 +101,12 @@ class Unsorted(NamedTuple):
     """A command of which nobody knows yet whose job it is about."""
 
     call: StoreCall[Any]
-    target: Target
+    target: JobRef
 
 
 SORTED_MAX: Final = 1_024
 """Commands that are looked up together. Raising it holds up the loop for longer at a time; with
-fewer, who comes behind a flood waits longer for the lookup of his own."""
+fewer, a command behind a flood waits longer for its own lookup."""
 
 
 def unsorted_commands() -> Lanes[None, Unsorted]:
@@ -138,7 +138,7 @@ class CallLanes:
     def next_group(self) -> list[Drained[Caller, StoreCall[Any]]]:
         """The calls of the next transaction, by caller, fewest first; empty if none waits.
 
-        Whoever is first in a transaction hears of it first.
+        Whoever is first in a transaction is answered first.
         """
         parts = self._shared.waiting_keys
         self._was_bulk = bool(self._bulk.waiting_keys) and not (self._was_bulk and parts)

@@ -1,6 +1,7 @@
-"""Claiming: who may start, from which lane, and what a worker is told of it.
+"""Claiming: which jobs may start, from which ready line, and what a worker is given of them.
 
-The head of a lane is read by its index, so a claim costs the same however many jobs wait behind.
+The head of a ready line is read by its index, so a claim costs the same however many jobs wait
+behind.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, json
 
-from fairway.jobs.job import TOLD, Child, Claim, Signal, Status
+from fairway.jobs.job import CLAIM_FIELDS, Child, Claim, Signal, Status
 from fairway.jobs.limits import UNLIMITED, allowance, stored_limits
 from fairway.jobs.stores.sqlite.columns import CLAIMED
-from fairway.jobs.stores.sqlite.lanes import lanes_of
+from fairway.jobs.stores.sqlite.ready_lines import lines_of
 from fairway.jobs.stores.sqlite.schema import BLOCKED, DONE, IS_READY, RUNNING, STATUSES, UNFINISHED
 from fairway.jobs.stores.sqlite.transaction import REASON, names_in, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from fairway.jobs.job import Lane, Limits
+    from fairway.jobs.job import Limits, ReadyLine
     from fairway.jobs.store import Want
     from fairway.jobs.stores.sqlite.schema import Sql
     from fairway.jobs.stores.sqlite.transaction import Transaction
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 ALL_QUEUES = "*"
 HEAD_READ = ("id", "partition_key", "names", "strict")
 
-ID, KEY, NAMES, STRICT = map((*TOLD, "names", "strict").index, HEAD_READ)
+ID, KEY, NAMES, STRICT = map((*CLAIM_FIELDS, "names", "strict").index, HEAD_READ)
 HEAD = f"""
 SELECT {CLAIMED}, names, strict
 FROM job WHERE {IS_READY} AND lane = ? AND id > ? ORDER BY id LIMIT ?
@@ -52,8 +53,8 @@ WHERE parent IN carray(?) AND notify IS NULL ORDER BY id
 """
 SIGNALS = "SELECT job, id, name, payload FROM signal WHERE job IN carray(?) ORDER BY id"
 
-# From one lane that has something ready to the next, in the order of the index.
-READY_LANES = f"""
+# From one ready line that has something ready to the next, in the order of the index.
+READY_LINES = f"""
 WITH RECURSIVE present(lane) AS (
     SELECT * FROM (
         SELECT lane FROM job WHERE {IS_READY} AND lane >= ?1 AND lane < ?2
@@ -95,14 +96,14 @@ class SqliteClaiming:
 
     def claim(self, wants: Sequence[Want]) -> dict[str, int]:
         """Take what is wanted; which queues are held back, and for how long."""
-        allowed = {name: self._allowance(name) for name in {want.lane.queue for want in wants}}
+        allowed = {name: self._allowance(name) for name in {want.line.queue for want in wants}}
         everything = allowed[ALL_QUEUES] = self._allowance(ALL_QUEUES)
         held_back = {name: one.wait_ns for name, one in allowed.items() if not one.left}
         if held_back.pop(ALL_QUEUES, None) is not None:
-            held_back.update((want.lane.queue, everything.wait_ns) for want in wants)
-        for lane, most in wants:
-            if not allowed[lane.queue].paused:
-                self._claim_lane(lane, most, allowed[lane.queue], everything)
+            held_back.update((want.line.queue, everything.wait_ns) for want in wants)
+        for line, most in wants:
+            if not allowed[line.queue].paused:
+                self._claim_line(line, most, allowed[line.queue], everything)
         for one in allowed.values():
             if one.changed:
                 self._transaction.connection.execute(
@@ -111,16 +112,16 @@ class SqliteClaiming:
                 )
         return held_back
 
-    def _claim_lane(
-        self, lane: Lane, most: int, queue: QueueAllowance, everything: QueueAllowance
+    def _claim_line(
+        self, line: ReadyLine, most: int, queue: QueueAllowance, everything: QueueAllowance
     ) -> None:
-        number = self._transaction.names.number(lane)
+        number = self._transaction.names.number(line)
         seen = 0
         while (count := min(most, queue.left, everything.left)) > 0:
             rows = self._transaction.connection.execute(HEAD, (number, seen, count)).fetchall()
             if not rows:
                 return
-            taken = self._take(rows, lane, number)
+            taken = self._take(rows, line, number)
             for one in (queue, everything):
                 one.left -= taken
                 one.tokens -= taken
@@ -131,7 +132,7 @@ class SqliteClaiming:
             most -= len(rows)
             seen = rows[-1][ID]
 
-    def _take(self, rows: Sequence[Any], lane: Lane, number: int) -> int:
+    def _take(self, rows: Sequence[Any], line: ReadyLine, number: int) -> int:
         """Claim these, except those whose key is taken."""
         transaction, token = self._transaction, self._token
         children = self._children([row[ID] for row in rows])
@@ -150,7 +151,7 @@ class SqliteClaiming:
             taken.append(id)
             claim = Claim(*row[:NAMES])
             claim.token, claim.timed_out = token, claim.timed_out != 0
-            claim.queue, claim.tenant, _, claim.skill = lane
+            claim.queue, claim.tenant, _, claim.skill = line
             if names is not None and id in signals:
                 known = names_in(names)
                 claim.signals = tuple(one for one in signals[id] if one.name in known)
@@ -234,24 +235,24 @@ def running_jobs(connection: Sql, name: str, number: int) -> int:
         (count,) = connection.execute(running).fetchone()
     else:
         where = "WHERE lane >= ? AND lane < ?"
-        (count,) = connection.execute(f"{running} {where}", lanes_of(number)).fetchone()
+        (count,) = connection.execute(f"{running} {where}", lines_of(number)).fetchone()
     return int(count)
 
 
-def probe(transaction: Transaction, queues: Collection[str]) -> dict[str, list[Lane]]:
-    """For each queue the lanes that have something ready; none if it is paused."""
-    return {name: _lanes_with_work(transaction, name) for name in queues}
+def probe(transaction: Transaction, queues: Collection[str]) -> dict[str, list[ReadyLine]]:
+    """For each queue the ready lines that have something ready; none if it is paused."""
+    return {name: _lines_with_work(transaction, name) for name in queues}
 
 
-def _lanes_with_work(transaction: Transaction, name: str) -> list[Lane]:
+def _lines_with_work(transaction: Transaction, name: str) -> list[ReadyLine]:
     found = transaction.connection.execute(
         "SELECT id, paused FROM queue WHERE name = ?", (name,)
     ).fetchone()
     queue, paused = found or (0, True)
     if paused:
         return []
-    lanes = ready_lanes(transaction, *lanes_of(queue))
-    return sorted(transaction.names.lane(number) for number in lanes)
+    lines = ready_lines(transaction, *lines_of(queue))
+    return sorted(transaction.names.line(number) for number in lines)
 
 
 def cancelling(transaction: Transaction, worker: int) -> dict[int, str]:
@@ -264,7 +265,7 @@ def cancelling(transaction: Transaction, worker: int) -> dict[int, str]:
     return dict(rows)
 
 
-def ready_lanes(transaction: Transaction, first: int, beyond: int) -> list[int]:
-    """The numbers of the lanes that have something ready, lowest first."""
-    (found,) = transaction.connection.execute(READY_LANES, (first, beyond)).fetchone()
+def ready_lines(transaction: Transaction, first: int, beyond: int) -> list[int]:
+    """The numbers of the ready lines that have something ready, lowest first."""
+    (found,) = transaction.connection.execute(READY_LINES, (first, beyond)).fetchone()
     return json.decode(found, type=list[int])

@@ -108,7 +108,7 @@ def _refuse_unusable(path: str) -> None:
 
 
 def _look_into(place: str, witness: Witness) -> apsw.Connection:
-    """A connection to a file that is sound, as far as can be told before it is used."""
+    """A connection to a file that is sound, as far as can be seen before it is used."""
     witness.refuse_missing()
     connection = connect(place)
     try:

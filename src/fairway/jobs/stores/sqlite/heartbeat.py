@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fairway.jobs.job import Beat
+from fairway.jobs.job import LeaseRenewal
 from fairway.jobs.stores.sqlite.connections import answering, connect
-from fairway.jobs.stores.sqlite.lanes import Names
 from fairway.jobs.stores.sqlite.mark import COUNT
+from fairway.jobs.stores.sqlite.ready_lines import Names
 from fairway.jobs.stores.sqlite.transaction import REASON, Transaction
-from fairway.jobs.stores.sqlite.turn import Turn
+from fairway.jobs.stores.sqlite.writer_queue import WriterQueue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,16 +24,18 @@ WHERE worker = ? ORDER BY job
 """
 
 
-class SqliteHeart:
-    """See `Heart`. A beat waits for whoever writes, as long as any write would."""
+class SqliteLeaseRenewer:
+    """See `LeaseRenewer`. A renewal waits for whoever writes, as long as any write would."""
 
     def __init__(self, place: str, clock: Clock) -> None:
         self._place = place
         self._clock = clock
         self._connection: apsw.Connection | None = None
-        self._turn = Turn(place)
+        self._writer_queue = WriterQueue(place)
 
-    def beat(self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int) -> Beat:
+    def renew(
+        self, worker: int, held: Mapping[int, int], ttl_ns: int, grace_ns: int
+    ) -> LeaseRenewal:
         known = dict(held)  # before we look: what is claimed meanwhile is not missing
         with answering(self._place):
             if self._connection is None:
@@ -42,10 +44,10 @@ class SqliteHeart:
                 self._connection = connect(self._place)
                 self._connection.pragma("synchronous", "NORMAL")
             connection = self._connection
-            self._turn.begin(connection)
+            self._writer_queue.begin(connection)
             try:
                 transaction = Transaction(connection, Names(connection), self._clock.wall_ns())
-                answer = _beat(transaction, worker, held, known, ttl_ns, grace_ns)
+                answer = _renew(transaction, worker, held, known, ttl_ns, grace_ns)
                 connection.execute(COUNT)
                 connection.execute("COMMIT")
             except BaseException:
@@ -58,19 +60,19 @@ class SqliteHeart:
         if self._connection is not None:
             self._connection.close(force=True)
             self._connection = None
-        self._turn.close()
+        self._writer_queue.close()
 
 
-def _beat(
+def _renew(
     transaction: Transaction,
     worker: int,
     held: Mapping[int, int],
     known: Mapping[int, int],
     ttl_ns: int,
     grace_ns: int,
-) -> Beat:
+) -> LeaseRenewal:
     if not transaction.alive(worker):
-        return Beat(alive=False)
+        return LeaseRenewal(alive=False)
     transaction.connection.execute(
         "UPDATE worker SET until_ns = max(until_ns, ?), beat_ns = ? WHERE id = ?",
         (transaction.now_ns + ttl_ns, transaction.now_ns, worker),
@@ -87,4 +89,4 @@ def _beat(
             cancel[id] = cancelling
     have = {(id, token) for id, token, *_ in rows}
     lost = {id: token for id, token in known.items() if (id, token) not in have}
-    return Beat(alive=True, cancel=cancel, released=released, lost=lost)
+    return LeaseRenewal(alive=True, cancel=cancel, released=released, lost=lost)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.jobs.job import NewJob
-    from fairway.jobs.store import Cursor
-    from fairway.jobs.stores.sqlite.lanes import Names
+    from fairway.jobs.store import TopicCursor
+    from fairway.jobs.stores.sqlite.ready_lines import Names
     from fairway.jobs.stores.sqlite.schema import Sql
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
@@ -29,11 +29,11 @@ INSERT = f"INSERT INTO job ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(C
 
 # Jobs that differ in their id and state alone, and follow one another: one statement for all of
 # them, which costs the interpreter's lock once.
-INSERT_ALIKE = f"""
+INSERT_UNIFORM = f"""
 INSERT INTO job ({", ".join(COLUMNS)})
 SELECT ? + rowid - 1, {", ".join("?" * (len(COLUMNS) - 2))}, value FROM carray(?)
 """
-ALIKE_MIN = 8
+UNIFORM_MIN = 8
 """Fewer are cheaper one by one."""
 
 
@@ -46,7 +46,7 @@ class SqliteIntake(NamedTuple):
     arrays: bool = False
     """Whether the connection knows `carray`, as ours do."""
 
-    def advance(self, cursor: Cursor) -> bool:
+    def advance(self, cursor: TopicCursor) -> bool:
         """Move a cursor forward; False if it did not stand before what comes with it."""
         name, epoch, seq, first = cursor
         moved = self.connection.execute(
@@ -78,11 +78,11 @@ class SqliteIntake(NamedTuple):
             due_ns = now_ns + new.delay_ns if new.at_wall_ns is None else new.at_wall_ns
             later = due_ns > now_ns
             status = SCHEDULED if later else READY
-            lane = home(new.queue, new.tenant, new.priority)
+            line = home(new.queue, new.tenant, new.priority)
             timer_ns = due_ns if later else None
             above = new.parent if parent is None else parent
             rows.append(
-                (last, status, lane, now_ns, timer_ns, now_ns, above, *options(new), new.state)
+                (last, status, line, now_ns, timer_ns, now_ns, above, *options(new), new.state)
             )
             added.append(Enqueued(last, True))
         if rows:
@@ -95,16 +95,18 @@ class SqliteIntake(NamedTuple):
         return added
 
     def _insert(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        if not self.arrays or len(rows) < ALIKE_MIN:
+        if not self.arrays or len(rows) < UNIFORM_MIN:
             self.connection.executemany(INSERT, rows)
             return
         for shape, some in groupby(rows, _all_but_id_and_state):
-            alike = list(some)
-            states = tuple(row[-1] for row in alike)
-            if len(alike) < ALIKE_MIN or not all(states):  # an array has no empty values
-                self.connection.executemany(INSERT, alike)
+            uniform = list(some)
+            states = tuple(row[-1] for row in uniform)
+            if len(uniform) < UNIFORM_MIN or not all(states):  # an array has no empty values
+                self.connection.executemany(INSERT, uniform)
             else:
-                self.connection.execute(INSERT_ALIKE, (alike[0][0], *shape, apsw.carray(states)))
+                self.connection.execute(
+                    INSERT_UNIFORM, (uniform[0][0], *shape, apsw.carray(states))
+                )
 
     def _keyed(self, key: str, ours: dict[str, tuple[int, int]]) -> int | None:
         if key in ours:

@@ -2,7 +2,7 @@
 
 SQLite drops everything behind a damaged frame of its -wal without a word. So every transaction of
 ours counts itself in the file, and once one is synced its number goes to the mark. A file that ends
-before its mark has lost jobs that somebody was told of, and is refused.
+before its mark has lost jobs that were acknowledged, and is refused.
 
 Several processes write one file, and each of them the mark. It only ever lags: a number is written
 after the sync it speaks of, and read before the file it is compared with.
@@ -43,7 +43,7 @@ def counted(connection: Sql) -> int:
     return int(number)
 
 
-class Count:
+class CommitCount:
     """Counts the transactions of one connection, and asks for a number only if others wrote."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Mark:
     def advance(self, number: int) -> None:
         """Note that the transaction `number` is synced. Never raises for a storage failure.
 
-        Whoever waits for the transaction has what he asked for: it is on the disk. A mark that
+        Whoever waits for the transaction has what they asked for: it is on the disk. A mark that
         cannot be written would only have noticed if it were lost later, and the next may do so.
         """
         try:

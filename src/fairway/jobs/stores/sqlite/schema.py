@@ -167,7 +167,7 @@ INSERT INTO tenant_with_skill (id, name) SELECT id, name FROM tenant;
 DROP TABLE tenant;
 ALTER TABLE tenant_with_skill RENAME TO tenant;
 """
-"""Jobs count how often they were retried by hand, and lanes may be for those who know a kind."""
+"""Jobs count how often they were retried by hand, and lines may be for those who know a kind."""
 
 THIRD = f"""
 CREATE TABLE signal_key (
@@ -231,19 +231,20 @@ ALTER TABLE worker ADD COLUMN beat_ns INTEGER;
 ALTER TABLE worker ADD COLUMN queues TEXT;
 ALTER TABLE worker ADD COLUMN kinds TEXT;
 """
-"""What is told of attempts, of workers and of what they know. Attempts of earlier formats are
-counted, as far as the job knew of them, and not told."""
+"""What is kept of attempts, of workers and of what they know. Attempts of earlier formats are
+counted, as far as the job knew of them, and not listed."""
 
 MIGRATIONS: Final = (FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)
 """The n-th of them brings a file from version n to n + 1."""
 
-# A lane is a number: the queue, the tenant, the band. So the lanes of a queue lie side by side, and
-# those with something ready are found by skipping from one to the next. A tenant whose jobs wait
-# for workers of some skill has another number for those.
+# A ready line is a number: the queue, the tenant, the band. So the lines of a queue lie side by
+# side, and those with something ready are found by skipping from one to the next. A tenant whose
+# jobs wait for workers of some skill has another number for those. The columns that hold such a
+# number are called `lane`, as in the files that earlier releases wrote.
 QUEUE_SHIFT: Final = 32
 TENANT_SHIFT: Final = 3
 BAND_MASK: Final = (1 << TENANT_SHIFT) - 1
-TENANT_OF_LANE: Final = f"((lane & {(1 << QUEUE_SHIFT) - 1 - BAND_MASK}) >> {TENANT_SHIFT})"
+TENANT_OF_LINE: Final = f"((lane & {(1 << QUEUE_SHIFT) - 1 - BAND_MASK}) >> {TENANT_SHIFT})"
 
 
 def _band(points: str, unit: int) -> str:
@@ -251,7 +252,7 @@ def _band(points: str, unit: int) -> str:
 
 
 HOME: Final = f"((lane & ~{BAND_MASK}) | {_band('priority', 1)})"
-"""The lane a job becomes ready in: `band_of` in SQL."""
+"""The line a job becomes ready in: `band_of` in SQL."""
 AGED_BAND: Final = _band(
     f"(max({MANUAL_MIN}, min({MANUAL_MAX}, priority)) * {POINT_NS}"
     f" + max(0, min({BONUS_MAX * POINT_NS}, ?1 - since_ns)))",

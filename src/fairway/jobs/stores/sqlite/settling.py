@@ -13,7 +13,7 @@ from msgspec import json
 
 from fairway.core.priority import Band
 from fairway.jobs.attempts import attempt_fate, is_kept, kept_error, kept_log
-from fairway.jobs.job import ASIDE_MAX, Lane, Status, lane_of
+from fairway.jobs.job import ASIDE_MAX, ReadyLine, Status, line_of
 from fairway.jobs.moves import LIKE, is_just_done, like, settled
 from fairway.jobs.store import Ended
 from fairway.jobs.stores.sqlite.intake import intake_of
@@ -75,12 +75,12 @@ MANY_RELEASE = f"UPDATE job SET {LEFT}, {BECOME_READY} WHERE id IN carray(?)"
 MANY_ASIDE = f"""
 UPDATE job SET {LEFT}, {IS_READY}, due_ns = NULL, since_ns = ?, lane = ? WHERE id IN carray(?)
 """
-# Others like it, of those that stand at the head of a lane: to another number for its tenant.
-ALIKE = " AND ".join(f"{name} = ?{at}" for at, name in enumerate(LIKE, 2))
+# Others like it, of those that stand at the head of a line: to another number for its tenant.
+IS_LIKE = " AND ".join(f"{name} = ?{at}" for at, name in enumerate(LIKE, 2))
 SET_ASIDE = f"""
 UPDATE job SET lane = ?5 | (lane & {BAND_MASK}), error = ?6
 WHERE id IN (SELECT id FROM job WHERE {IS_READY} AND lane = ?1 ORDER BY id LIMIT {ASIDE_MAX})
-    AND {ALIKE}
+    AND {IS_LIKE}
 """
 MANY_NEXT = f"""
 UPDATE job SET {LEFT}, step = ?, timed_out = 0, attempt = 0, names = NULL, runs = runs + 1,
@@ -141,7 +141,7 @@ class SqliteSettling:
         self._attempts: list[tuple[object, ...]] = []  # those to keep
 
     def settle(self, worker: int, settlements: Sequence[Settlement]) -> None:
-        """Settle what a worker whose lease stands has to tell."""
+        """Settle the claims of a worker whose lease stands."""
         if not settlements:
             return
         standing = self._standing(worker, settlements)
@@ -234,20 +234,20 @@ class SqliteSettling:
         if move.steps:
             return (MANY_AGAIN, settlement.step, move.tries, int(settlement.is_run), now_ns)
         if settlement.skill is not None:
-            lane = self._transaction.names.number(_lane(settlement.claim, settlement.skill))
+            line = self._transaction.names.number(_line(settlement.claim, settlement.skill))
             if settlement.skill:
-                self._aside.setdefault((lane, like(settlement.claim)), settlement)
-            return (MANY_ASIDE, now_ns, lane)
+                self._aside.setdefault((line, like(settlement.claim)), settlement)
+            return (MANY_ASIDE, now_ns, line)
         return (MANY_RELEASE, now_ns)
 
     def _set_aside(self, settlement: Settlement) -> None:
-        """Others like this one, at the heads of its lanes, wait for those who know them as well."""
+        """Others like this one, at the heads of its lines, wait for those who know them as well."""
         claim, names = settlement.claim, self._transaction.names
         for band in Band:
-            lane = Lane(claim.queue, claim.tenant, band)
-            aside = names.number(lane._replace(skill=settlement.skill or "")) & ~BAND_MASK
+            line = ReadyLine(claim.queue, claim.tenant, band)
+            aside = names.number(line._replace(skill=settlement.skill or "")) & ~BAND_MASK
             self._transaction.connection.execute(
-                SET_ASIDE, (names.number(lane), *like(claim), aside, settlement.error)
+                SET_ASIDE, (names.number(line), *like(claim), aside, settlement.error)
             )
 
     def _flush(self) -> None:
@@ -257,15 +257,15 @@ class SqliteSettling:
         execute = self._transaction.connection.execute
         for (statement, *values), rows in self._groups.items():
             assert isinstance(statement, str)
-            alike = set(rows.values())
-            common = alike.pop() if len(alike) == 1 else NOTHING
+            different = set(rows.values())
+            common = different.pop() if len(different) == 1 else NOTHING
             jobs = numbers(rows)
             if statement is MANY_LATER:
                 jobs = json.encode([(id, self._due.pop(id)) for id in rows]).decode()
             elif statement is not MANY_END:
                 self._transaction.readied.update(rows)
             execute(statement, (*common, *values, jobs))
-            if alike:
+            if different:
                 own = [(*left, id) for id, left in rows.items() if left != NOTHING]
                 self._transaction.connection.executemany(LEAVE, own)
         self._groups.clear()
@@ -295,8 +295,8 @@ class SqliteSettling:
             (settlement.step, names_column(names), id),
         )
         if settlement.skill is not None:
-            lane = transaction.names.number(_lane(settlement.claim, settlement.skill))
-            execute("UPDATE job SET lane = ? WHERE id = ?", (lane, id))
+            line = transaction.names.number(_line(settlement.claim, settlement.skill))
+            execute("UPDATE job SET lane = ? WHERE id = ?", (line, id))
         (key,) = execute("SELECT partition_key FROM job WHERE id = ?", (id,)).fetchone()
         self._spawn(settlement)
         if move.to is Status.WAITING and transaction.still_waits(id, names):
@@ -315,7 +315,7 @@ class SqliteSettling:
             )
 
     def _keep_attempts(self) -> None:
-        """Keep those of which there is something to tell; their jobs have counted them."""
+        """Keep the attempts that are to be kept; their jobs have counted them."""
         connection = self._transaction.connection
         connection.executemany(KEEP_ATTEMPT, self._attempts)
         connection.executemany(FORGET_ATTEMPTS, [(job,) for job, *_ in self._attempts])
@@ -334,5 +334,5 @@ class SqliteSettling:
             transaction.readied.update(one.id for one in spawned if one.fresh)
 
 
-def _lane(claim: Claim, skill: str) -> Lane:
-    return lane_of(claim)._replace(skill=skill)
+def _line(claim: Claim, skill: str) -> ReadyLine:
+    return line_of(claim)._replace(skill=skill)

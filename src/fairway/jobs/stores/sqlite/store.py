@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fairway.errors import Closing, InvalidConfig
 from fairway.jobs.job import NO_TENANT, Status, distinct
 from fairway.jobs.moves import Facts, cancelled, may_be_retried, names_again, reason_to_end, retried
-from fairway.jobs.store import NO_OFFER, Cancelled, Delivered, Exchanged, retry_order
+from fairway.jobs.store import NO_OFFER, CancelResult, Delivered, Exchanged, retry_order
 from fairway.jobs.stores.sqlite import claiming, upkeep
 from fairway.jobs.stores.sqlite.browsing import SqliteReader
 from fairway.jobs.stores.sqlite.calls import (
@@ -29,7 +29,7 @@ from fairway.jobs.stores.sqlite.calls import (
     who_enqueues,
 )
 from fairway.jobs.stores.sqlite.connections import answering, inspect
-from fairway.jobs.stores.sqlite.heartbeat import SqliteHeart
+from fairway.jobs.stores.sqlite.heartbeat import SqliteLeaseRenewer
 from fairway.jobs.stores.sqlite.intake import intake_of
 from fairway.jobs.stores.sqlite.schema import (
     CANCELLED,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     )
     from fairway.jobs.moves import WaitReason
     from fairway.jobs.presence import KindState, Offer, WorkerState
-    from fairway.jobs.store import Cursor, Promoted, Want
+    from fairway.jobs.store import Promoted, TopicCursor, Want
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
 FAMILY = f"""
@@ -171,7 +171,7 @@ class SqliteStore:
     # Enqueueing
 
     async def enqueue(
-        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: Cursor | None = None
+        self, jobs: Sequence[NewJob], *, within: Any = None, cursor: TopicCursor | None = None
     ) -> list[Enqueued]:
         """See `JobStore`. `within` runs in the caller's thread, that of the event loop."""
         if within is not None:
@@ -185,7 +185,7 @@ class SqliteStore:
         add = partial(_enqueue_behind, jobs, cursor)
         return await self._write.run(add, caller, durable=True, size=size)
 
-    async def cursor(self, name: str) -> Cursor | None:
+    async def cursor(self, name: str) -> TopicCursor | None:
         return await self._read.cursor(name)
 
     # Workers
@@ -206,8 +206,8 @@ class SqliteStore:
         count = partial(upkeep.count_lost, worker=worker, claims=claims)
         await self._write.run(count, Caller(WORKER, worker), durable=True)
 
-    def heart(self) -> SqliteHeart:
-        return SqliteHeart(self._place, self._now())
+    def lease_renewer(self) -> SqliteLeaseRenewer:
+        return SqliteLeaseRenewer(self._place, self._now())
 
     async def exchange(
         self,
@@ -304,9 +304,9 @@ class SqliteStore:
 
         return await self._write.command(signal, target, durable=True, size=len(payload))
 
-    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> Cancelled:
+    async def cancel(self, jobs: Sequence[int], *, reason: str = "cancelled") -> CancelResult:
         if not jobs:
-            return Cancelled((), ())
+            return CancelResult((), ())
         return await self._write.command(partial(_cancel, jobs, reason), jobs[0], durable=True)
 
     async def retry(self, jobs: Sequence[int], *, anew: bool = False) -> list[int]:
@@ -380,7 +380,7 @@ class SqliteStore:
 
 
 def _enqueue_behind(
-    jobs: Sequence[NewJob], cursor: Cursor, transaction: Transaction
+    jobs: Sequence[NewJob], cursor: TopicCursor, transaction: Transaction
 ) -> list[Enqueued]:
     intake = intake_of(transaction)
     return intake.add(jobs) if intake.advance(cursor) else []
@@ -406,7 +406,7 @@ def _exchange(
         claims=claims.claims,
         contended=claims.contended,
         stale=settling.stale,
-        lanes=claiming.probe(transaction, probe),
+        lines=claiming.probe(transaction, probe),
         woken=transaction.woken(),
         held_back_ns=held_back,
         ended=settling.ended,
@@ -414,11 +414,11 @@ def _exchange(
     )
 
 
-def _cancel(jobs: Sequence[int], reason: str, transaction: Transaction) -> Cancelled:
+def _cancel(jobs: Sequence[int], reason: str, transaction: Transaction) -> CancelResult:
     ended: dict[int, str] = {}
     running: dict[int, str] = {}
     for id, code, before in transaction.connection.execute(FAMILY, (numbers(jobs),)).fetchall():
-        # One that was cancelled while it ran, and came back to its lane, has its reason.
+        # One that was cancelled while it ran, and came back to its ready line, has its reason.
         job = Facts(STATUSES[code], reason=before)
         (running if cancelled(job) is None else ended)[id] = reason_to_end(job, reason)
     transaction.connection.executemany(
@@ -427,7 +427,7 @@ def _cancel(jobs: Sequence[int], reason: str, transaction: Transaction) -> Cance
     )
     for id, why in ended.items():  # parents first: none wakes, or hears, for its children
         transaction.end(id, Status.CANCELLED, None, why)
-    return Cancelled(tuple(ended), tuple(running))
+    return CancelResult(tuple(ended), tuple(running))
 
 
 def _retry(jobs: Sequence[int], anew: bool, transaction: Transaction) -> list[int]:

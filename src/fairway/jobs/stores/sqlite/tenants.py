@@ -13,21 +13,21 @@ from msgspec import json
 
 from fairway.jobs.job import NO_TENANT
 from fairway.jobs.stores.sqlite.connections import answering, connect
-from fairway.jobs.stores.sqlite.schema import TENANT_OF_LANE
+from fairway.jobs.stores.sqlite.schema import TENANT_OF_LINE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import apsw
 
-Target: TypeAlias = "int | str"
+JobRef: TypeAlias = "int | str"
 """A job by its id or by its unique key."""
 
 # One value for all of them: each row by itself would cost the interpreter's lock twice. Whether a
 # key still stands for its job is looked at by the call itself.
 TENANTS: Final = f"""
 SELECT json_group_array((
-    SELECT name FROM job JOIN tenant ON tenant.id = {TENANT_OF_LANE} WHERE job.id = iif(
+    SELECT name FROM job JOIN tenant ON tenant.id = {TENANT_OF_LINE} WHERE job.id = iif(
         one.type = 'text', (SELECT job FROM unique_key WHERE key = one.value), one.value
     )
 )) FROM json_each(?) AS one
@@ -41,7 +41,7 @@ class TenantReader:
         self._place = place
         self._connection: apsw.Connection | None = None
 
-    def tenants(self, targets: Sequence[Target]) -> list[str]:
+    def tenants(self, targets: Sequence[JobRef]) -> list[str]:
         """The tenant of each of these jobs; `NO_TENANT` for those that are not there."""
         with answering(self._place):
             if self._connection is None:

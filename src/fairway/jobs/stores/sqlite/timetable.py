@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fairway.jobs.stores.sqlite.calls import SETTING, Caller
-from fairway.jobs.timetable import Firing, Scheduled
+from fairway.jobs.timetable import Scheduled, ScheduleFiring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,25 +78,25 @@ class SqliteTimetable:
 
         await self._write.run(link, CALLER, durable=True)
 
-    async def lost(self, older_than_ns: int, limit: int) -> list[Firing]:
-        def lost(transaction: Transaction) -> list[Firing]:
+    async def lost(self, older_than_ns: int, limit: int) -> list[ScheduleFiring]:
+        def lost(transaction: Transaction) -> list[ScheduleFiring]:
             rows = transaction.connection.execute(
                 "UPDATE firing SET tries = tries + 1 WHERE (schedule, at_ns) IN ("
                 "SELECT schedule, at_ns FROM firing WHERE job IS NULL AND noted_ns <= ?"
                 " ORDER BY schedule, at_ns LIMIT ?) RETURNING schedule, at_ns, job, tries",
                 (transaction.now_ns - older_than_ns, limit),
             ).fetchall()
-            return sorted((Firing(*row) for row in rows), key=_order)
+            return sorted((ScheduleFiring(*row) for row in rows), key=_order)
 
         return await self._write.run(lost, CALLER, durable=False)
 
-    async def firings(self, name: str, limit: int) -> list[Firing]:
+    async def firings(self, name: str, limit: int) -> list[ScheduleFiring]:
         rows = await self._read.rows(
             "SELECT schedule, at_ns, job, tries FROM firing WHERE schedule = ?"
             " ORDER BY at_ns DESC LIMIT ?",
             (name, limit),
         )
-        return [Firing(*row) for row in rows]
+        return [ScheduleFiring(*row) for row in rows]
 
     async def forget(self, older_than_ns: int) -> int:
         def forget(transaction: Transaction) -> int:
@@ -112,5 +112,5 @@ def _scheduled(name: str, spec: str, paused: int, handled_ns: int) -> Scheduled:
     return Scheduled(name, spec, bool(paused), handled_ns)
 
 
-def _order(firing: Firing) -> tuple[str, int]:
+def _order(firing: ScheduleFiring) -> tuple[str, int]:
     return firing.schedule, firing.at_wall_ns

@@ -1,4 +1,4 @@
-"""What happens to single jobs inside a transaction: they become ready, end, hear a signal.
+"""What happens to single jobs inside a transaction: they become ready, end, receive a signal.
 
 The twin of these methods in memory says what they mean; here each is a statement or two. Where
 many jobs go the same way the callers have statements of their own, for all of them at once.
@@ -39,8 +39,8 @@ from fairway.jobs.stores.sqlite.schema import (
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from fairway.jobs.job import Lane
-    from fairway.jobs.stores.sqlite.lanes import Names
+    from fairway.jobs.job import ReadyLine
+    from fairway.jobs.stores.sqlite.ready_lines import Names
     from fairway.jobs.stores.sqlite.schema import Tables
 
 REASON = "iif(cancelling, coalesce(error, 'cancelled'), NULL)"
@@ -151,7 +151,7 @@ class Transaction:
         self.unblock(key)
 
     def end(self, id: int, status: Status, result: bytes | None, error: str | None) -> None:
-        """End a job and tell its parent."""
+        """End a job and notify its parent."""
         key, parent, notify = self.connection.execute(
             END_ONE, (CODES[status], result, error, self.now_ns, id)
         ).fetchall()[0]
@@ -193,7 +193,7 @@ class Transaction:
         )
         if signalled(Facts(STATUSES[code], names=names_in(names)), name) is not None:
             self.make_ready(id)
-            return Delivered(id, True, self._lane(id))
+            return Delivered(id, True, self._line(id))
         return Delivered(id, True, None)
 
     def still_waits(self, id: int, names: Collection[str | None]) -> bool:
@@ -218,16 +218,16 @@ class Transaction:
         ).fetchone()
         return found is not None
 
-    def woken(self) -> set[Lane]:
-        """The lanes of those that became ready and still are."""
-        return self.ready_lanes(self.readied) if self.readied else set()
+    def woken(self) -> set[ReadyLine]:
+        """The ready lines of those that became ready and still are."""
+        return self.ready_lines(self.readied) if self.readied else set()
 
-    def ready_lanes(self, ids: Collection[int]) -> set[Lane]:
+    def ready_lines(self, ids: Collection[int]) -> set[ReadyLine]:
         found = self.connection.execute(
             f"SELECT DISTINCT lane FROM job WHERE id IN carray(?) AND {IS_READY}", (numbers(ids),)
         )
-        return self.names.lanes(lane for (lane,) in found.fetchall())
+        return self.names.lines(line for (line,) in found.fetchall())
 
-    def _lane(self, id: int) -> Lane:
-        (lane,) = self.connection.execute("SELECT lane FROM job WHERE id = ?", (id,)).fetchone()
-        return self.names.lane(lane)
+    def _line(self, id: int) -> ReadyLine:
+        (line,) = self.connection.execute("SELECT lane FROM job WHERE id = ?", (id,)).fetchone()
+        return self.names.line(line)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.core.priority import Band
 from fairway.jobs.attempts import CLAIM_LOST, WORKER_DIED, AttemptFate
-from fairway.jobs.job import Died, Reaped, Status
+from fairway.jobs.job import DeadJob, Reaped, Status
 from fairway.jobs.moves import TRIES, TRIES_MAX, Facts, death_error, may_be_discarded, worker_died
 from fairway.jobs.presence import kinds_column, queues_column, schemas_of
 from fairway.jobs.store import Promoted
-from fairway.jobs.stores.sqlite.claiming import ready_lanes
+from fairway.jobs.stores.sqlite.claiming import ready_lines
 from fairway.jobs.stores.sqlite.schema import (
     AGED_BAND,
     BAND_MASK,
@@ -36,12 +36,12 @@ from fairway.jobs.stores.sqlite.transaction import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from fairway.jobs.job import Claim, Lane
+    from fairway.jobs.job import Claim, ReadyLine
     from fairway.jobs.presence import Offer
     from fairway.jobs.stores.sqlite.transaction import Transaction
 
 PRUNE_CHUNK = 1_000
-BEYOND_ALL_LANES = (1 << 63) - 1
+BEYOND_ALL_LINES = (1 << 63) - 1
 
 PROMOTE = f"""
 UPDATE job SET timed_out = timed_out OR status = {WAITING}, {BECOME_READY} WHERE id IN carray(?)
@@ -121,16 +121,16 @@ def promote(transaction: Transaction, limit: int) -> Promoted:
         "SELECT id FROM job WHERE due_ns <= ? ORDER BY due_ns, id LIMIT ?",
         (transaction.now_ns, limit),
     ).fetchall()
-    lanes: frozenset[Lane] = frozenset()
+    lines: frozenset[ReadyLine] = frozenset()
     if due:
         ids = [id for (id,) in due]
         connection.execute(PROMOTE, (transaction.now_ns, numbers(ids)))
-        lanes = frozenset(transaction.ready_lanes(ids))
+        lines = frozenset(transaction.ready_lines(ids))
     (next_ns,) = connection.execute(
         "SELECT min(due_ns) FROM job WHERE due_ns IS NOT NULL"
     ).fetchone()
     wait_ns = None if next_ns is None else max(0, next_ns - transaction.now_ns)
-    return Promoted(len(due), lanes, wait_ns)
+    return Promoted(len(due), lines, wait_ns)
 
 
 def reap(transaction: Transaction, limit: int) -> Reaped:
@@ -139,7 +139,7 @@ def reap(transaction: Transaction, limit: int) -> Reaped:
         "SELECT id FROM worker WHERE until_ns <= ? ORDER BY id", (transaction.now_ns,)
     ).fetchall()
     returned: list[int] = []
-    died: list[Died] = []
+    died: list[DeadJob] = []
     for (worker,) in lost:
         rows = connection.execute(LEASED, (worker, limit)).fetchall()
         limit -= len(rows)
@@ -156,14 +156,14 @@ def reap(transaction: Transaction, limit: int) -> Reaped:
                 transaction.end(id, move.to, None, reason)
             elif move.ends:
                 error = death_error(crashes)
-                died.append(Died(id, kind, before.attempt + crashes, error))
+                died.append(DeadJob(id, kind, before.attempt + crashes, error))
                 transaction.end(id, move.to, None, error)
             else:
                 returned.append(id)
                 transaction.give_back(id, key)
         connection.execute(FORGET, (worker,))
-    lanes = frozenset(transaction.ready_lanes(returned)) if returned else frozenset()
-    return Reaped(len(lost), len(returned), len(died), lanes, tuple(sorted(died)))
+    lines = frozenset(transaction.ready_lines(returned)) if returned else frozenset()
+    return Reaped(len(lost), len(returned), len(died), lines, tuple(sorted(died)))
 
 
 def register(transaction: Transaction, name: str, ttl_ns: int, offer: Offer) -> int:
@@ -219,10 +219,10 @@ def age(transaction: Transaction, limit: int) -> int:
         id for (id,) in transaction.connection.execute("SELECT id FROM queue WHERE paused = 1")
     }
     moved = 0
-    # From the highest lane down: nothing that moves up is looked at twice.
-    for lane in reversed(ready_lanes(transaction, 0, BEYOND_ALL_LANES)):
-        if lane >> QUEUE_SHIFT not in paused and lane & BAND_MASK != Band.B4:
-            transaction.connection.execute(AGE, (transaction.now_ns, lane, limit))
+    # From the highest ready line down: nothing that moves up is looked at twice.
+    for line in reversed(ready_lines(transaction, 0, BEYOND_ALL_LINES)):
+        if line >> QUEUE_SHIFT not in paused and line & BAND_MASK != Band.B4:
+            transaction.connection.execute(AGE, (transaction.now_ns, line, limit))
             moved += transaction.connection.changes()
     return moved
 

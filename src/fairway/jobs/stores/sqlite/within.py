@@ -1,4 +1,5 @@
-"""Jobs that are added on a connection of the caller's, in a transaction he commits or not.
+"""Jobs that are added on a connection of the caller, in a transaction that the caller commits or
+not.
 
 A connection of `apsw` is always welcome: it is the same library, which knows its own locks.
 Python's `sqlite3` is another copy of SQLite, and two copies in one process do not see each other's
@@ -17,15 +18,15 @@ import apsw
 
 from fairway.errors import Corrupt, Invalid, Unavailable, UnknownFormat, WriteFailed
 from fairway.jobs.stores.sqlite.intake import SqliteIntake
-from fairway.jobs.stores.sqlite.lanes import Names
 from fairway.jobs.stores.sqlite.mark import COUNT
+from fairway.jobs.stores.sqlite.ready_lines import Names
 from fairway.jobs.stores.sqlite.schema import APPLICATION_ID, MIGRATIONS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fairway.jobs.job import Enqueued, NewJob
-    from fairway.jobs.store import Cursor
+    from fairway.jobs.store import TopicCursor
     from fairway.jobs.stores.sqlite.schema import Sql
 
 HIDDEN = """
@@ -39,7 +40,7 @@ OPENED: Counter[str] = Counter()
 
 
 def add_within(
-    guest: Any, place: str, now_ns: int, jobs: Sequence[NewJob], cursor: Cursor | None
+    guest: Any, place: str, now_ns: int, jobs: Sequence[NewJob], cursor: TopicCursor | None
 ) -> list[Enqueued]:
     """Insert jobs on the connection `guest`; whether they stay is up to its transaction."""
     if not _is_sqlite3(guest):
@@ -52,7 +53,7 @@ def add_within(
 
 
 def _add(
-    guest: Any, place: str, now_ns: int, jobs: Sequence[NewJob], cursor: Cursor | None
+    guest: Any, place: str, now_ns: int, jobs: Sequence[NewJob], cursor: TopicCursor | None
 ) -> list[Enqueued]:
     connection, errors, busy = _welcome(guest, place)
     try:
@@ -95,7 +96,7 @@ def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
             "`within` takes a connection of apsw or sqlite3 that has the job store open,"
             f" not {type(guest).__name__}"
         )
-    connection = _Plain(guest)
+    connection = _CallerConnection(guest)
     try:
         files = {name: file for _, name, file in connection.execute("PRAGMA database_list")}
         file = files["main"]
@@ -121,9 +122,9 @@ def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
     return connection, errors, busy
 
 
-class _Plain:
-    """A connection of the caller's, asked by cursors of ours: rows come as they are, whatever he
-    has set that his own cursors make of them."""
+class _CallerConnection:
+    """A connection of the caller, asked by cursors of ours: rows come as they are, whatever the
+    caller's own cursors would make of them."""
 
     def __init__(self, guest: Any) -> None:
         self._guest = guest
@@ -164,7 +165,7 @@ def _apsw_closed(error: Exception) -> bool:
 
 
 def _sqlite3_closed(error: Exception) -> bool:
-    return type(error).__name__ == "ProgrammingError"  # or of another thread: his to mend as well
+    return type(error).__name__ == "ProgrammingError"  # or of another thread: the caller's, too
 
 
 def _apsw_busy(error: Exception) -> bool:

@@ -36,11 +36,11 @@ from fairway.jobs.stores.sqlite.calls import (
 )
 from fairway.jobs.stores.sqlite.connections import answering, create
 from fairway.jobs.stores.sqlite.intake import intake_of
-from fairway.jobs.stores.sqlite.lanes import Names
-from fairway.jobs.stores.sqlite.mark import Count, Mark
+from fairway.jobs.stores.sqlite.mark import CommitCount, Mark
+from fairway.jobs.stores.sqlite.ready_lines import Names
 from fairway.jobs.stores.sqlite.tenants import TenantReader
 from fairway.jobs.stores.sqlite.transaction import Transaction
-from fairway.jobs.stores.sqlite.turn import Turn
+from fairway.jobs.stores.sqlite.writer_queue import WriterQueue
 from fairway.runtime.blocking import BlockingPool
 from fairway.storage.wals.sqlite_shard import UNDONE_ERRORS, UNDONE_KINDS
 
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 
     from fairway.core.lanes import Drained, Refusal
     from fairway.jobs.job import Enqueued, NewJob
-    from fairway.jobs.stores.sqlite.tenants import Target
+    from fairway.jobs.stores.sqlite.tenants import JobRef
     from fairway.runtime.clock import Clock
 
 T = TypeVar("T")
-Outcome: TypeAlias = "tuple[Any, BaseException | None]"
-Group: TypeAlias = "list[Drained[Caller, StoreCall[Any]]]"
+CallOutcome: TypeAlias = "tuple[Any, BaseException | None]"
+CallGroup: TypeAlias = "list[Drained[Caller, StoreCall[Any]]]"
 
 
 class Commits(Protocol):
@@ -62,7 +62,7 @@ class Commits(Protocol):
 
     def open(self) -> None: ...
 
-    def commit(self, group: Sequence[StoreCall[Any]]) -> list[Outcome]: ...
+    def commit(self, group: Sequence[StoreCall[Any]]) -> list[CallOutcome]: ...
 
     def close(self) -> None: ...
 
@@ -70,7 +70,7 @@ class Commits(Protocol):
 class LooksUp(Protocol):
     """What it needs of its other thread: see `TenantReader`."""
 
-    def tenants(self, targets: Sequence[Target]) -> list[str]: ...
+    def tenants(self, targets: Sequence[JobRef]) -> list[str]: ...
 
     def close(self) -> None: ...
 
@@ -128,7 +128,7 @@ class SqliteWriter:
         return await self._wait(StoreCall(function, durable, size=size), caller)
 
     async def command(
-        self, function: Callable[[Transaction], T], target: Target, *, durable: bool, size: int = 0
+        self, function: Callable[[Transaction], T], target: JobRef, *, durable: bool, size: int = 0
     ) -> T:
         """As `run`, in the lane of the tenant whose job this is; those of one job stay in order."""
         call = StoreCall(function, durable, size=size)
@@ -160,7 +160,7 @@ class SqliteWriter:
 
         def done(tenants: list[str] | None, error: BaseException | None) -> None:
             self._unsorted.settle(None, len(part.items), part.size, self._clock.now_ns())
-            # What stands in the way of looking is told by the transaction, which meets it as well.
+            # What stands in the way of looking is raised by the transaction, which meets it, too.
             known = [NO_TENANT] * len(part.items) if tenants is None else tenants
             for (call, _), tenant in zip(part.items, known, strict=True):
                 caller = Caller(COMMAND, tenant)
@@ -216,8 +216,8 @@ class SqliteWriter:
         if not self._sorting:
             self._idle.set()
 
-    def _commit(self, group: Group, calls: Sequence[StoreCall[Any]]) -> None:
-        def done(outcomes: list[Outcome] | None, error: BaseException | None) -> None:
+    def _commit(self, group: CallGroup, calls: Sequence[StoreCall[Any]]) -> None:
+        def done(outcomes: list[CallOutcome] | None, error: BaseException | None) -> None:
             # The next group goes to the thread before those of this one wake.
             self._settle(group)
             self._start()
@@ -226,7 +226,7 @@ class SqliteWriter:
 
         self._pool.submit(done, self._committer.commit, calls)
 
-    def _settle(self, group: Group) -> None:
+    def _settle(self, group: CallGroup) -> None:
         now_ns = self._clock.now_ns()
         for part in group:
             self._lanes.settle(part, now_ns)
@@ -252,25 +252,25 @@ class Committer:
         self._clock = clock
         self._connection: apsw.Connection | None = None
         self._names: Names | None = None
-        self._turn = Turn(place)
-        self._count = Count()
+        self._writer_queue = WriterQueue(place)
+        self._commit_count = CommitCount()
         self._mark = Mark(place)
         self._synced = True  # what the connection's `synchronous` stands at
         self._failed: str | None = None
 
     def open(self) -> None:
         with answering(self._place):
-            self._connection = create(self._place, self._turn.begin)
+            self._connection = create(self._place, self._writer_queue.begin)
         self._names = Names(self._connection)
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close(force=True)
             self._connection = None
-        self._turn.close()
+        self._writer_queue.close()
         self._mark.close()
 
-    def commit(self, group: Sequence[StoreCall[Any]]) -> list[Outcome]:
+    def commit(self, group: Sequence[StoreCall[Any]]) -> list[CallOutcome]:
         """Run the calls in one transaction; how each ended."""
         connection = self._connection
         if connection is None:
@@ -294,7 +294,7 @@ class Committer:
                     for outcome in self._run_several(connection, calls)
                 ]
             if connection.total_changes() != changes:  # else there is nothing to write or sync
-                number = self._count.add(connection)
+                number = self._commit_count.add(connection)
             committing = True
             connection.execute("COMMIT")
         except apsw.Error as error:
@@ -303,9 +303,9 @@ class Committer:
             self._roll_back(connection)
             raise
         if number:
-            self._count.committed(connection, number)
+            self._commit_count.committed(connection, number)
             if self._synced:
-                self._mark.advance(number)  # before anybody is told
+                self._mark.advance(number)  # before anybody is answered
         return outcomes
 
     def _begin(self, connection: apsw.Connection, durable: bool) -> None:
@@ -313,13 +313,13 @@ class Committer:
             connection.pragma("synchronous", "FULL" if durable else "NORMAL")
             self._synced = durable
         try:
-            self._turn.begin(connection)
+            self._writer_queue.begin(connection)
         except (apsw.BusyError, apsw.LockedError) as error:
             raise Unavailable(f"{self._place} is held by somebody else: {error}") from error
 
     def _run_several(
         self, connection: apsw.Connection, calls: Sequence[StoreCall[Any]]
-    ) -> list[Outcome]:
+    ) -> list[CallOutcome]:
         """Run calls that go `together`: if that fails, each by itself, to see whose fault it is."""
         if len(calls) > 1:
             jobs = [job for call in calls for job in call.jobs or ()]
@@ -331,7 +331,7 @@ class Committer:
                 return [([next(rest) for _ in call.jobs or ()], None) for call in calls]
         return [self._run_apart(connection, call) for call in calls]
 
-    def _run_apart(self, connection: apsw.Connection, call: StoreCall[Any]) -> Outcome:
+    def _run_apart(self, connection: apsw.Connection, call: StoreCall[Any]) -> CallOutcome:
         """Run one of several calls: if it fails, it alone is undone."""
         connection.execute("SAVEPOINT call")
         outcome = self._run(connection, call)
@@ -342,7 +342,7 @@ class Committer:
         connection.execute("RELEASE call")
         return outcome
 
-    def _run(self, connection: apsw.Connection, call: StoreCall[Any]) -> Outcome:
+    def _run(self, connection: apsw.Connection, call: StoreCall[Any]) -> CallOutcome:
         assert self._names is not None
         try:
             return call.function(Transaction(connection, self._names, self._clock.wall_ns())), None

@@ -25,7 +25,7 @@ from fairway.wire.jobs import (
     TRACE_MAX,
     CancelReply,
     CancelRequest,
-    Enqueued,
+    EnqueuedJob,
     EnqueueReply,
     EnqueueRequest,
     JobList,
@@ -97,7 +97,7 @@ async def enqueue_jobs(context: ServerContext, request: Request) -> Reply:
         for one in added:  # somebody else may have come first since we looked
             with suppress(NotFound):
                 _refuse_foreign(identity, await context.part(Jobs).find(one.id))
-    reply = EnqueueReply(jobs=[Enqueued(id=one.id, fresh=one.fresh) for one in added])
+    reply = EnqueueReply(jobs=[EnqueuedJob(id=one.id, fresh=one.fresh) for one in added])
     return json_reply(reply, 201 if any(one.fresh for one in added) else 200)
 
 

@@ -20,12 +20,12 @@ from fairway.server.http.exchange import Reply, Request, json_reply, number, par
 from fairway.wire.requests import INT_MAX
 from fairway.wire.topics import WAIT_MS_MAX
 from fairway.wire.workflows import (
-    FiringView,
     RunAction,
     RunActionReply,
     RunList,
     RunSummary,
     RunView,
+    ScheduleFiringView,
     ScheduleList,
     ScheduleSettings,
     ScheduleView,
@@ -212,7 +212,7 @@ async def list_schedules(context: ServerContext, request: Request) -> Reply:
                     paused=entry.paused,
                     handled_at=entry.handled_wall_ns // MS_NS,
                     firings=[
-                        FiringView(at=one.at_wall_ns // MS_NS, job=one.job, tries=one.tries)
+                        ScheduleFiringView(at=one.at_wall_ns // MS_NS, job=one.job, tries=one.tries)
                         for one in firings
                     ],
                 )

@@ -45,10 +45,10 @@ class Database:
         self._freed[key].set()
 
     def asks_for(self, key: str) -> Callable[[Any, int], Awaitable[str]]:
-        async def ask(_: Any, patience_ms: int) -> str:
+        async def ask(_: Any, lock_wait_ms: int) -> str:
             self.looks += 1
             try:
-                async with asyncio.timeout(patience_ms / 1000):
+                async with asyncio.timeout(lock_wait_ms / 1000):
                     await self._freed[key].wait()
             except TimeoutError:
                 raise LockTimeout(key) from None
@@ -67,10 +67,10 @@ async def answer(line: WaitingLine, ask: Callable[[Any, int], Awaitable[str]]) -
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     try:
-        said = await line.transaction(ask)
+        outcome = await line.transaction(ask)
     except LockTimeout:
-        said = "refused"
-    return said, (loop.time() - began_s) * 1000
+        outcome = "refused"
+    return outcome, (loop.time() - began_s) * 1000
 
 
 def test_each_of_a_hundred_callers_is_answered_when_its_own_time_is_over() -> None:
@@ -80,7 +80,7 @@ def test_each_of_a_hundred_callers_is_answered_when_its_own_time_is_over() -> No
         line, database = line_of(8, "held")
         calls = [answer(line, database.asks_for("held")) for _ in range(CALLERS)]
         answers = await asyncio.gather(*calls)
-        assert {said for said, _ in answers} == {"refused"}
+        assert {outcome for outcome, _ in answers} == {"refused"}
         last_looks = CALLERS / (8 - FREE)
         for _, ms in answers:
             assert LOCK_TIMEOUT_MS - 1 <= ms <= LOCK_TIMEOUT_MS + 2 * last_looks
@@ -98,7 +98,7 @@ def test_each_of_thousands_of_callers_is_answered_when_its_own_time_is_over() ->
         answers = await asyncio.gather(
             *(answer(line, database.asks_for("held")) for _ in range(callers))
         )
-        assert {said for said, _ in answers} == {"refused"}
+        assert {outcome for outcome, _ in answers} == {"refused"}
         last_looks = callers / (8 - FREE)
         assert max(ms for _, ms in answers) <= LOCK_TIMEOUT_MS + 2 * last_looks
 

@@ -32,7 +32,7 @@ from fairway.jobs.stores.sqlite.calls import (
     StoreCall,
     who_enqueues,
 )
-from fairway.jobs.stores.sqlite.writer import Outcome, SqliteWriter, together
+from fairway.jobs.stores.sqlite.writer import CallOutcome, SqliteWriter, together
 from fairway.runtime.clock import clock_of
 from fairway.testing import run
 
@@ -142,10 +142,10 @@ class Recorded:
 
     def close(self) -> None: ...
 
-    def commit(self, group: Any) -> list[Outcome]:
-        said = [call.function(None) for call in group]
-        self.groups.append([f"{who} {len(list(some))}" for who, some in groupby(said)])
-        return [(who, None) for who in said]
+    def commit(self, group: Any) -> list[CallOutcome]:
+        callers = [call.function(None) for call in group]
+        self.groups.append([f"{who} {len(list(some))}" for who, some in groupby(callers)])
+        return [(who, None) for who in callers]
 
 
 class Known:

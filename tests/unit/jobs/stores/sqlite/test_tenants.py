@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from fairway.errors import Unavailable
-from fairway.jobs.job import NO_TENANT, Fate, NewJob, Settlement, lane_of
+from fairway.jobs.job import NO_TENANT, Fate, NewJob, Settlement, line_of
 from fairway.jobs.store import Want
 from fairway.jobs.stores.sqlite import SqliteStore
 from fairway.jobs.stores.sqlite.tenants import TenantReader
@@ -30,9 +30,9 @@ def test_tenants_are_found_by_id_and_by_unique_key(tmp_path: Path) -> None:
             NewJob(kind="k", unique_key='u"\n'),
         ]
         ids = [one.id for one in await store.enqueue(jobs)]
-        # Set aside, a job is in a lane of another number.
+        # Set aside, a job is in a line of another number.
         worker = await store.register("w", 60_000_000_000)
-        out = await store.exchange(worker, 1, wants=[Want(lane_of(jobs[0]), 1)])
+        out = await store.exchange(worker, 1, wants=[Want(line_of(jobs[0]), 1)])
         aside = [Settlement(claim=out.claims[0], fate=Fate.RELEASE, skill="s")]
         await store.exchange(worker, 2, aside)
         await store.aclose()

@@ -1,11 +1,11 @@
-"""Numbers for the names of queues and tenants, and so for lanes."""
+"""Numbers for the names of queues and tenants, and so for ready lines."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from fairway.core.priority import Band, band_of
-from fairway.jobs.job import Lane
+from fairway.jobs.job import ReadyLine
 from fairway.jobs.stores.sqlite.schema import BAND_MASK, QUEUE_SHIFT, TENANT_SHIFT
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Names:
         self._queues: dict[str, int] = {}
         self._tenants: dict[tuple[str, str], int] = {}
         self._homes: dict[tuple[str, str, int], int] = {}
-        self._lanes: dict[int, Lane] = {}
+        self._lines: dict[int, ReadyLine] = {}
 
     def queue(self, name: str) -> int:
         """The number of a queue, which exists from now on."""
@@ -41,39 +41,39 @@ class Names:
         return number
 
     def home(self, queue: str, tenant: str, priority: int) -> int:
-        """The lane of a job that has just become ready."""
+        """The ready line of a job that has just become ready."""
         key = (queue, tenant, priority)
-        lane = self._homes.get(key)
-        if lane is None:
-            lane = self.number(Lane(queue, tenant, band_of(priority)))
+        line = self._homes.get(key)
+        if line is None:
+            line = self.number(ReadyLine(queue, tenant, band_of(priority)))
             if len(self._homes) > REMEMBERED_MAX:
                 self.forget()
-            self._homes[key] = lane
-        return lane
+            self._homes[key] = line
+        return line
 
-    def number(self, lane: Lane) -> int:
-        key = (lane.tenant, lane.skill)
+    def number(self, line: ReadyLine) -> int:
+        key = (line.tenant, line.skill)
         tenant = self._tenants.get(key)
         if tenant is None:
-            tenant = self._intern("tenant", name=lane.tenant, skill=lane.skill)
+            tenant = self._intern("tenant", name=line.tenant, skill=line.skill)
             self._tenants[key] = tenant
-        return self.queue(lane.queue) << QUEUE_SHIFT | tenant << TENANT_SHIFT | lane.band
+        return self.queue(line.queue) << QUEUE_SHIFT | tenant << TENANT_SHIFT | line.band
 
-    def lane(self, number: int) -> Lane:
-        lane = self._lanes.get(number)
-        if lane is None:
+    def line(self, number: int) -> ReadyLine:
+        line = self._lines.get(number)
+        if line is None:
             queue, tenant, skill = self._connection.execute(
                 "SELECT queue.name, tenant.name, skill FROM queue JOIN tenant"
                 " WHERE queue.id = ? AND tenant.id = ?",
                 (number >> QUEUE_SHIFT, (number & _TENANT_MASK) >> TENANT_SHIFT),
             ).fetchone()
-            if len(self._lanes) > REMEMBERED_MAX:
+            if len(self._lines) > REMEMBERED_MAX:
                 self.forget()
-            lane = self._lanes[number] = Lane(queue, tenant, Band(number & BAND_MASK), skill)
-        return lane
+            line = self._lines[number] = ReadyLine(queue, tenant, Band(number & BAND_MASK), skill)
+        return line
 
-    def lanes(self, numbers: Iterable[int]) -> set[Lane]:
-        return {self.lane(number) for number in numbers}
+    def lines(self, numbers: Iterable[int]) -> set[ReadyLine]:
+        return {self.line(number) for number in numbers}
 
     def _intern(self, table: str, **named: str) -> int:
         values = tuple(named.values())
@@ -89,6 +89,6 @@ class Names:
         return int(number)
 
 
-def lanes_of(queue: int) -> tuple[int, int]:
-    """The first lane of a queue, and the first that is not one."""
+def lines_of(queue: int) -> tuple[int, int]:
+    """The first ready line of a queue, and the first that is not one."""
     return queue << QUEUE_SHIFT, (queue + 1) << QUEUE_SHIFT

@@ -1,9 +1,9 @@
-"""Whose turn it is to write, among the threads and processes that share one file.
+"""A queue for the threads and processes that want to write one file.
 
-SQLite's own lock has no queue: who asks again at once has it again, and those who ask every few
-milliseconds wait for seconds. So whoever wants to write takes the turn first, and gives it up once
-SQLite has let him in. While somebody waits with the turn in his hand, who has just written cannot
-ask again.
+SQLite's own lock has no queue: a writer that asks again at once has it again, and those that ask
+every few milliseconds wait for seconds. So a writer takes a second lock first, the turn, and gives
+it up once SQLite has let it in. While one waits for SQLite and holds the turn, the one that has
+just written cannot ask again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import apsw
 
 
-class Turn:
-    """The turn as one thread sees it, in a file of its own beside the jobs.
+class WriterQueue:
+    """The queue as one thread sees it. The turn is a lock on a file of its own, `jobs.db-turn`.
 
-    Not in the jobs' file: closing any descriptor of that one would end SQLite's locks on it.
+    Not on the jobs' file: closing any descriptor of that one would end SQLite's locks on it.
     """
 
     def __init__(self, place: str) -> None:
@@ -51,8 +51,8 @@ class Turn:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _take(self, file: int) -> None:
-        # Asked for again and again rather than waited for: whoever has it may be stopped, and a
-        # file that cannot be written is to be told of.
+        # Asked for again and again rather than waited for: its holder may be stopped, and a file
+        # that cannot be written is an error to report.
         for _ in range(BUSY_MS):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
