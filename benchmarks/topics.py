@@ -170,7 +170,7 @@ def _batches(report: Report, server: Child, quick: bool) -> None:
 async def _writer_rate(raw: bytes, seconds: float) -> float:
     """Operations a second of the log alone, given the encoded batches."""
     from fairway import Entry, Log, Operation, wal_at
-    from fairway.topics.batch import VERSION, Batch, encode_batch
+    from fairway.topics.batch import VERSION, RecordBatch, encode_batch
 
     with tempfile.TemporaryDirectory() as directory:
         async with Log(wal_at(directory)) as log:
@@ -182,7 +182,7 @@ async def _writer_rate(raw: bytes, seconds: float) -> float:
                 nonlocal done, key
                 while time.monotonic() - begin < seconds:
                     key += 100
-                    batch = Batch(VERSION, key - 99, 100, 0, len(raw), raw)
+                    batch = RecordBatch(VERSION, key - 99, 100, 0, len(raw), raw)
                     operation = Operation((Entry(key, encode_batch(batch)),))
                     await log.submit(1, operation)
                     done += 1

@@ -405,7 +405,7 @@ def test_a_topic_goes_on_after_the_answer_to_a_commit_was_lost(
             doubting.set()
             with pytest.raises(OutcomeUnknown):
                 await topics.append("t", new("doubtful"))
-            doubts = topics.live(topics.get("t")).doubts
+            doubts = topics.activate(topics.get("t")).doubts
             await asyncio.sleep(2 * UPKEEP_S)  # upkeep cannot ask either
             assert doubts.end
             wire.down = False

@@ -403,7 +403,9 @@ def test_a_request_that_waits_under_a_key_that_is_gone_is_told_nothing(tmp_path:
                     )
                 ]
                 topic = served.app.topics.get("orders.a")
-                await until(lambda: topic.live is not None and len(topic.live.readers.waiters) == 2)
+                await until(
+                    lambda: topic.active is not None and len(topic.active.subscribers.waiters) == 2
+                )
                 (tmp_path / "keys.toml").write_text(
                     keys.replace("reader-secret", "another-secret").replace('"orders.", ', "")
                 )

@@ -257,7 +257,7 @@ def test_a_long_poll_answers_at_once_when_something_comes_and_in_time_when_nothi
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(api.diff("poll", 1, wait_ms=2**60))
             topic = site.served.app.topics.get("poll")
-            await until(lambda: topic.live is not None and topic.live.readers.waiters)
+            await until(lambda: topic.active is not None and topic.active.subscribers.waiters)
             await api.append("poll", 2)
             page = await waiting
         assert [record["$seq"] for record in page["records"]] == [2]

@@ -178,7 +178,7 @@ def test_5_delivered_and_tombstoned_and_deleted_are_every_seq_for_every_kind_of_
                         cut = rng.randint(max(1, head - 60), head)
                         deleted.update(range(1, cut))
                         await api.post("/v0/topics/t/delete", {"before_seq": cut})
-                head += 1  # one more, for whoever is live and waits
+                head += 1  # one more, for whoever has caught up and waits
                 done.set()
                 assert (await api.append("t", "end"))["last_seq"] == head
 
@@ -280,7 +280,7 @@ def test_9_one_key_at_the_same_time_appends_once(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_11_a_write_between_replay_and_live_is_delivered_at_once(
+def test_11_a_write_between_replay_and_push_is_delivered_at_once(
     campaign: Campaign, tmp_path: Path
 ) -> None:
     """Upstream's bug: it came with the next write, or the next heartbeat. None of either here."""
@@ -295,7 +295,7 @@ def test_11_a_write_between_replay_and_live_is_delivered_at_once(
             head = 1
 
             async def race(number: int) -> None:
-                """One write lands somewhere between the request and the first live frame."""
+                """One write lands somewhere between the request and the first frame pushed."""
                 nonlocal head
                 path = "/v0/topics/t/watch" if number % 2 else session
                 last_id = {"last-event-id": f"{epoch}.{head}"} if number % 2 else {}

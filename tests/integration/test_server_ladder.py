@@ -436,9 +436,9 @@ def test_8_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_
                 most = max(most, *(connection.buffered for connection in connections))
             assert most <= limit + 300_000, f"{most} bytes buffered for one connection"
             topic = app.topics.get("t")
-            assert topic.live is not None
-            watchers = [one for group in topic.live.readers.by_view.values() for one in group]
-            assert [one.live for one in watchers].count(False) == 1, "only the one that stalls"
+            assert topic.active is not None
+            watchers = [one for group in topic.active.subscribers.by_view.values() for one in group]
+            assert [one.caught_up for one in watchers].count(False) == 1, "only the one that stalls"
             first = await stalled.next()
             assert first.name in ("caught-up", "record")
             seen = first.seqs if first.name == "record" else []
@@ -455,7 +455,7 @@ def test_8_a_stalled_watcher_resumes_on_its_connection_with_every_seq_and_harms_
 def test_a_reader_that_is_slow_again_and_again_gets_nothing_twice(
     campaign: Campaign, tmp_path: Path
 ) -> None:
-    """It stalls in the middle of a delivery, catches up by itself, and is live before that ends."""
+    """It stalls in the middle of a delivery, and has caught up by itself before that ends."""
     rng = campaign.random()
     rounds = campaign.rounds(share=8, full=100)
 
@@ -473,8 +473,8 @@ def test_a_reader_that_is_slow_again_and_again_gets_nothing_twice(
             for stream in streams:
                 await stream.named("caught-up")
             topic = app.topics.get("t")
-            assert topic.live is not None
-            [watchers] = topic.live.readers.by_view.values()
+            assert topic.active is not None
+            [watchers] = topic.active.subscribers.by_view.values()
             slow, head = watchers[0], 0
 
             async def read(stream: Events, first: int, last: int, *, late: bool) -> None:

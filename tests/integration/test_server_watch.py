@@ -66,7 +66,7 @@ def test_a_plain_event_source_replays_then_follows(site: Site) -> None:
         assert (await api.state("plain"))["watchers"] == 1
         await stream.close()
         topic = site.served.app.topics.get("plain")
-        await until(lambda: topic.live is None or not topic.live.readers)
+        await until(lambda: topic.active is None or not topic.active.subscribers)
 
     site.run(scenario(site.api))
 
@@ -259,17 +259,17 @@ def test_heartbeats_come_when_nothing_else_does(site: Site) -> None:
     site.run(scenario(site.api))
 
 
-def test_caught_up_is_said_at_each_change_from_backlog_to_live(site: Site) -> None:
+def test_caught_up_is_sent_at_each_end_of_a_backlog(site: Site) -> None:
     async def scenario(api: Api) -> None:
         await api.append("change", 1)
         stream = await api.watch("change")
         names = [(await stream.next()).name for _ in range(2)]
         assert names == ["record", "caught-up"]
         await api.append("change", 2)
-        assert (await stream.next()).name == "record", "live: not said again"
-        [watchers] = site.served.app.topics.get("change").live.readers.by_view.values()  # type: ignore[union-attr]
+        assert (await stream.next()).name == "record", "caught up: not sent again"
+        [watchers] = site.served.app.topics.get("change").active.subscribers.by_view.values()  # type: ignore[union-attr]
         watcher = watchers[0]
-        watcher.live, watcher.stalled = False, True  # as if its buffer had been full
+        watcher.caught_up, watcher.stalled = False, True  # as if its buffer had been full
         await api.append("change", 3)
         watcher.resume()
         names = [(await stream.next()).name for _ in range(2)]
@@ -553,8 +553,8 @@ def test_a_deletion_reaches_a_reader_that_had_stopped_reading(site: Site) -> Non
         topic = site.served.app.topics.get("stuck")
 
         def stalled() -> bool:
-            assert topic.live is not None
-            watchers = [one for group in topic.live.readers.by_view.values() for one in group]
+            assert topic.active is not None
+            watchers = [one for group in topic.active.subscribers.by_view.values() for one in group]
             return len(watchers) == 2 and all(one.stalled for one in watchers)
 
         while not stalled():

@@ -124,7 +124,7 @@ def test_subscribe_publish_unsubscribe_and_ping(site: Site) -> None:
             await api.append("ws.a", 3)
             assert await socket.ask(op="ping", id=9) == {"op": "pong", "id": 9}, "nothing came"
         topic = site.served.app.topics.get("ws.a")
-        await until(lambda: topic.live is None or not topic.live.readers)
+        await until(lambda: topic.active is None or not topic.active.subscribers)
 
     site.run(scenario(site.api))
 
@@ -224,7 +224,7 @@ def test_a_socket_that_does_not_read_falls_behind_and_catches_up_with_every_seq(
         async with opened(api, max_queue=1) as socket:
             await socket.ask(op="subscribe", topic="ws.slow")
             topic = site.served.app.topics.get("ws.slow")
-            [group] = topic.live.readers.by_view.values()  # type: ignore[union-attr]
+            [group] = topic.active.subscribers.by_view.values()  # type: ignore[union-attr]
             count = 1
             while not group[0].stalled:
                 await api.append("ws.slow", *["x" * 50_000] * 20)
@@ -295,7 +295,7 @@ def test_who_leaves_without_having_read_leaves_nothing_behind(
         await until(lambda: socket.queued_bytes > full and not socket._room.is_set())
         wire.abort()
         await until(lambda: len(host.guests) == before)
-        assert topic.live is None or not topic.live.readers
+        assert topic.active is None or not topic.active.subscribers
 
     site.run(scenario(site.api))
 

@@ -1,4 +1,4 @@
-"""Fair delivery on virtual time: nothing falls between replay and live, and nobody waits too long.
+"""Fair delivery on virtual time: nothing falls between replay and push, and nobody waits too long.
 
 Costs are made visible by sinks that move the virtual clock: a frame then takes as long as they say.
 """
@@ -24,7 +24,7 @@ from fairway.testing import run
 from fairway.topics.catching_up import CatchUp
 from fairway.topics.delivery import Delivery
 from fairway.topics.engine import TopicsConfig
-from fairway.topics.watching import View
+from fairway.topics.watching import SharedView
 from fairway.wire.topics import RouterConfig, TopicPatch
 from tests.support.topics import MS, PLAIN, Forced, Notes, new, read_all, topics_on, values
 
@@ -58,7 +58,7 @@ def pass_time(cost_ns: int) -> None:
     loop.now_ns += cost_ns
 
 
-# --- between replay and live
+# --- between replay and push
 
 
 class Stalling(Notes):
@@ -91,7 +91,7 @@ async def one_race(topics: Topics, chance: random.Random, number: int, tally: Co
     notes = Stalling(chance, refusals)
     tally["stalling"] += refusals > 0
     start = chance.randint(0, topic.head)
-    view = View(PLAIN.encoder, limit=chance.choice((1, 2, 256)))
+    view = SharedView(PLAIN.encoder, limit=chance.choice((1, 2, 256)))
     written: dict[int, int] = {}
 
     async def write(delay_ns: int) -> None:
@@ -99,7 +99,7 @@ async def one_race(topics: Topics, chance: random.Random, number: int, tally: Co
         before = notes.frames.count(("caught-up",))
         _, answer, _ = await topics.append(name, new("late"))
         written[answer.first_seq] = now_ns()
-        tally["written before it was live" if not before else "written when it was live"] += 1
+        tally["written before it caught up" if not before else "written when it had"] += 1
 
     async with asyncio.TaskGroup() as group:
         for _ in range(chance.randint(1, 3)):
@@ -115,7 +115,7 @@ async def one_race(topics: Topics, chance: random.Random, number: int, tally: Co
             pages = (topic.head - start) // view.limit + refusals + 3
             assert notes.at_ns(seq) - acked_ns <= pages * 2.5 * MS, f"{seq} was pushed late"
     assert notes.kinds.count("caught-up") >= 1
-    assert watcher.live
+    assert watcher.caught_up
     topics.unwatch(watcher)
 
 
@@ -135,7 +135,7 @@ def race(seed: int, count: int, tally: Counter[str]) -> None:
 
 
 @pytest.mark.timeout(3600)
-def test_nothing_falls_between_replay_and_live(campaign: Campaign) -> None:
+def test_nothing_falls_between_replay_and_push(campaign: Campaign) -> None:
     """Checklist 11: thousands of interleavings of a write with a watcher that catches up."""
     rounds = campaign.rounds(share=40, full=600)
     for number in range(rounds):
@@ -144,8 +144,8 @@ def test_nothing_falls_between_replay_and_live(campaign: Campaign) -> None:
         "began behind",
         "cold",
         "stalling",
-        "written before it was live",
-        "written when it was live",
+        "written before it caught up",
+        "written when it had",
     ):
         assert campaign.tally[event] > rounds, f"hardly ever: {event}"
 
@@ -166,7 +166,7 @@ def read_before_register() -> Iterator[None]:
                 page = await cold_page(
                     self._log, topic, watcher.cursor, target, 256, 1 << 20, watcher.view.selection
                 )
-                await self._hands.give_page(watcher, page)
+                await self._frames.give_page(watcher, page)
             await asyncio.sleep(0)
             watcher.cursor = topic.head  # "caught up"
             attach(self, watcher, router=router)
@@ -209,7 +209,7 @@ def test_a_race_that_is_planted_is_seen(bug: Any) -> None:
 
 
 def test_a_watcher_that_caught_up_by_itself_gets_no_frame_twice() -> None:
-    """It stalls in the middle of a drain, catches up and is live again before the drain ends."""
+    """It stalls in the middle of a drain, and has caught up again before the drain ends."""
 
     async def main() -> None:
         async with topics_on(turn=TurnBudget(delivery_ns=1)) as topics:
@@ -221,7 +221,7 @@ def test_a_watcher_that_caught_up_by_itself_gets_no_frame_twice() -> None:
             await topics.append("t", new(*range(30)))
             await asyncio.sleep(0.1)
             assert notes.refused == 1
-            assert watcher.live
+            assert watcher.caught_up
             assert notes.seqs == list(range(2, 32))
 
     run(main, seed=1, quiet=True)
@@ -569,7 +569,7 @@ def test_a_stalled_watcher_costs_nobody_else_anything() -> None:
             stuck.resume()
             await asyncio.sleep(0.2)
             assert bad.seqs == good.seqs == list(range(1, 201))
-            assert stuck.live
+            assert stuck.caught_up
         return delays
 
     assert max(run(main, seed=1, quiet=True)) < 5 * MS

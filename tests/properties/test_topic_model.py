@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fairway.topics.batch import VERSION, Batch, size_of
+from fairway.topics.batch import VERSION, RecordBatch, size_of
 from fairway.topics.match import SeqMatch, TagMatch
 from fairway.topics.operations import Hole, Removal, decode_snapshot, encode_snapshot
 from fairway.topics.topic import Topic
@@ -46,7 +46,7 @@ class Twin:
         )
 
     def evict(
-        self, config: TopicConfig, now_ms: int, batches: list[Batch], floor: int, topic: Topic
+        self, config: TopicConfig, now_ms: int, batches: list[RecordBatch], floor: int, topic: Topic
     ) -> None:
         """Lose the oldest until nothing is too old and the caps hold: of live records, and of the
         bytes that are stored, live or not. Where that is in doubt the topic has its way."""
@@ -85,7 +85,7 @@ class TopicMachine(RuleBasedStateMachine):
     def start(self, **config: int) -> None:
         self.topic = Topic("t", 1, TopicConfig(**config))
         self.twin = Twin()
-        self.batches: list[Batch] = []
+        self.batches: list[RecordBatch] = []
         self.now_ms = 1_000
 
     @rule(tags=st.lists(TAGS, min_size=1, max_size=6), pad=st.integers(0, 60), node=st.booleans())
@@ -95,7 +95,7 @@ class TopicMachine(RuleBasedStateMachine):
         records = [{"data": "x" * pad} | ({"tag": tag} if tag else {}) for tag in tags]
         parsed = parse_records(msgspec.json.encode(records))
         name = "host" if node else None
-        batch = Batch(VERSION, first, len(tags), ts, parsed.size(name), parsed.raw, name)
+        batch = RecordBatch(VERSION, first, len(tags), ts, parsed.size(name), parsed.raw, name)
         self.topic.apply(batch)
         self.batches.append(batch)
         for seq, record in enumerate(decode_records(parsed.raw), first):
@@ -111,7 +111,7 @@ class TopicMachine(RuleBasedStateMachine):
     def evict(self) -> None:
         topic, floor = self.topic, self.topic.floor
         for batch in self.batches:
-            while batch.last_seq >= topic.floor and (due := topic.due(batch, self.now_ms)):
+            while batch.last_seq >= topic.floor and (due := topic.eviction_due(batch, self.now_ms)):
                 behind = 0
                 if topic.must_look_behind(batch, due.upto):
                     behind = self.first_live_behind(batch)
@@ -122,7 +122,7 @@ class TopicMachine(RuleBasedStateMachine):
         self.twin.evict(topic.config, self.now_ms, self.batches, floor, topic)
         self.settle()
 
-    def first_live_behind(self, front: Batch | None) -> int:
+    def first_live_behind(self, front: RecordBatch | None) -> int:
         for batch in self.batches:
             first = self.topic.first_live_in(batch, front.last_seq if front is not None else 0)
             if first is not None:

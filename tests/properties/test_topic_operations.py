@@ -23,27 +23,27 @@ from fairway.storage.log import Log
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
 from fairway.topics import names, writing
-from fairway.topics.batch import Batch
+from fairway.topics.active import ActiveTopic
+from fairway.topics.batch import RecordBatch
 from fairway.topics.changes import TOPIC
 from fairway.topics.doubts import Doubts
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.idempotency import KeyMemory
-from fairway.topics.live import LivePart
 from fairway.topics.match import TagMatch
 from fairway.topics.operations import (
     KeySeen,
-    Position,
+    ProducerPosition,
     Removal,
     Snapshot,
     changes_of,
     decode_snapshot,
 )
 from fairway.topics.producers import Producers
-from fairway.topics.readers import Readers
 from fairway.topics.recovery import decode_topic
-from fairway.topics.reserving import Reservation
+from fairway.topics.reserving import SeqReservation
 from fairway.topics.retention import RetentionConfig
-from fairway.topics.tail import Tail
+from fairway.topics.subscribers import Subscribers
+from fairway.topics.tail import BatchTail
 from fairway.topics.topic import Topic
 from fairway.topics.writes import Writes
 from fairway.topics.writing import Writing
@@ -132,9 +132,11 @@ class Follower:
         self, topic: Topic, began_as: TopicConfig, operations: Iterable[Operation]
     ) -> None:
         self.topic = Topic(topic.name, abs(topic.epoch), began_as)
-        self.live = self.topic.begin_use(LivePart(Tail(1), KeyMemory(1 << 20, lambda epoch: 0)))
+        self.active = self.topic.begin_use(
+            ActiveTopic(BatchTail(1), KeyMemory(1 << 20, lambda epoch: 0))
+        )
         self.meta: dict[str, bytes] = {}
-        self.batches: dict[int, Batch] = {}
+        self.batches: dict[int, RecordBatch] = {}
         for operation in operations:
             self.follow(operation)
         self.deleted = {
@@ -147,7 +149,7 @@ class Follower:
     def follow(self, operation: Operation) -> None:
         for change in changes_of(operation.entries, operation.meta, topic=self.topic.name):
             self.topic.apply(change)
-            if isinstance(change, Batch):
+            if isinstance(change, RecordBatch):
                 self.batches[change.last_seq] = change
         for name, value in operation.meta.items():
             if value is None:
@@ -167,7 +169,7 @@ class Follower:
         return reserved is not None and self.meta.get(names.RESERVED_DISK) == reserved
 
     @property
-    def stored(self) -> list[Batch]:
+    def stored(self) -> list[RecordBatch]:
         return [self.batches[key] for key in sorted(self.batches)]
 
     def decide(self, now_ms: int) -> None:
@@ -176,7 +178,7 @@ class Follower:
         self.begin_at_a_live_record()
         for batch in self.stored:
             while batch.last_seq >= topic.floor and topic.count:
-                due = topic.due(batch, now_ms)
+                due = topic.eviction_due(batch, now_ms)
                 if due is None:
                     break
                 topic.evict(batch, due)
@@ -236,8 +238,8 @@ def check_redone(topic: Topic, wal: RecordedWal) -> None:
 
     def added(*runs: list[Operation]) -> Any:
         follower = Follower(topic, wal.began_as, [one for run in runs for one in run])
-        keys = [follower.live.keys.get(topic.epoch, key) for key in KEYS]
-        positions = [follower.live.producers.at(producer) for producer in PRODUCERS]
+        keys = [follower.active.keys.get(topic.epoch, key) for key in KEYS]
+        positions = [follower.active.producers.at(producer) for producer in PRODUCERS]
         return exact(follower.topic), keys, positions
 
     once = added(operations)
@@ -297,14 +299,14 @@ def check_records(
 
 async def check_noted(topics: Topics, follower: Follower, now_ms: int) -> None:
     """Keys and positions: as memory knows them, and as whoever asks is answered."""
-    topic, live = topics.get("t"), topics.live(topics.get("t"))
+    topic, active = topics.get("t"), topics.activate(topics.get("t"))
     for producer in PRODUCERS:
-        known, added = live.producers.at(producer), follower.live.producers.at(producer)
+        known, added = active.producers.at(producer), follower.active.producers.at(producer)
         demand(known in (None, added), f"{producer} stands at {known}, the sum says {added}")
         at = await topics.writing.position_of(topic, producer)
         demand(at == added, f"{producer} stood at {at}, the sum says {added}")
     for key in KEYS:
-        used, seen = (one.keys.get(topic.epoch, key) for one in (live, follower.live))
+        used, seen = (one.keys.get(topic.epoch, key) for one in (active, follower.active))
         demand(used in (None, seen), f"{key} is known as {used}, the sum says {seen}")
         if seen is not None and now_ms - seen.ts < topic.config.idempotency_window_ms - 1_000:
             _, answer, _ = await topics.append("t", new(0, key=key))
@@ -338,8 +340,10 @@ def _count_said(operation: Operation, otherwise: int) -> int:
 
 async def quiet(topics: Topics, topic: Topic) -> None:
     """Nothing is under way or in doubt, and what must go by now is gone."""
-    live = topics.live(topic)
-    while live.writes or live.doubts or live.reservation.under_way or topics.writability.trouble:
+    active = topics.activate(topic)
+    while (
+        active.writes or active.doubts or active.reservation.under_way or topics.writability.trouble
+    ):
         await until_idle(topics, topic)
         await asyncio.sleep(10 * MS)
     if topic.thinned:
@@ -426,9 +430,9 @@ class Clients:
             options["position"] = self.position()
         await self.topics.append("t", new(*records, **options))
 
-    def position(self) -> Position:
+    def position(self) -> ProducerPosition:
         self.number += 1
-        return Position(self.chance.choice(PRODUCERS), 1, self.number)
+        return ProducerPosition(self.chance.choice(PRODUCERS), 1, self.number)
 
     async def delete(self) -> None:
         chance, head = self.chance, self.topics.get("t").head
@@ -585,7 +589,7 @@ def what_was_added_is_added_again() -> Iterator[None]:
     real = Topic.apply
 
     def apply(self: Topic, change: Any) -> None:
-        if isinstance(change, Batch) and change.last_seq <= self.head:
+        if isinstance(change, RecordBatch) and change.last_seq <= self.head:
             self.count += change.count
         real(self, change)
 
@@ -612,14 +616,19 @@ def the_window_of_a_key_begins_when_its_append_is_settled() -> Iterator[None]:
     real = Writing._publish
 
     def publish(
-        self: Writing, topic: Topic, live: LivePart, batch: Batch, tagged: bool, noted: Any = ()
+        self: Writing,
+        topic: Topic,
+        active: ActiveTopic,
+        batch: RecordBatch,
+        tagged: bool,
+        noted: Any = (),
     ) -> None:
         late = msgspec.structs.replace
         noted = [
             KeySeen(one.key, late(one.seen, ts=topic.last_ts)) if isinstance(one, KeySeen) else one
             for one in noted
         ]
-        real(self, topic, live, batch, tagged, noted)
+        real(self, topic, active, batch, tagged, noted)
 
     with plant(Writing, "_publish", publish):
         yield
@@ -628,7 +637,7 @@ def the_window_of_a_key_begins_when_its_append_is_settled() -> Iterator[None]:
 @contextmanager
 def what_a_failed_append_noted_is_believed() -> Iterator[None]:
     """Its key and its position stay in memory, and are not in the store."""
-    with plant(LivePart, "lose", lambda self, epoch, changes, unknown: None):
+    with plant(ActiveTopic, "lose", lambda self, epoch, changes, unknown: None):
         yield
 
 
@@ -673,20 +682,16 @@ def test_a_planted_bug_is_seen(bug: Callable[[], Any]) -> None:
 
 OWNED_BY: dict[str, tuple[str, ...]] = {
     "topics/topic.py": Topic.__slots__,
-    "topics/live.py": LivePart.__slots__,
+    "topics/active.py": ActiveTopic.__slots__,
     "topics/writes.py": Writes.__slots__,
-    "topics/readers.py": Readers.__slots__,
-    "topics/reserving.py": Reservation.__slots__,
+    "topics/subscribers.py": Subscribers.__slots__,
+    "topics/reserving.py": SeqReservation.__slots__,
     "topics/doubts.py": Doubts.__slots__,
     "topics/producers.py": Producers.__slots__,
 }
 OTHERS = {
-    "topics/catching_up.py: watcher.live": "whether a `Watcher` is served by drains",
-    "topics/delivery.py: watcher.live": "the same",
-    "topics/routing.py: watcher.live": "the same",
     "topics/reclaiming.py: found.upto": "how far a pass goes",
     "topics/reclaiming.py: found.hidden": "what a pass has counted",
-    "streams/store.py: stream.readers": "how many read a `Stream`",
     "server/fronts/topics/sessions.py: held.count": "sessions, of one key and of all",
     "server/fronts/topics/sessions.py: self._all.count": "the same",
     "server/fronts/topics/sessions.py: self._by_key.setdefault(key, _Held()).count": "the same",

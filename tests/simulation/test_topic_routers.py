@@ -25,10 +25,10 @@ from fairway.kernel.kernel import Kernel
 from fairway.storage.log import Log
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
-from fairway.topics.batch import Record
+from fairway.topics.batch import RawRecord
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.match import TagMatch
-from fairway.topics.operations import Position
+from fairway.topics.operations import ProducerPosition
 from fairway.topics.reserving import SEQS_MIN
 from fairway.topics.routing import COPIES_MAX, HOPS_MAX, Router, find_cycle, share_of
 from fairway.topics.writing import Writing
@@ -100,7 +100,7 @@ def test_meta_and_trace_go_along() -> None:
             await topics.append("a", batch)
             await asyncio.sleep(0.1)
             (found,) = (await read_all(topics, "b")).records
-            assert found == Record(
+            assert found == RawRecord(
                 1, found.ts, b'{"k":[1]}', "t", None, b'{"m":"\\u00e9"}', "00-abc-def-01", 1
             )
 
@@ -138,7 +138,9 @@ def test_a_gap_is_shown_before_it_is_written_only_within_what_is_reserved(
             await topics.append("b", new(1))
             dest = topics.get("b")
             await until_idle(topics, dest)
-            told = topics.writing.enqueue_gap(dest, count, "source_trim", Position("p", 1, 1))
+            told = topics.writing.enqueue_gap(
+                dest, count, "source_trim", ProducerPosition("p", 1, 1)
+            )
             assert (dest.head == 1 + count) is shown
             await told
             assert dest.head == 1 + count
@@ -383,9 +385,9 @@ def test_a_tombstone_keeps_its_place_among_the_copies(durability: Any) -> None:
             await topics.append("b", new(1))
             await topics.writing.prepare(topic, new(*range(50)))
             waiting = [
-                topics.writing.enqueue_gap(topic, 4, "source_trim", Position("p", 1, 1)),
+                topics.writing.enqueue_gap(topic, 4, "source_trim", ProducerPosition("p", 1, 1)),
                 topics.writing.enqueue(topic, new(2)),
-                topics.writing.enqueue_gap(topic, 2, "source_trim", Position("p", 1, 2)),
+                topics.writing.enqueue_gap(topic, 2, "source_trim", ProducerPosition("p", 1, 2)),
             ]
             deleting = asyncio.ensure_future(topics.delete_records("b", before_seq=1))
             for one in waiting:
@@ -579,16 +581,16 @@ def test_who_reads_a_topic_while_it_is_deleted_is_told_that_it_is_gone() -> None
             for wait_ns in (0, MS):
                 topic, _ = await topics.create("a", TopicPatch(ttl_ms=1000))
                 await topics.append("a", new(1))
-                async with topics.live(topic).lock, asyncio.TaskGroup() as group:
+                async with topics.activate(topic).lock, asyncio.TaskGroup() as group:
                     # What is too old goes first, and that takes its time.
                     reading = group.create_task(
                         _missing(topics.reading.diff("a", 1, wait_ns=wait_ns))
                     )
                     await asyncio.sleep(0)
                     await topics.delete("a")
-                    topics.live(topic).lock.release()
+                    topics.activate(topic).lock.release()
                     assert await reading == "a"
-                    await topics.live(topic).lock.acquire()
+                    await topics.activate(topic).lock.acquire()
 
     on_virtual_time(main)
 

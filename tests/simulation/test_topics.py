@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from fairway.topics import reading, writing
-from fairway.topics.batch import Batch
+from fairway.topics.batch import RecordBatch
 from fairway.topics.catching_up import CatchUp
 from fairway.topics.idempotency import KeyMemory
 from fairway.topics.reserving import Reserving
@@ -196,7 +196,7 @@ def a_jump_is_not_a_loss() -> Iterator[None]:
     real = Topic.apply
 
     def apply(self: Topic, change: Any) -> None:
-        if not isinstance(change, Batch):
+        if not isinstance(change, RecordBatch):
             real(self, change)
             return
         with patch.object(Topic, "_leave_out", lambda *args: None):
@@ -212,9 +212,9 @@ def the_doubt_is_not_settled() -> Iterator[None]:
     real = Retention._look_again
 
     async def look_away(self: Retention, topic: Topic) -> None:
-        live = self._live(topic)
+        active = self._activate(topic)
         topic.unassign(self._log.last_key(topic.epoch))
-        live.doubts.settle_end()
+        active.doubts.settle_end()
 
     assert real is not look_away
     with patch.object(Retention, "_look_again", look_away):
@@ -222,8 +222,8 @@ def the_doubt_is_not_settled() -> Iterator[None]:
 
 
 @contextmanager
-def a_watcher_goes_live_too_soon() -> Iterator[None]:
-    """Read before register: after one page it is live, whatever landed meanwhile."""
+def a_watcher_has_caught_up_too_soon() -> Iterator[None]:
+    """Read before register: after one page it has caught up, whatever landed meanwhile."""
 
     async def read_pages(self: CatchUp) -> None:
         while True:
@@ -253,7 +253,7 @@ PLANTED = [
     a_full_topic_forgets_to_tell,
     a_jump_is_not_a_loss,
     the_doubt_is_not_settled,
-    a_watcher_goes_live_too_soon,
+    a_watcher_has_caught_up_too_soon,
 ]
 
 

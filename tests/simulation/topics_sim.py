@@ -34,10 +34,10 @@ from fairway.testing import Deadlock, Livelock, run
 from fairway.topics.batch import size_of
 from fairway.topics.engine import Topics, TopicsConfig
 from fairway.topics.match import TagMatch
-from fairway.topics.operations import Position
+from fairway.topics.operations import ProducerPosition
 from fairway.topics.reading import Selection
 from fairway.topics.retention import RetentionConfig
-from fairway.topics.watching import View
+from fairway.topics.watching import SharedView
 from fairway.topics.writing import NewBatch
 from fairway.wire.records import decode_records, parse_records
 from fairway.wire.topics import TopicPatch
@@ -469,7 +469,7 @@ def join(world: World, topics: Topics, consumer: Consumer) -> None:
         consumer.book.gone = True
         return
     demand(topic.head >= consumer.cursor, "a reader is ahead of the topic")
-    view = View(PLAIN.encoder, limit=world.random.choice((1, 4, 256)), max_bytes=10_000)
+    view = SharedView(PLAIN.encoder, limit=world.random.choice((1, 4, 256)), max_bytes=10_000)
     consumer.watcher = topics.watch(topic, view, consumer, consumer.cursor)
     # Whoever made it knows it only now; what was pushed meanwhile went to nobody.
     world.tally["watching"] += 1
@@ -577,7 +577,7 @@ async def produce(world: World, topics: Topics, sampler: Forced) -> None:
             return
     number = world.positions[producer] = world.positions.get(producer, 0) + 1
     attempt, _ = world.attempt([world.random.choice(TAGS)])
-    options = {"position": Position(producer, 1, number)}
+    options = {"position": ProducerPosition(producer, 1, number)}
     world.repeats.append((topic.name, topic.epoch, attempt, options))
     await repeat(world, topics, topic, attempt, options)
 

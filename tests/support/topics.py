@@ -16,7 +16,7 @@ from fairway.runtime.turn import TURN
 from fairway.storage.log import Log
 from fairway.storage.wals.memory import MemoryWal
 from fairway.topics.engine import Topics, TopicsConfig
-from fairway.topics.watching import View
+from fairway.topics.watching import SharedView
 from fairway.topics.writing import NewBatch
 from fairway.wire.records import Records, decode_records, parse_records
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from fairway.runtime.turn import TurnBudget
     from fairway.storage.wal import Wal
-    from fairway.topics.batch import Record
+    from fairway.topics.batch import RawRecord
     from fairway.topics.topic import Gap, Topic
     from fairway.topics.watching import Watcher
 
@@ -50,7 +50,12 @@ class Plain:
     """Frames as values: ("records", …), ("gap", …), ("caught-up",) and ("deleted",)."""
 
     def records(
-        self, topic: Topic, records: Sequence[Record], from_seq: int, to_seq: int, view: View
+        self,
+        topic: Topic,
+        records: Sequence[RawRecord],
+        from_seq: int,
+        to_seq: int,
+        view: SharedView,
     ) -> Any:
         return ("records", [(r.seq, r.data) for r in records], from_seq, to_seq)
 
@@ -64,7 +69,7 @@ class Plain:
         return ("deleted",)
 
 
-PLAIN = View(Plain())
+PLAIN = SharedView(Plain())
 
 
 @dataclass
@@ -147,7 +152,7 @@ async def topics_on(
 class Reading:
     """All that a reader from a cursor gets."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[RawRecord] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     cursor: int = 0
 
@@ -178,7 +183,7 @@ async def read_all(topics: Topics, name: str, cursor: int = 0, **options: Any) -
 
 async def until_idle(topics: Topics, topic: Topic) -> None:
     """Return when nothing of a topic is under way."""
-    while writes := topics.live(topic).writes:
+    while writes := topics.activate(topic).writes:
         await writes.wait_decided()
 
 

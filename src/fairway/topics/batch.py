@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from fairway.errors import Corrupt, UnknownFormat
-from fairway.wire.records import RECORD_OVERHEAD, NewRecord, decode_records
+from fairway.wire.records import RECORD_OVERHEAD, RecordInput, decode_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 
 
-class Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class RecordBatch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """The records of one append. Extended only at the end, with defaults."""
 
     version: int
@@ -30,7 +30,7 @@ class Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
     size: int
     """What its records count against `cap_bytes`."""
     records: bytes
-    """A JSON array of `NewRecord`."""
+    """A JSON array of `RecordInput`."""
     node: str | None = None
     """The origin of records that name none."""
     trace: str | None = None
@@ -52,17 +52,17 @@ class Batch(msgspec.Struct, array_like=True, frozen=True, gc=False):
         """What the clock showed when it was accepted."""
         return self.accepted or self.ts
 
-    def parse(self) -> list[NewRecord]:
+    def parse(self) -> list[RecordInput]:
         return decode_records(self.records)
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Batch)
+_DECODER = msgspec.msgpack.Decoder(RecordBatch)
 
 encode_batch = _ENCODER.encode
 
 
-def decode_batch(payload: bytes, *, topic: str) -> Batch:
+def decode_batch(payload: bytes, *, topic: str) -> RecordBatch:
     """Read an entry back. Its checksum was right, so what does not fit is another format."""
     try:
         batch = _DECODER.decode(payload)
@@ -73,7 +73,7 @@ def decode_batch(payload: bytes, *, topic: str) -> Batch:
     return batch
 
 
-def size_of(record: NewRecord, node: str | None) -> int:
+def size_of(record: RecordInput, node: str | None) -> int:
     """What a record counts against `cap_bytes`."""
     size = RECORD_OVERHEAD + len(record.data)
     if record.tag is not None:
@@ -83,7 +83,7 @@ def size_of(record: NewRecord, node: str | None) -> int:
     return size + len(node) if node is not None else size
 
 
-class Record(NamedTuple):
+class RawRecord(NamedTuple):
     """One record as a reader in this process sees it."""
 
     seq: int
@@ -103,7 +103,7 @@ class Record(NamedTuple):
         return -1
 
 
-class Copied(Record):
+class Copied(RawRecord):
     """A record that a router made."""
 
     copies: int = -1
@@ -131,7 +131,7 @@ class Projection(NamedTuple):
 _string: Callable[[str], bytes] = msgspec.json.encode
 
 
-def encode_record(record: Record, projection: Projection) -> bytes:
+def encode_record(record: RawRecord, projection: Projection) -> bytes:
     """`{"$seq":…,"$ts":…,"$node":…,"$tag":…,"data":…,"meta":…}`; what is absent is left out."""
     seq, ts, data, tag, node, meta, trace, _ = record
     parts = [b'{"$seq":%d,"$ts":%d' % (seq, ts)]
@@ -150,7 +150,7 @@ def encode_record(record: Record, projection: Projection) -> bytes:
     return b"".join(parts)
 
 
-def encode_new(record: Record, *, keep_tag: bool, keep_node: bool) -> bytes:
+def encode_new(record: RawRecord, *, keep_tag: bool, keep_node: bool) -> bytes:
     """A record as its writer would have given it: the other way round."""
     parts = [b'{"data":', record.data]
     if keep_tag and record.tag is not None:

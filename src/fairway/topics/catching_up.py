@@ -12,7 +12,7 @@ from fairway.topics.reading import cold_page, hot_page
 
 if TYPE_CHECKING:
     from fairway.storage.partitions import Partitions
-    from fairway.topics.hands import Hands
+    from fairway.topics.frames import FrameWriter
     from fairway.topics.watching import Watcher
 
 logger = logging.getLogger("fairway.topics")
@@ -21,20 +21,20 @@ logger = logging.getLogger("fairway.topics")
 class CatchUp:
     """The line of those who are behind. A few workers run it, so a slow one costs its own time."""
 
-    def __init__(self, log: Partitions, hands: Hands, *, retry_ns: int) -> None:
+    def __init__(self, log: Partitions, frames: FrameWriter, *, retry_ns: int) -> None:
         self._log = log
-        self._hands = hands
+        self._frames = frames
         self._retry_ns = retry_ns
         self._line: deque[Watcher] = deque()
         self._some = asyncio.Event()
 
     def queue(self, watcher: Watcher) -> None:
-        """See to it that a watcher gets on: live if it has caught up, else in line."""
+        """See to it that a watcher gets on: in line, unless it has caught up."""
         if watcher.closed or watcher.queued or watcher.stalled:
             return
         topic = watcher.topic
         if watcher.cursor == topic.drained:
-            self._go_live(watcher)
+            self._announce_caught_up(watcher)
         elif watcher.cursor < topic.drained:
             watcher.queued = True
             self._line.append(watcher)
@@ -62,13 +62,13 @@ class CatchUp:
                     continue
                 self.queue(watcher)
 
-    def _go_live(self, watcher: Watcher) -> None:
-        if watcher.live:
+    def _announce_caught_up(self, watcher: Watcher) -> None:
+        if watcher.caught_up:
             return
-        watcher.live = True
+        watcher.caught_up = True
         frame = watcher.view.encoder.caught_up(watcher.topic)
         if frame is not None:
-            self._hands.give_notice(watcher, frame)
+            self._frames.give_notice(watcher, frame)
 
     def _retry(self, watcher: Watcher) -> None:
         watcher.queued = False
@@ -92,8 +92,8 @@ class CatchUp:
             if page is None:
                 page = await cold_page(self._log, *args)
         except NotFound:
-            return  # deleted meanwhile, and told so
+            return  # deleted meanwhile, and notified of that
         finally:
             watcher.queued = False
         if watcher.cursor == cursor and not (watcher.closed or watcher.stalled):
-            await self._hands.give_page(watcher, page)
+            await self._frames.give_page(watcher, page)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from fairway.kernel.catalog import Catalog
     from fairway.storage.partitions import Partitions
+    from fairway.topics.active import ActiveTopic
     from fairway.topics.delivery import Delivery
-    from fairway.topics.live import LivePart
     from fairway.topics.registry import Registry
     from fairway.topics.retention import Retention
     from fairway.topics.routers import Routers
@@ -55,13 +55,13 @@ class Changes:
         routers: Routers,
         retention: Retention,
         delivery: Delivery,
-        live: Callable[[Topic], LivePart],
+        activate: Callable[[Topic], ActiveTopic],
         may_make: Callable[[str], None],
         created: Callable[[Topic], None],
         start: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        """`may_make` raises if an owner may not have one topic more; `created` is told of each new
-        one; `start` runs what outlives its caller."""
+        """`may_make` raises if an owner may not have one topic more; `created` is called with each
+        new one; `start` runs what outlives its caller."""
         self._registry = registry
         self._log = log
         self._catalog = catalog
@@ -69,7 +69,7 @@ class Changes:
         self._routers = routers
         self._retention = retention
         self._delivery = delivery
-        self._live = live
+        self._activate = activate
         self._may_make = may_make
         self._created = created
         self._start = start
@@ -185,13 +185,13 @@ class Changes:
         """Change a topic's configuration, to its end.
 
         One snapshot says what the old configuration made of the topic, and the new one: a cap that
-        is raised does not bring back what was told to be lost. Therefore nothing is evicted while
+        is raised does not bring back what was announced as lost. Therefore nothing is evicted while
         that is written: whoever evicts takes the topic's lock. It is taken first, so that a long
         delete of this topic holds up no other change.
         """
 
         async def change() -> None:
-            async with self._live(topic).lock, self._changing:
+            async with self._activate(topic).lock, self._changing:
                 await self._configure(topic, patch)
             self._retention.evict_hot(topic)
             self._retention.reconsider(topic)
@@ -203,8 +203,8 @@ class Changes:
             raise NotFound("topic", topic.name)
         before = topic.config
         config = self._registry.shared(self._registry.config(patch, before))
-        live = self._live(topic)
-        held = topic.count + live.writes.pending_count
+        active = self._activate(topic)
+        held = topic.count + active.writes.pending_count
         if before.durability != config.durability and (
             config.durability == "ephemeral" or (before.durability == "ephemeral" and held)
         ):
@@ -215,24 +215,26 @@ class Changes:
         # What comes before the change would be in memory alone, and after it nobody knew that.
         halts = before.durability == "ephemeral" != config.durability
         if halts:
-            live.writes.halt()
+            active.writes.halt()
         if halts and topic.floor <= topic.head:
             topic.lose_all("crash")  # nothing is live, yet nobody must look for it in the store
         try:
-            await asyncio.shield(self._write_config(topic, live, config).decided())
+            await asyncio.shield(self._write_config(topic, active, config).decided())
         finally:
-            live.writes.resume()
+            active.writes.resume()
         # From here on it is so, whatever becomes of this: a start reads the snapshot.
         stored = encode_topic(StoredTopic(config, topic.owner))
         try:
             await self._catalog.put(TOPIC, topic.name, stored, partition=topic.epoch)
         except FairwayError as error:
-            logger.warning("the catalog does not tell how topic %s is: %s", topic.name, error)
+            logger.warning(
+                "the catalog does not say how topic %s is configured: %s", topic.name, error
+            )
 
-    def _write_config(self, topic: Topic, live: LivePart, config: TopicConfig) -> Write:
+    def _write_config(self, topic: Topic, active: ActiveTopic, config: TopicConfig) -> Write:
         """Write what the topic has become, and what it is configured as from there on. It is so
         once that is written, in its place among the appends."""
-        before, writes = topic.config, live.writes
+        before, writes = topic.config, active.writes
 
         def settle(error: BaseException | None) -> None:
             writes.end_config()
@@ -252,11 +254,11 @@ class Changes:
             if before.durability != config.durability:
                 # What is appended until the change is made has the promise of the old class.
                 meta[names.RESERVED_DISK] = None
-            if config.durability == "fsync" and topic.weak:
+            if config.durability == "fsync" and topic.reserves_seqs:
                 topic.apply(config)  # from here on nothing needs a reservation
                 meta[names.RESERVED] = None
                 topic.give_back()
-                live.reservation.give_back()
+                active.reservation.give_back()
             write = Write(writes, settle, shown=True)  # it shows nothing new
             self._log.submit_for(write, topic.epoch, Operation(meta=meta))
         except FairwayError:

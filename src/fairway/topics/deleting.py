@@ -1,6 +1,6 @@
 """Deletes on request: what goes is counted first, in steps, then written, and only then applied.
 
-Readers are not spared what may still be there, and nothing is told to be gone that is not.
+Readers are not spared what may still be there, and nothing is announced as gone that is not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fairway.runtime.turn import Pace
     from fairway.storage.partitions import Partitions
-    from fairway.topics.live import LivePart
+    from fairway.topics.active import ActiveTopic
     from fairway.topics.match import Rule, TagMatch
     from fairway.topics.old_batches import OldBatches
     from fairway.topics.topic import Topic
@@ -36,17 +36,17 @@ class Deletions:
         self,
         log: Partitions,
         *,
-        live: Callable[[Topic], LivePart],
+        activate: Callable[[Topic], ActiveTopic],
         batches: OldBatches,
         pace: Pace,
         doubt: Callable[[Topic, Doubt], None],
         settle: Callable[[Topic], Awaitable[None]],
         deleted: Callable[[Topic, int], None],
     ) -> None:
-        """`doubt` is told of a topic that the store must be asked about. `settle` has it begin with
-        a live record; `deleted` is told of one that has become smaller, from a seq on."""
+        """`doubt` is called with a topic that the store must be asked about. `settle` has it begin
+        with a live record; `deleted` is called with one that has become smaller, from a seq on."""
         self._log = log
-        self._live = live
+        self._activate = activate
         self._batches = batches
         self._pace = pace
         self._doubt = doubt
@@ -61,19 +61,19 @@ class Deletions:
         only_seq: int | None = None,
     ) -> int:
         """Delete what is there now, for good; returns how many records that were."""
-        live = self._live(topic)
-        async with live.lock:
-            if live.doubts.changes:  # what is counted now might be deleted already
+        active = self._activate(topic)
+        async with active.lock:
+            if active.doubts.changes:  # what is counted now might be deleted already
                 raise Unavailable(f"it is not known yet what topic {topic.name!r} holds")
             while True:
-                failures = live.writes.failures
+                failures = active.writes.failures
                 removal, first = await self._find(topic, before_seq, match, only_seq)
-                if live.writes.failures == failures:
+                if active.writes.failures == failures:
                     break  # else some of what was counted may be lost
             if not removal.records and removal.delete_floor == topic.delete_floor:
                 return 0
             earliest = topic.earliest
-            await self._remove(topic, live, removal)
+            await self._remove(topic, active, removal)
             if removal.rule is None or first <= earliest:
                 await self._settle(topic)
         self._deleted(topic, first)
@@ -92,7 +92,7 @@ class Deletions:
         begin = last = hidden = 0
         first_live: int | None = None
         tally = Tally(lossy=topic.config.durability == "ephemeral")
-        tags = topic.live.tags if topic.live is not None else None
+        tags = topic.active.tags if topic.active is not None else None
         if match is not None and tags is not None:
             first = max(topic.floor, 1)
             if tags.skip(first - 1, upto, match) >= upto:
@@ -133,14 +133,14 @@ class Deletions:
         change = tally.size if ruled else -hidden
         return Removal(floor, earliest, tally.records, tally.size, rule, last, change), begin
 
-    async def _remove(self, topic: Topic, live: LivePart, removal: Removal) -> None:
+    async def _remove(self, topic: Topic, active: ActiveTopic, removal: Removal) -> None:
         """Write a deletion, then apply it: readers are not spared what may still be there."""
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
         if topic.config.durability == "ephemeral":
             topic.apply(removal)  # there is nothing in the store to delete
             return
-        writes = live.writes
+        writes = active.writes
         writes.begin_removal(removal)
         try:
             snapshot = encode_snapshot(topic.snapshot())

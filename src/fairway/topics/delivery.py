@@ -2,8 +2,8 @@
 
 The unit is the topic: however much was written, it waits once, in the band its effective priority
 puts it in, and climbs while it waits. A drain builds each frame once and hands the same bytes to
-every live watcher, then feeds the topic's routers. Watchers that fell behind are read pages of
-their own by a few workers, so a slow one costs its own latency and nobody else's.
+every watcher that has caught up, then feeds the topic's routers. Watchers that fell behind are read
+pages of their own by a few workers, so a slow one costs its own latency and nobody else's.
 
 Under pressure the governor's ladder changes *when* things are pushed, never what: above 0.2 the
 bands below the top one are served in bursts and records are packed into frames; when it defers,
@@ -27,7 +27,7 @@ from fairway.runtime.clock import sleep_ns
 from fairway.runtime.telemetry import LATENCY_NS, Telemetry
 from fairway.runtime.turn import TURN, PerTurn, TimeSlice
 from fairway.topics.catching_up import CatchUp
-from fairway.topics.hands import Hands
+from fairway.topics.frames import FrameWriter
 from fairway.topics.reading import hot_page
 from fairway.topics.withholding import Withholding
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from fairway.runtime.clock import Clock
     from fairway.runtime.turn import TurnBudget
     from fairway.storage.partitions import Partitions
-    from fairway.topics.live import LivePart
+    from fairway.topics.active import ActiveTopic
     from fairway.topics.topic import Topic
-    from fairway.topics.watching import View, Watcher
+    from fairway.topics.watching import SharedView, Watcher
 
 logger = logging.getLogger("fairway.topics")
 
@@ -98,8 +98,8 @@ class Delivery:
         self._inline_bytes = turn.inline_delivery_bytes
         telemetry = telemetry if telemetry is not None else Telemetry()
         self._slice = TimeSlice(clock, turn.delivery_ns)
-        self._hands = Hands(self._slice, telemetry)
-        self._catch_up = CatchUp(log, self._hands, retry_ns=self.config.retry_ns)
+        self._frames = FrameWriter(self._slice, telemetry)
+        self._catch_up = CatchUp(log, self._frames, retry_ns=self.config.retry_ns)
         self._delays = {
             band: telemetry.histogram(
                 "fairway_delivery_delay_ns",
@@ -121,29 +121,29 @@ class Delivery:
 
     def mark(self, topic: Topic) -> None:
         """Something new may be seen in `topic`."""
-        live = topic.live
-        if live is None:
-            topic.pass_news()  # nobody to tell
+        active = topic.active
+        if active is None:
+            topic.mark_drained()  # nobody reads it
             return
-        readers = live.readers
-        if not (readers.by_view or readers.routers or readers.waiters):
-            topic.pass_news()
+        subscribers = active.subscribers
+        if not (subscribers.by_view or subscribers.routers or subscribers.waiters):
+            topic.mark_drained()
             return
         now_ns = self._clock.now_ns()
         band = self._band(topic, now_ns)
-        if not readers.since_ns:
-            readers.get_in_line(now_ns, band, self._withheld.held_ns(band, now_ns))
-        if band is Band.B4 and self._goes_at_once(topic, live):
-            for _ in self._serve(topic, live):
+        if not subscribers.since_ns:
+            subscribers.get_in_line(now_ns, band, self._withheld.held_ns(band, now_ns))
+        if band is Band.B4 and self._goes_at_once(topic, active):
+            for _ in self._serve(topic, active):
                 pass  # it is too little to let others in between
         else:
             self._enqueue((topic, True), band, now_ns)
 
     def attach(self, watcher: Watcher, *, router: bool = False) -> None:
         """Follow a topic from the watcher's cursor on."""
-        live = watcher.topic.live
-        assert live is not None, "the engine makes a topic live before it is watched"
-        live.readers.attach(watcher, router=router)
+        active = watcher.topic.active
+        assert active is not None, "the engine activates a topic before it is watched"
+        active.subscribers.attach(watcher, router=router)
         if watcher.view.touch and not router:
             self.touch(watcher.topic)
         watcher.on_resume = self._catch_up.queue
@@ -154,26 +154,26 @@ class Delivery:
         if watcher.closed:
             return
         watcher.closed = True
-        live = watcher.topic.live
-        assert live is not None
-        live.readers.detach(watcher)
+        active = watcher.topic.active
+        assert active is not None
+        active.subscribers.detach(watcher)
 
     def touch(self, topic: Topic) -> None:
         """Somebody consumed from it: recency."""
         topic.note_read(self._clock.now_ns())
 
     def forget(self, topic: Topic) -> None:
-        """The topic is deleted: tell its watchers and let go of them."""
+        """The topic is deleted: notify its watchers and let go of them."""
         self._ready.forget((topic, True))
         self._ready.forget((topic, False))
-        live = topic.live
-        if live is None:
+        active = topic.active
+        if active is None:
             return
-        for view, group in list(live.readers.by_view.items()):
+        for view, group in list(active.subscribers.by_view.items()):
             self._dismiss(list(group), view.encoder.deleted(topic))
-        for router in list(live.readers.routers):
+        for router in list(active.subscribers.routers):
             self._dismiss([router], router.view.encoder.deleted(topic))
-        live.readers.wake()
+        active.subscribers.wake()
 
     def _dismiss(self, watchers: list[Watcher], frame: Any) -> None:
         """Their last frame, which whoever has no room for it is given later."""
@@ -194,7 +194,7 @@ class Delivery:
     def effective_priority(self, topic: Topic) -> int:
         """What the scheduler would use now."""
         now_ns = self._clock.now_ns()
-        since_ns = topic.live.readers.since_ns if topic.live is not None else 0
+        since_ns = topic.active.subscribers.since_ns if topic.active is not None else 0
         config = topic.config
         return priority.effective(
             config.priority, config.auto_priority, topic.last_read_ns, since_ns or now_ns, now_ns
@@ -272,83 +272,83 @@ class Delivery:
     # Draining one topic
 
     async def _drain(self, topic: Topic, whole: bool) -> None:
-        live = topic.live
-        if live is None:
+        active = topic.active
+        if active is None:
             return
         if not whole:
-            await self._feed_routers(topic, live)
+            await self._feed_routers(topic, active)
             return
-        for _ in self._serve(topic, live):
+        for _ in self._serve(topic, active):
             await self._slice.let_others()
-        if not live.readers.routers:
+        if not active.subscribers.routers:
             return
         if self._ladder.defer:
             now_ns = self._clock.now_ns()
             self._enqueue((topic, False), self._lower(self._band(topic, now_ns)), now_ns)
         else:
-            await self._feed_routers(topic, live)
+            await self._feed_routers(topic, active)
 
-    def _goes_at_once(self, topic: Topic, live: LivePart) -> bool:
+    def _goes_at_once(self, topic: Topic, active: ActiveTopic) -> bool:
         """Whether what is new in an urgent topic can be handed over now: waiting for its turn takes
         a turn of the loop, also if it is next. Only if it takes no turn from others; a little, to a
         few, a few times in each turn of the loop; and not while somebody has the topic in hand."""
-        if live.readers.routers or topic.head - topic.drained > self._inline_items:
+        if active.subscribers.routers or topic.head - topic.drained > self._inline_items:
             return False
-        if sum(batch.size for batch in live.tail.after(topic.drained)) > self._inline_bytes:
+        if sum(batch.size for batch in active.tail.after(topic.drained)) > self._inline_bytes:
             return False
-        if len(live.readers) > self._inline_items:
+        if len(active.subscribers) > self._inline_items:
             return False
         if self._withheld.depth():
             return False
         return not self._ready.is_taken((topic, True)) and self._inline.take(self._inline_max)
 
-    def _serve(self, topic: Topic, live: LivePart) -> Iterator[None]:
+    def _serve(self, topic: Topic, active: ActiveTopic) -> Iterator[None]:
         """Everything new to everybody who watches. Yields wherever the budget is spent."""
-        self._note_delay(topic, live)
+        self._note_delay(topic, active)
         target = topic.head
-        start = topic.pass_news()
-        for view, group in list(live.readers.by_view.items()):
-            watchers = [one for one in group if one.live]
+        start = topic.mark_drained()
+        for view, group in list(active.subscribers.by_view.items()):
+            watchers = [one for one in group if one.caught_up]
             if watchers:
                 if view.touch:
                     self.touch(topic)
                 yield from self._deliver(topic, view, watchers, start, target)
             for watcher in list(group):
                 # Whoever is on its own way may now stand exactly where the others do, or not.
-                if watcher.live and watcher.cursor < target:
-                    watcher.live = False
-                if not watcher.live:
+                if watcher.caught_up and watcher.cursor < target:
+                    watcher.caught_up = False
+                if not watcher.caught_up:
                     self._catch_up.queue(watcher)
-        live.readers.wake()
+        active.subscribers.wake()
 
     def _deliver(
-        self, topic: Topic, view: View, watchers: list[Watcher], start: int, target: int
+        self, topic: Topic, view: SharedView, watchers: list[Watcher], start: int, target: int
     ) -> Iterator[None]:
-        """Frames for (start, target], built once, to every live watcher of one view."""
+        """Frames for (start, target], built once, to those watchers of one view."""
         limit = view.limit if self._ladder.coalesce_window_ns else 1
         while start < target:
             page = hot_page(topic, start, target, view.limit, view.max_bytes, view.selection)
             if page is None:
                 for watcher in watchers:  # it waited so long that the tail went on without it
-                    watcher.live = False
+                    watcher.caught_up = False
                     self._catch_up.queue(watcher)
                 return
-            for frame, to_seq in self._hands.frames_of(topic, view, page, start, limit):
+            for frame, to_seq in self._frames.frames_of(topic, view, page, start, limit):
                 for watcher in watchers:
-                    # Whoever stalled meanwhile, caught up by itself and is live again stands
-                    # further on, and has had this frame.
-                    if watcher.live and not watcher.closed and watcher.cursor == start:
-                        self._hands.give(watcher, frame, to_seq)
+                    # Whoever stalled meanwhile and has caught up again by itself stands further
+                    # on, and has had this frame.
+                    if watcher.caught_up and not watcher.closed and watcher.cursor == start:
+                        self._frames.give(watcher, frame, to_seq)
                     if self._slice.spent:
                         yield
                 start = to_seq
             for watcher in watchers:
-                if watcher.live and watcher.cursor == start:
+                if watcher.caught_up and watcher.cursor == start:
                     watcher.cursor = page.next_seq
             start = page.next_seq
 
-    async def _feed_routers(self, topic: Topic, live: LivePart) -> None:
-        for router in list(live.readers.routers):
+    async def _feed_routers(self, topic: Topic, active: ActiveTopic) -> None:
+        for router in list(active.subscribers.routers):
             while not (router.closed or router.queued or router.stalled):
                 if router.cursor >= topic.drained:
                     break
@@ -359,13 +359,13 @@ class Delivery:
                 if page is None:
                     self._catch_up.queue(router)  # the disk is somebody else's work, not ours
                     break
-                await self._hands.give_page(router, page)
+                await self._frames.give_page(router, page)
 
     # Small things
 
     def _band(self, topic: Topic, now_ns: int) -> Band:
         config = topic.config
-        since_ns = topic.live.readers.since_ns if topic.live is not None else 0
+        since_ns = topic.active.subscribers.since_ns if topic.active is not None else 0
         return priority.band_at(
             config.priority, config.auto_priority, topic.last_read_ns, since_ns or now_ns, now_ns
         )
@@ -383,18 +383,18 @@ class Delivery:
     def _due_ns(self) -> int:
         return self._clock.now_ns() + self.config.tick_ns
 
-    def _note_delay(self, topic: Topic, live: LivePart) -> None:
+    def _note_delay(self, topic: Topic, active: ActiveTopic) -> None:
         now_ns = self._clock.now_ns()
         delay_ns = late_ns = 0
-        readers = live.readers
-        if readers.since_ns:
-            delay_ns = now_ns - readers.since_ns
-            held_ns = self._withheld.held_ns(readers.band, now_ns) - readers.held_ns
+        subscribers = active.subscribers
+        if subscribers.since_ns:
+            delay_ns = now_ns - subscribers.since_ns
+            held_ns = self._withheld.held_ns(subscribers.band, now_ns) - subscribers.held_ns
             late_ns = delay_ns - held_ns
         self._delays[self._band(topic, now_ns)].record(delay_ns)
         self._delay_ns += 0.2 * (late_ns - self._delay_ns)
         self._drains += 1
-        readers.served()
+        subscribers.served()
 
     def _gather(self) -> None:
         """Let the lower bands gather what comes, for one window."""

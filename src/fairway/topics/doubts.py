@@ -1,4 +1,4 @@
-"""What is not known of a topic after a write whose outcome nobody could tell.
+"""What is not known of a topic after a write of unknown outcome.
 
 Until the store was asked, nothing is numbered, evicted or counted: the end of the topic may lie
 further on than its head, and a change that was made may not have been applied.
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Doubt(NamedTuple):
-    """A change of unknown outcome: the snapshot it wrote tells, and then it is applied."""
+    """A change of unknown outcome: the snapshot it wrote says, and then it is applied."""
 
     snapshot: bytes
     seq: int
@@ -44,8 +44,8 @@ class Doubts:
         self.changes = (*self.changes, doubt)
 
     def made(self, stored: bytes | None) -> list[Doubt]:
-        """Which changes were made, by the snapshot that the store has. Each of these tells of
-        those before it, too."""
+        """Which changes were made, by the snapshot that the store has: each of these includes
+        those before it."""
         found = list(self.changes)
         while found and found[-1].snapshot != stored:
             found.pop()

@@ -8,7 +8,7 @@ import msgspec
 
 from fairway.errors import Invalid
 from fairway.runtime.words import brief
-from fairway.topics.operations import Position
+from fairway.topics.operations import ProducerPosition
 from fairway.topics.writing import NewBatch
 from fairway.wire.encoding import encode_given
 from fairway.wire.records import check_tag, parse_records
@@ -60,8 +60,8 @@ class TopicDestination:
         new = NewBatch(
             records=parse_records(b"[%b]" % b",".join(effects)),
             # Whoever writes to topics owns the log, so nobody can come in between here.
-            position=None if position is None else Position(*position[:3]),
-            patient=True,
+            position=None if position is None else ProducerPosition(*position[:3]),
+            wait_for_room=True,
         )
         await self._topics.append(target, new, config=self._config_of(target))
         return True

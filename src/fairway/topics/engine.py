@@ -26,18 +26,18 @@ from fairway.runtime.clock import clock_of
 from fairway.runtime.shielded import shielded
 from fairway.storage.wal import Operation
 from fairway.topics import names
+from fairway.topics.active import ActiveTopic
 from fairway.topics.bounds import UNBOUNDED
 from fairway.topics.changes import TOPIC, Changes
 from fairway.topics.delivery import Delivery, DeliveryConfig
 from fairway.topics.idempotency import KeyMemory
-from fairway.topics.live import LivePart
-from fairway.topics.reading import Reading
-from fairway.topics.recovery import Recovery
+from fairway.topics.reading import TopicReader
+from fairway.topics.recovery import TopicRecovery
 from fairway.topics.registry import Registry
 from fairway.topics.retention import Retention, RetentionConfig
 from fairway.topics.routers import ROUTER, Routers
 from fairway.topics.tags import TagMemory
-from fairway.topics.tail import HotBytes, Tail
+from fairway.topics.tail import BatchTail, HotBytes
 from fairway.topics.topic import Topic
 from fairway.topics.watching import Watcher
 from fairway.topics.writing import NewBatch, Writing
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
 
     from fairway.kernel.kernel import Kernel
-    from fairway.topics.batch import Batch
+    from fairway.topics.batch import RecordBatch
     from fairway.topics.bounds import OwnerBounds
     from fairway.topics.match import TagMatch
     from fairway.topics.outcome import Appended, Told
     from fairway.topics.routing import Router
-    from fairway.topics.watching import Sink, View
+    from fairway.topics.watching import SharedView, Sink
     from fairway.wire.topics import RouterConfig, TopicPatch
 
 T = TypeVar("T")
@@ -102,11 +102,11 @@ class Topics(Part):
         self._registry = Registry(ephemeral_cap_bytes=self.config.ephemeral_cap_bytes)
         self._routers = Routers(self)
         self._closing = True
-        self.recovery: Recovery | None = None
+        self.recovery: TopicRecovery | None = None
         self.deleted: list[Callable[[Topic], None]] = []
-        """Told of every topic that is gone, whoever deleted it."""
+        """Called with every topic that is gone, whoever deleted it."""
         self.created: list[Callable[[Topic], None]] = []
-        """Told of every topic that comes into being."""
+        """Called with every topic that comes into being."""
         self.bounds = UNBOUNDED
         """What owners of topics may use: see `bound_by`."""
 
@@ -131,7 +131,7 @@ class Topics(Part):
         self.retention = Retention(
             self._log,
             self._clock,
-            live=self.live,
+            activate=self.activate,
             hot=self._hot,
             keys=self._keys,
             topic_at=self._registry.by_epoch.get,
@@ -145,21 +145,21 @@ class Topics(Part):
             hot=self._hot,
             keys=self._keys,
             tags=self._tags,
-            live=self.live,
+            activate=self.activate,
             published=self._published,
             retention=self.retention,
             writability=self.writability,
         )
-        self.reading = Reading(
+        self.reading = TopicReader(
             self._log,
             self._clock,
             get=self.get,
-            live=self.live,
+            activate=self.activate,
             touch=self.delivery.touch,
             expire=self.retention.expire,
             closing=lambda: self._closing,
         )
-        self.recovery = Recovery(
+        self.recovery = TopicRecovery(
             self._log,
             share=self._registry.shared,
             expire=self.retention.expire,
@@ -173,9 +173,9 @@ class Topics(Part):
             routers=self._routers,
             retention=self.retention,
             delivery=self.delivery,
-            live=self.live,
+            activate=self.activate,
             may_make=lambda owner: self.bounds.may_make(owner),
-            created=self._tell_created,
+            created=self._notify_created,
             start=self.start,
         )
         self._instruments()
@@ -216,7 +216,7 @@ class Topics(Part):
         pending = [
             topic
             for topic in self._registry
-            if (topic.weak and topic.reserved) or topic.head != topic.snapshot_head
+            if (topic.reserves_seqs and topic.reserved) or topic.head != topic.snapshot_head
         ]
         while pending:
             async with asyncio.TaskGroup() as group:
@@ -226,12 +226,12 @@ class Topics(Part):
 
     async def _save(self, topic: Topic) -> None:
         try:
-            if topic.weak and topic.reserved:
+            if topic.reserves_seqs and topic.reserved:
                 meta = self.retention.snapshot_meta(topic)
                 meta[names.RESERVED] = None
                 # Before it is written: whoever is numbered from now on must reserve anew.
                 topic.give_back()
-                self.live(topic).reservation.give_back()
+                self.activate(topic).reservation.give_back()
                 await self._log.submit(topic.epoch, Operation(meta=meta))
             else:
                 await self.retention.save(topic)
@@ -348,7 +348,7 @@ class Topics(Part):
     ) -> tuple[Topic, Appended, bool]:
         """Append to a topic, making it first if it may be made; the last says whether it was."""
         while True:
-            self.check_admits(patient=new.patient)
+            self.check_admits(wait_for_room=new.wait_for_room)
             topic = self.find(name)
             created = False
             if topic is None:
@@ -360,7 +360,8 @@ class Topics(Part):
                 self._check_fits(name, config, new)
                 make = partial(self.create, name, config, owner=owner)
                 size = len(new.records.raw)
-                made = self.writing.patiently(name, size, make) if new.patient else make()
+                waits = new.wait_for_room
+                made = self.writing.wait_for_room(name, size, make) if waits else make()
                 topic, created = await made
             try:
                 return topic, await self.writing.append(topic, new), created
@@ -371,7 +372,7 @@ class Topics(Part):
 
     def append_now(self, reply: Told, topic: Topic, new: NewBatch) -> bool:
         """As `append`, begun at once and told to `reply`; False if something must come first."""
-        self.check_admits(patient=new.patient)
+        self.check_admits(wait_for_room=new.wait_for_room)
         return self.writing.append_now(reply, topic, new)
 
     async def delete_records(
@@ -395,12 +396,12 @@ class Topics(Part):
 
     # What other parts keep with a topic
 
-    def check_admits(self, *, patient: bool = False) -> None:
+    def check_admits(self, *, wait_for_room: bool = False) -> None:
         """Raise what an append would be refused with now, whichever its topic."""
         if self._closing:
             raise Closing("topics are closing")
         self.writability.check()
-        if self.kernel.ladder.refuse and not patient:
+        if self.kernel.ladder.refuse and not wait_for_room:
             raise Throttled("saturated: no room for more writes", retry_after_ns=RETRY_SATURATED_NS)
 
     async def extras(self, topic: Topic, prefix: str) -> dict[str, bytes]:
@@ -416,7 +417,7 @@ class Topics(Part):
         """Keep what is stored from `seq` on, though caps, TTL and deletes hide it; 0 lets it go."""
         if seq:
             topic.hold_from(seq)  # the lower one, until it is durable
-        writes = self.live(topic).writes
+        writes = self.activate(topic).writes
         with writes.pinning(seq):
             meta = {**extra, **self.retention.snapshot_meta(topic)}
             await shielded(self._log.submit(topic.epoch, Operation(meta=meta)))
@@ -425,7 +426,7 @@ class Topics(Part):
 
     # Following
 
-    def watch(self, topic: Topic, view: View, sink: Sink, cursor: int) -> Watcher:
+    def watch(self, topic: Topic, view: SharedView, sink: Sink, cursor: int) -> Watcher:
         """Follow a topic: `sink` is given frames from `cursor` on, until `unwatch`."""
         watcher = Watcher(topic, view, sink, cursor)
         self.follow(watcher)
@@ -433,18 +434,18 @@ class Topics(Part):
 
     def follow(self, watcher: Watcher) -> None:
         """The same, for a watcher that is made already."""
-        self.live(watcher.topic)
+        self.activate(watcher.topic)
         self.delivery.attach(watcher)
 
     def unwatch(self, watcher: Watcher) -> None:
         self.delivery.detach(watcher)
 
-    def consume(self, topic: Topic, view: View, sink: Sink, cursor: int) -> Watcher:
+    def consume(self, topic: Topic, view: SharedView, sink: Sink, cursor: int) -> Watcher:
         """Follow a topic as a router does: after its watchers, deferred under pressure.
 
         The port for parts that turn records into other work and keep their own position.
         """
-        self.live(topic)
+        self.activate(topic)
         watcher = Watcher(topic, view, sink, cursor)
         self.delivery.attach(watcher, router=True)
         return watcher
@@ -527,12 +528,12 @@ class Topics(Part):
 
     # Small things
 
-    def live(self, topic: Topic) -> LivePart:
-        """The part of a topic that only those in use have."""
-        live = topic.live
-        if live is None:
-            live = topic.begin_use(LivePart(Tail(topic.head + 1), self._keys))
-        return live
+    def activate(self, topic: Topic) -> ActiveTopic:
+        """The part of a topic that only those in use have, made if it has none."""
+        active = topic.active
+        if active is None:
+            active = topic.begin_use(ActiveTopic(BatchTail(topic.head + 1), self._keys))
+        return active
 
     def health(self) -> PartHealth:
         """Not ready while it must not answer from its log, ends, or takes no writes."""
@@ -545,18 +546,18 @@ class Topics(Part):
 
     @property
     def closing(self) -> bool:
-        """Whether it is not yet, or no longer, open: whoever waits for news should go."""
+        """Whether it is not yet, or no longer, open: whoever waits for records should go."""
         return self._closing
 
     def _published(self, topic: Topic) -> None:
         self.retention.wrote(topic)
         self.delivery.mark(topic)
 
-    def _tell_created(self, topic: Topic) -> None:
+    def _notify_created(self, topic: Topic) -> None:
         for listener in list(self.created):
             listener(topic)
 
-    def _dropped(self, topic: Topic, batch: Batch) -> None:
+    def _dropped(self, topic: Topic, batch: RecordBatch) -> None:
         if topic.config.durability == "ephemeral":
             self.retention.dropped(topic, batch)
 
@@ -572,8 +573,8 @@ class Topics(Part):
         """Refuse new work from now on, and let whoever waits for something new go."""
         self._closing = True
         for topic in self._registry:
-            if topic.live is not None:
-                topic.live.readers.wake()
+            if topic.active is not None:
+                topic.active.subscribers.wake()
 
     def check_owned(self) -> None:
         """Raises `Fenced` once another process may own the log: see `Log.check_owned`."""

@@ -18,7 +18,7 @@ from fairway.topics.match import TagMatch
 from fairway.topics.outcome import Appended
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
-from fairway.topics.watching import View, Watcher
+from fairway.topics.watching import SharedView, Watcher
 from fairway.topics.writing import NewBatch
 from fairway.wire.encoding import NOT_JSON, check_numbers
 from fairway.wire.events import TombstoneEvent
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
     from typing import Self
 
-    from fairway.topics.batch import Record as RawRecord
+    from fairway.topics.batch import RawRecord
     from fairway.topics.engine import Topics
     from fairway.topics.topic import Topic
     from fairway.wire.topics import AppendReply
@@ -144,7 +144,7 @@ class TopicHandle(Generic[T]):
     """One topic, typed: what is appended is encoded, what is read is decoded and checked.
 
     The type is a promise of this handle alone: over HTTP anybody with a key may append what does
-    not fit it. Such a record is told as `BadRecord`, and nobody stops at it.
+    not fit it. Such a record comes as `BadRecord`, and nobody stops at it.
     """
 
     def __init__(self, app: HasTopics, name: str, type: Any, patch: TopicPatch) -> None:
@@ -197,7 +197,7 @@ class TopicHandle(Generic[T]):
             check_numbers(raw, (values, tag, meta))
         except NOT_JSON as error:
             raise InvalidRequest(f"topic {self.name!r}: a value is not JSON: {error}") from None
-        new = NewBatch(records=parse_records(raw), node=node, key=key, patient=wait_for_room)
+        new = NewBatch(records=parse_records(raw), node=node, key=key, wait_for_room=wait_for_room)
         _, appended, _ = await self._app.topics.append(self.name, new, config=self.patch)
         return appended
 
@@ -270,7 +270,7 @@ class TopicHandle(Generic[T]):
         priority stays.
 
         A record that does not fit the type raises `BadRecord`, which names topic and seq, and
-        iterating over the same watch again goes on behind it. With `on_bad_record` that is told,
+        iterating over the same watch again goes on behind it. With `on_bad_record` that is called,
         awaited if it can be, and the watch goes on by itself.
         """
         items = self._items(from_seq, epoch=epoch, node=node, match=match, touch=touch)
@@ -300,7 +300,7 @@ class TopicHandle(Generic[T]):
         if topic is None:
             topic, _ = await engine.create(self.name, self.patch)
         inbox = _Inbox()
-        view = View(_PLAIN, _selection(topic, asked), touch=touch)
+        view = SharedView(_IN_PROCESS, _selection(topic, asked), touch=touch)
         now = topic.epoch
         recreated = epoch not in (None, now) or from_seq > topic.assigned
         start = topic.evict_floor - 1 if recreated else min(from_seq, topic.head)
@@ -413,7 +413,9 @@ async def consumed(
     topic = engine.get(name)
     start = from_seq if epoch == topic.epoch else 0
     inbox = _Inbox()
-    watcher = engine.consume(topic, View(_PLAIN, Selection(NO_NODES, None)), inbox, start)
+    watcher = engine.consume(
+        topic, SharedView(_IN_PROCESS, Selection(NO_NODES, None)), inbox, start
+    )
     try:
         while True:
             frame = await inbox.take()
@@ -514,11 +516,16 @@ def _tags(match: Match | None) -> TagMatch | None:
 _DELETED: Final = object()
 
 
-class _PlainEncoder:
+class _InProcessEncoder:
     """Frames as they are: for readers in this process."""
 
     def records(
-        self, topic: Topic, records: Sequence[RawRecord], from_seq: int, to_seq: int, view: View
+        self,
+        topic: Topic,
+        records: Sequence[RawRecord],
+        from_seq: int,
+        to_seq: int,
+        view: SharedView,
     ) -> Sequence[RawRecord]:
         return records
 
@@ -532,7 +539,7 @@ class _PlainEncoder:
         return _DELETED
 
 
-_PLAIN: Final = _PlainEncoder()
+_IN_PROCESS: Final = _InProcessEncoder()
 
 
 INBOX_FRAMES_MAX: Final = 64
@@ -553,7 +560,7 @@ class _Inbox:
         self._failure: FairwayError | None = None
 
     def fail(self, error: FairwayError) -> None:
-        """Nothing more comes: whoever takes is told why."""
+        """Nothing more comes: `take` raises this."""
         self._failure = error
         self._came.set()
 

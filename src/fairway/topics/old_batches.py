@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from fairway.runtime.turn import Pace, TurnBudget
     from fairway.storage.partitions import Partitions
-    from fairway.topics.batch import Batch
-    from fairway.topics.live import LivePart
+    from fairway.topics.active import ActiveTopic
+    from fairway.topics.batch import RecordBatch
     from fairway.topics.tail import HotBytes
-    from fairway.topics.topic import Due, Topic
+    from fairway.topics.topic import Eviction, Topic
 
 BATCH_WORK: Final = 8
 """What a batch, or a topic, costs by itself: as much as so many records."""
@@ -65,45 +65,49 @@ class Tally:
             self.size -= size
 
 
-def work_of(batch: Batch, *, parsed: bool) -> int:
+def work_of(batch: RecordBatch, *, parsed: bool) -> int:
     """What going through a batch costs, if its records are looked at or not."""
     if not parsed:
         return BATCH_WORK
     return BATCH_WORK + batch.count + len(batch.records) // RECORD_BYTES
 
 
-def eviction_work(topic: Topic, front: Batch) -> int:
+def eviction_work(topic: Topic, front: RecordBatch) -> int:
     return work_of(front, parsed=bool(topic.rules or topic.config.cap_bytes))
 
 
-def evict_front(topic: Topic, live: LivePart, front: Batch, due: Due, behind: int) -> None:
+def evict_front(
+    topic: Topic, active: ActiveTopic, front: RecordBatch, eviction: Eviction, behind: int
+) -> None:
     """Lose what must go of the oldest batch; from memory too, if all of it went."""
-    if topic.evict(front, due, behind):
-        for part in (live.tail, live.front):
+    if topic.evict(front, eviction, behind):
+        for part in (active.tail, active.front):
             if part is not None and part.oldest is front:
                 part.pop_oldest()
 
 
-def hot_front(topic: Topic, live: LivePart) -> Batch | None:
+def hot_front(topic: Topic, active: ActiveTopic) -> RecordBatch | None:
     """The oldest batch that is not wholly below the floor, if memory reaches back to it."""
-    tail, floor = live.tail, topic.floor
+    tail, floor = active.tail, topic.floor
     if tail.first_seq > floor:
-        if live.front is None or live.front.first_seq > floor:
+        if active.front is None or active.front.first_seq > floor:
             return None
-        tail = live.front
+        tail = active.front
     oldest = tail.oldest
     if oldest is not None and oldest.last_seq >= floor:
         return oldest
     return next(tail.after(floor - 1), None)
 
 
-def hot_behind(topic: Topic, live: LivePart, front: Batch, upto: int, work: int) -> int | None:
+def hot_behind(
+    topic: Topic, active: ActiveTopic, front: RecordBatch, upto: int, work: int
+) -> int | None:
     """What `Topic.evict` must know: the first live seq behind the oldest batch, or 0 if nobody
     needs it. None if memory, or so much work, does not reach that far."""
     if not topic.must_look_behind(front, upto):
         return 0
     after = front.last_seq
-    for part in (live.front, live.tail):
+    for part in (active.front, active.tail):
         if part is None or part.first_seq > after + 1:
             continue
         for batch in part.after(after):
@@ -114,13 +118,13 @@ def hot_behind(topic: Topic, live: LivePart, front: Batch, upto: int, work: int)
             if first is not None:
                 return first
             after = batch.last_seq
-    return topic.head + 1 if live.tail.first_seq <= after + 1 else None
+    return topic.head + 1 if active.tail.first_seq <= after + 1 else None
 
 
-def holds_front(topic: Topic, live: LivePart, work: int) -> bool:
+def holds_front(topic: Topic, active: ActiveTopic, work: int) -> bool:
     """Whether an append can evict the oldest batch in its own step."""
-    front = hot_front(topic, live)
-    return front is not None and hot_behind(topic, live, front, front.last_seq, work) is not None
+    front = hot_front(topic, active)
+    return front is not None and hot_behind(topic, active, front, front.last_seq, work) is not None
 
 
 class OldBatches:
@@ -135,18 +139,18 @@ class OldBatches:
         self._page_bytes = page_bytes
         self._fetching: dict[Topic, asyncio.Future[None]] = {}
 
-    async def front(self, topic: Topic, live: LivePart) -> Batch | None:
+    async def front(self, topic: Topic, active: ActiveTopic) -> RecordBatch | None:
         """The oldest batch that is not wholly below the floor."""
-        front = hot_front(topic, live)
+        front = hot_front(topic, active)
         if front is None:
-            await live.writes.wait_written()
-            front = hot_front(topic, live)
+            await active.writes.wait_written()
+            front = hot_front(topic, active)
         if front is not None:
             return front
         stored = await self._stored(topic, topic.floor, limit=1)
         return stored[0] if stored and stored[0].first_seq <= topic.head else None
 
-    async def behind(self, topic: Topic, front: Batch, upto: int, pace: Pace) -> int:
+    async def behind(self, topic: Topic, front: RecordBatch, upto: int, pace: Pace) -> int:
         """As `hot_behind`, from the store too. Called with the topic's lock held."""
         if not topic.must_look_behind(front, upto):
             return 0
@@ -174,7 +178,7 @@ class OldBatches:
             limit = min(2 * limit, PAGE_BATCHES)
         return min(after, topic.head) + 1
 
-    async def fetch_front(self, topic: Topic, live: LivePart) -> None:
+    async def fetch_front(self, topic: Topic, active: ActiveTopic) -> None:
         """Have the oldest batches in memory, so that an append can evict them in its own step."""
         other = self._fetching.get(topic)
         if other is not None:
@@ -182,16 +186,16 @@ class OldBatches:
             return
         done = self._fetching[topic] = asyncio.get_running_loop().create_future()
         try:
-            await live.writes.wait_written()
-            if not holds_front(topic, live, self._step) and not live.doubts.changes:
-                await self._read_front(topic, live)
+            await active.writes.wait_written()
+            if not holds_front(topic, active, self._step) and not active.doubts.changes:
+                await self._read_front(topic, active)
         finally:
             del self._fetching[topic]
             done.set_result(None)
 
-    async def _read_front(self, topic: Topic, live: LivePart) -> None:
+    async def _read_front(self, topic: Topic, active: ActiveTopic) -> None:
         # In place before it is filled: who reclaims meanwhile takes it away.
-        front = live.begin_front(topic.floor)
+        front = active.begin_front(topic.floor)
         head = topic.head
         found = await self._stored(
             topic, front.first_seq, limit=FRONT_BATCHES, max_bytes=FRONT_BYTES
@@ -199,10 +203,10 @@ class OldBatches:
         last = front.first_seq - 1
         left = self._hot.budget // 2  # with more, its end could push its beginning out of memory
         for batch in found:
-            if live.front is not front or batch.last_seq > head:
+            if active.front is not front or batch.last_seq > head:
                 return
-            if batch.first_seq >= live.tail.first_seq:
-                live.tail.first_seq = last + 1  # nothing is stored between here and there
+            if batch.first_seq >= active.tail.first_seq:
+                active.tail.first_seq = last + 1  # nothing is stored between here and there
                 return
             left -= hot_size(batch)
             if left < 0 and len(front):
@@ -212,7 +216,7 @@ class OldBatches:
 
     async def between(
         self, topic: Topic, first: int, last: int, pace: Pace, *, parsed: bool
-    ) -> AsyncIterator[Batch]:
+    ) -> AsyncIterator[RecordBatch]:
         """Batches that hold seqs in [first, last] and above the floor, a step at a time."""
         # What falls below the floor meanwhile may be nowhere: it is not looked for.
         while (first := max(first, topic.floor)) <= last:
@@ -226,20 +230,20 @@ class OldBatches:
                 await pace.turn(work_of(batch, parsed=parsed))
             first = batches[-1].last_seq + 1
 
-    async def page(self, topic: Topic, first: int, limit: int = PAGE_BATCHES) -> list[Batch]:
+    async def page(self, topic: Topic, first: int, limit: int = PAGE_BATCHES) -> list[RecordBatch]:
         """Some batches that hold seqs from `first` on, in order; none if there are none."""
-        live = topic.live
-        if live is not None and live.tail.first_seq > first:
-            await live.writes.wait_written()
-        if live is not None and live.tail.first_seq <= first:
+        active = topic.active
+        if active is not None and active.tail.first_seq > first:
+            await active.writes.wait_written()
+        if active is not None and active.tail.first_seq <= first:
             if topic.epoch < 0:
                 raise NotFound("topic", topic.name)
-            return list(islice(live.tail.after(first - 1), min(limit, HOT_PAGE)))
+            return list(islice(active.tail.after(first - 1), min(limit, HOT_PAGE)))
         return await self._stored(topic, first, limit=limit)
 
     async def _stored(
         self, topic: Topic, first: int, *, limit: int, max_bytes: int | None = None
-    ) -> list[Batch]:
+    ) -> list[RecordBatch]:
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
         entries = await self._log.read(

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from fairway.runtime.clock import Clock
     from fairway.storage.partitions import Partitions
+    from fairway.topics.active import ActiveTopic
     from fairway.topics.idempotency import KeyMemory
-    from fairway.topics.live import LivePart
     from fairway.topics.outcome import Told
     from fairway.topics.topic import Topic
     from fairway.topics.writing import NewBatch, Writing
@@ -34,13 +34,13 @@ class Once:
         clock: Clock,
         *,
         keys: KeyMemory,
-        live: Callable[[Topic], LivePart],
+        activate: Callable[[Topic], ActiveTopic],
     ) -> None:
         self._writing = writing
         self._log = log
         self._clock = clock
         self._keys = keys
-        self._live = live
+        self._activate = activate
 
     async def append(self, topic: Topic, new: NewBatch, key: str) -> Appended:
         place = (topic.epoch, key)
@@ -99,7 +99,7 @@ class Once:
         seen = self._keys.get(topic.epoch, key)
         if seen is None and self._keys.unsure(now_ms, window_ms):
             # A class that does not wait may still be at it.
-            await self._live(topic).writes.wait_written()
+            await self._activate(topic).writes.wait_written()
             row = names.KEY + key
             stored = await self._log.meta(topic.epoch, row)
             found = {row: stored} if stored is not None else NO_META

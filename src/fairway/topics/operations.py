@@ -5,10 +5,10 @@ runs, when it is recovered and, on another machine, when it is followed. Each op
 nothing, and says one or more of these:
 
     operation            writes                                applied in the process that wrote it
-    append               the entry of a `Batch`                `Batch`, once its class is met
+    append               the entry of a `RecordBatch`          `RecordBatch`, once its class is met
       under a key        `i/…`                                 `KeySeen`, with it
-      of a producer      `p/…`                                 `Position`, with it
-    gap of a source      `s`, `p/…`                            `Hole`, `Position`: the same
+      of a producer      `p/…`                                 `ProducerPosition`, with it
+    gap of a source      `s`, `p/…`                            `Hole`, `ProducerPosition`: the same
     delete               `s`, and `x/…` if it leaves others    `Removal`, once it is durable
     reserve              `r`, `rd`                             `Reserved`, once it is durable
     upkeep, pin, stop    `s`, rows below the floors removed    nothing new: see below
@@ -23,15 +23,15 @@ so that adding one twice, or a run of them again from any earlier point, changes
 
 The catalog says how a topic began, and is where a start looks for topics. A configuration is in
 force once the partition has it, in one operation with what the former one made of the topic; the
-catalog is told after that. So where they differ (a crash came between), the snapshot is right; one
-of an older release says nothing of it, and then the catalog is.
+catalog is written after that. So where they differ (a crash came between), the snapshot is right;
+one of an older release says nothing of it, and then the catalog is.
 
 The owner of a topic runs ahead of its operations in what it may decide by itself: the seqs it gives
 out (`Topic.place`), what caps and TTL take (`evict`), where the first live record is
 (`skip_deleted`), what is reclaimed. Each snapshot carries that; a life that begins before the next
-one decides the same again from what is stored (`Recovery`). What a crash took is told by a jump in
-the seqs, or by the seqs that were reserved and are not there (`Topic.take_over`). It also runs
-ahead in how far producers are (`Producers.begin`) and which keys have had their window
+one decides the same again from what is stored (`TopicRecovery`). What a crash took shows as a jump
+in the seqs, or as seqs that were reserved and are not there (`Topic.take_over`). It also runs ahead
+in how far producers are (`Producers.begin`) and which keys have had their window
 (`KeyMemory.expire`).
 
 Keys and positions are rows of their own, and no part of a snapshot: there may be millions, and most
@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from fairway.topics import names
-from fairway.topics.batch import Batch, decode_batch
+from fairway.topics.batch import RecordBatch, decode_batch
 from fairway.topics.match import Rule, rule_named
 from fairway.wire.topics import TopicConfig
 
@@ -123,7 +123,7 @@ class KeySeen(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ProducerPosition:
     """Who writes, and how far it is: never taken twice, however late it comes again."""
 
     producer: str
@@ -131,7 +131,7 @@ class Position:
     number: int
 
 
-Noted: TypeAlias = KeySeen | Position
+Noted: TypeAlias = KeySeen | ProducerPosition
 """What is metadata, and nothing else: memory of it spares a look at the store."""
 
 
@@ -166,14 +166,16 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, gc=False):
 encode_snapshot = msgspec.msgpack.Encoder().encode
 decode_snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 
-Change: TypeAlias = Batch | Hole | Removal | Ruling | Reserved | Snapshot | TopicConfig | Noted
+Change: TypeAlias = (
+    RecordBatch | Hole | Removal | Ruling | Reserved | Snapshot | TopicConfig | Noted
+)
 
 
 def rows_of(noted: Iterable[Noted]) -> dict[str, bytes | None]:
     """The metadata that say it: `changes_of` reads them back."""
     rows: dict[str, bytes | None] = {}
     for change in noted:
-        if isinstance(change, Position):
+        if isinstance(change, ProducerPosition):
             row = names.PRODUCER + change.producer
             rows[row] = names.encode_position(change.epoch, change.number)
         else:
@@ -200,6 +202,6 @@ def changes_of(
             seen = names.decode_key(value) if value is not None else None
             yield KeySeen(name.removeprefix(names.KEY), seen)
         elif name.startswith(names.PRODUCER) and value is not None:  # nobody removes one
-            yield Position(name.removeprefix(names.PRODUCER), *names.decode_position(value))
+            yield ProducerPosition(name.removeprefix(names.PRODUCER), *names.decode_position(value))
     for entry in entries:
         yield decode_batch(entry.payload, topic=topic)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from fairway.storage.writer import Durability
 from fairway.topics.names import EXTRA
-from fairway.topics.operations import Position
+from fairway.topics.operations import ProducerPosition
 from fairway.topics.reading import about_behind
 from fairway.topics.writing import NewBatch
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fairway.topics.engine import Topics
     from fairway.topics.operations import Hole
     from fairway.topics.outcome import Appended
-    from fairway.topics.reading import Page
+    from fairway.topics.reading import RecordPage
     from fairway.topics.topic import Extent, Topic
     from fairway.wire.records import Records
 
@@ -80,7 +80,7 @@ class TopicPort:
     async def prepare(self, records: Records) -> None:
         """Fetch what `submit` needs to know of the store before it can number these records."""
         topic = self._topic
-        if topic.weak or topic.capped:
+        if topic.reserves_seqs or topic.capped:
             await self._topics.writing.prepare(topic, NewBatch(records=records))
 
     def submit(
@@ -94,16 +94,16 @@ class TopicPort:
     ) -> None:
         """Number and queue records with metadata, or metadata alone, in one step of the loop.
 
-        `on_done` is told the last seq, and what went wrong or None.
+        `on_done` is called with the last seq, and what went wrong or None.
         """
         topic, writing, extra = self._topic, self._topics.writing, _extra(meta)
-        at = Position(*position) if position is not None else None
+        at = ProducerPosition(*position) if position is not None else None
         if records.count:
             new = NewBatch(records=records, position=at, trace=trace, extra=extra)
-            writing.enqueue(topic, new).add_done_callback(partial(_tell_appended, on_done))
+            writing.enqueue(topic, new).add_done_callback(partial(_notify_appended, on_done))
         else:
             noted = writing.enqueue_meta(topic, extra, at)
-            noted.add_done_callback(partial(_tell_noted, on_done, topic))
+            noted.add_done_callback(partial(_notify_noted, on_done, topic))
 
     async def append(self, records: Records, *, meta: Meta, trace: str | None = None) -> None:
         """Append all of it or nothing; durable when this returns."""
@@ -124,9 +124,9 @@ class TopicPort:
 
     def queued_position_of(self, producer: str) -> tuple[int, int] | None:
         """The same, as far as memory knows it, once every write that is decided was taken in."""
-        live = self._topics.live(self._topic)
-        live.writes.settle()
-        return live.producers.at(producer)
+        active = self._topics.activate(self._topic)
+        active.writes.settle()
+        return active.producers.at(producer)
 
     async def meta(self, prefix: str) -> dict[str, bytes]:
         """What was written with `append`, `submit`, `note` or `pin`, by name."""
@@ -149,12 +149,14 @@ class TopicPort:
 
     # Reading
 
-    async def page(self, after: int, *, limit: int, max_bytes: int) -> Page:
+    async def page(self, after: int, *, limit: int, max_bytes: int) -> RecordPage:
         """Live records after a seq, up to the head."""
         topic = self._topic
         return await self._topics.reading.page(topic, after, topic.head, limit, max_bytes)
 
-    async def page_as_of(self, extent: Extent, after: int, *, limit: int, max_bytes: int) -> Page:
+    async def page_as_of(
+        self, extent: Extent, after: int, *, limit: int, max_bytes: int
+    ) -> RecordPage:
         """The same, of what there was at a moment from which on it was held."""
         past = self._topic.as_of(extent)
         return await self._topics.reading.page(past, after, extent.upto, limit, max_bytes)
@@ -173,23 +175,23 @@ class TopicPort:
 
     async def wait_written(self) -> None:
         """Wait until what readers may see by now is stored, or known to be lost."""
-        if self._topic.live is not None:
-            await self._topic.live.writes.wait_written()
+        if self._topic.active is not None:
+            await self._topic.active.writes.wait_written()
 
     @contextmanager
     def change(self) -> Iterator[asyncio.Future[None]]:
-        """A future that resolves when there is news, or no more reason to wait for any."""
-        readers = self._topics.live(self._topic).readers
-        waiter = readers.wait()
+        """A future that resolves on a change, or when there is no more reason to wait for one."""
+        subscribers = self._topics.activate(self._topic).subscribers
+        waiter = subscribers.wait()
         try:
             yield waiter
         finally:
-            readers.leave(waiter)
+            subscribers.leave(waiter)
 
     def wake(self) -> None:
         """Whoever waits for a change looks again."""
-        if self._topic.live is not None:
-            self._topic.live.readers.wake()
+        if self._topic.active is not None:
+            self._topic.active.subscribers.wake()
 
     def touch(self) -> None:
         """Somebody uses it: recency."""
@@ -204,7 +206,7 @@ class TopicsPort:
 
     @property
     def closing(self) -> bool:
-        """Whether it is no longer open: whoever waits for news should go."""
+        """Whether it is no longer open: whoever waits for records should go."""
         return self._topics.closing
 
     def check_admits(self) -> None:
@@ -229,17 +231,17 @@ class TopicsPort:
         await self._topics.delete(name)
 
     def when_deleted(self, listener: Callable[[str, int], None]) -> Callable[[], None]:
-        """Tell `listener` the name and epoch of every topic that is gone, whoever deleted it,
+        """Call `listener` with the name and epoch of every topic that is gone, whoever deleted it,
         until what this returns is called."""
 
-        def tell(topic: Topic) -> None:
+        def notify(topic: Topic) -> None:
             listener(topic.name, abs(topic.epoch))
 
         def stop() -> None:
-            if tell in self._topics.deleted:
-                self._topics.deleted.remove(tell)
+            if notify in self._topics.deleted:
+                self._topics.deleted.remove(notify)
 
-        self._topics.deleted.append(tell)
+        self._topics.deleted.append(notify)
         return stop
 
 
@@ -247,10 +249,10 @@ def _extra(meta: Meta) -> dict[str, bytes | None]:
     return {EXTRA + name: value for name, value in meta.items()}
 
 
-def _tell_appended(on_done: OnDone, done: asyncio.Future[Appended]) -> None:
+def _notify_appended(on_done: OnDone, done: asyncio.Future[Appended]) -> None:
     error = done.exception()
     on_done(0 if error is not None else done.result().last_seq, error)
 
 
-def _tell_noted(on_done: OnDone, topic: Topic, done: asyncio.Future[None]) -> None:
+def _notify_noted(on_done: OnDone, topic: Topic, done: asyncio.Future[None]) -> None:
     on_done(topic.head, done.exception())

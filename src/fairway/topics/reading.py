@@ -12,7 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.errors import Corrupt, InvalidRequest, NotFound
-from fairway.topics.batch import Copied, Record, decode_batch
+from fairway.topics.batch import Copied, RawRecord, decode_batch
 from fairway.wire.records import NULL
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from fairway.runtime.clock import Clock
     from fairway.storage.partitions import Partitions
-    from fairway.topics.batch import Batch
-    from fairway.topics.live import LivePart
+    from fairway.topics.active import ActiveTopic
+    from fairway.topics.batch import RecordBatch
     from fairway.topics.match import TagMatch
     from fairway.topics.topic import Gap, Topic
 
@@ -43,10 +43,10 @@ class Selection(NamedTuple):
 EVERYTHING = Selection()
 
 
-class Page(NamedTuple):
+class RecordPage(NamedTuple):
     """Records after a cursor, in order; a gap, if there is one, comes before them."""
 
-    records: list[Record]
+    records: list[RawRecord]
     gap: Gap | None
     next_seq: int
     """Everything up to here was looked at."""
@@ -66,7 +66,7 @@ def hot_page(
     max_bytes: int,
     selection: Selection,
     step: int = WHOLE,
-) -> Page | None:
+) -> RecordPage | None:
     """The next page if all of it is in memory, else None. Costs nothing but the records."""
     if topic.holes:
         after = max(after, min(topic.past_skipped(after), upto))
@@ -75,14 +75,14 @@ def hot_page(
     end = min(upto, topic.end_of_run(start))
     start = max(start, min(topic.delete_floor - 1, end))
     if start >= end:
-        return Page([], gap, start)
-    live = topic.live
-    if live is None or live.tail.first_seq > start + 1:
+        return RecordPage([], gap, start)
+    active = topic.active
+    if active is None or active.tail.first_seq > start + 1:
         return None
     records, next_seq = select(
-        topic, live.tail.after(start), start, end, limit, max_bytes, selection, step
+        topic, active.tail.after(start), start, end, limit, max_bytes, selection, step
     )
-    return Page(records, gap, next_seq)
+    return RecordPage(records, gap, next_seq)
 
 
 async def cold_page(
@@ -94,7 +94,7 @@ async def cold_page(
     max_bytes: int,
     selection: Selection,
     step: int = WHOLE,
-) -> Page:
+) -> RecordPage:
     """The next page, from the store."""
     limit = max(limit, 1)
     if topic.holes:
@@ -103,17 +103,21 @@ async def cold_page(
         page = hot_page(topic, after, upto, limit, max_bytes, selection, step)
         if page is not None:
             return page
-        if topic.live is not None:
-            await topic.live.writes.wait_written()
+        if topic.active is not None:
+            await topic.active.writes.wait_written()
         gap = topic.gap_after(after)
         begin = gap.last if gap is not None else after
-        # Not past the next hole, whatever was deleted beyond it: it has to be told.
+        # Not past the next hole, whatever was deleted beyond it: it has to be announced.
         start = max(begin, min(topic.delete_floor - 1, topic.end_of_run(begin)))
-        if selection.match is not None and topic.live is not None and topic.live.tags is not None:
+        if (
+            selection.match is not None
+            and topic.active is not None
+            and topic.active.tags is not None
+        ):
             end = min(upto, topic.end_of_run(begin))
-            skipped = topic.live.tags.skip(start, end, selection.match)
+            skipped = topic.active.tags.skip(start, end, selection.match)
             if skipped >= end:
-                return Page([], gap, skipped)
+                return RecordPage([], gap, skipped)
             start = skipped
         rules = topic.rules
         entries = await log.read(
@@ -134,19 +138,19 @@ async def cold_page(
         if batches:
             end = min(end, batches[-1].last_seq)
         records, next_seq = select(topic, batches, start, end, limit, max_bytes, selection, step)
-        return Page(records, gap, next_seq)
+        return RecordPage(records, gap, next_seq)
 
 
 def select(
     topic: Topic,
-    batches: Iterable[Batch],
+    batches: Iterable[RecordBatch],
     after: int,
     upto: int,
     limit: int,
     max_bytes: int,
     selection: Selection,
     step: int = WHOLE,
-) -> tuple[list[Record], int]:
+) -> tuple[list[RawRecord], int]:
     """Wanted live records in (after, upto], at most `limit` looked at; and how far it looked.
 
     Deleted records count for nothing: pages are the same before and after their room is given back.
@@ -155,13 +159,13 @@ def select(
     nodes, match = selection
     rules = topic.rules
     first = max(after + 1, topic.floor)
-    found: list[Record] = []
+    found: list[RawRecord] = []
     looked = deleted = size = 0
     for batch in batches:
         seq = batch.first_seq
         if size >= step:
             return found, min(seq - 1, upto)
-        make = Record if batch.copies < 0 else Copied.within(batch.copies)
+        make = RawRecord if batch.copies < 0 else Copied.within(batch.copies)
         for record in batch.parse():
             if seq >= first:
                 if seq > upto:
@@ -201,11 +205,11 @@ class Diff(NamedTuple):
     """What a reader at a cursor got. `recreated`: its cursor was of another incarnation."""
 
     topic: Topic
-    page: Page
+    page: RecordPage
     recreated: bool
 
 
-class Reading:
+class TopicReader:
     """Reads topics for whoever asks again and again."""
 
     def __init__(
@@ -214,17 +218,17 @@ class Reading:
         clock: Clock,
         *,
         get: Callable[[str], Topic],
-        live: Callable[[Topic], LivePart],
+        activate: Callable[[Topic], ActiveTopic],
         touch: Callable[[Topic], None],
         expire: Callable[[Topic], Awaitable[None]],
         closing: Callable[[], bool],
     ) -> None:
-        """`touch` is told that a topic is read; `expire` takes from it what is too old; nobody is
-        kept waiting once it is `closing`."""
+        """`touch` is called with a topic that is read; `expire` takes from it what is too old;
+        nobody is kept waiting once it is `closing`."""
         self._log = log
         self._clock = clock
         self._get = get
-        self._live = live
+        self._activate = activate
         self._touch = touch
         self._expire = expire
         self._closing = closing
@@ -263,20 +267,20 @@ class Reading:
     async def _wait(
         self,
         topic: Topic,
-        page: Page,
+        page: RecordPage,
         limit: int,
         max_bytes: int,
         selection: Selection,
         wait_ns: int,
-    ) -> Page:
+    ) -> RecordPage:
         deadline_ns = self._clock.now_ns() + wait_ns
         while not page.records and page.gap is None and not self._closing():
             left_ns = deadline_ns - self._clock.now_ns()
             if left_ns <= 0:
                 break
             # Registered before it is read again: what lands in between resolves it.
-            readers = self._live(topic).readers
-            waiter = readers.wait()
+            subscribers = self._activate(topic).subscribers
+            waiter = subscribers.wait()
             try:
                 if page.next_seq >= topic.head:
                     async with asyncio.timeout(left_ns / 1e9):
@@ -284,7 +288,7 @@ class Reading:
             except TimeoutError:
                 break
             finally:
-                readers.leave(waiter)
+                subscribers.leave(waiter)
             page = await self.page(topic, page.next_seq, topic.head, limit, max_bytes, selection)
         return page
 
@@ -297,7 +301,7 @@ class Reading:
         max_bytes: int,
         selection: Selection = EVERYTHING,
         step: int = WHOLE,
-    ) -> Page:
+    ) -> RecordPage:
         """Records after a cursor, from memory or from the store."""
         if topic.config.ttl_ms:
             await self._expire(topic)
@@ -309,7 +313,7 @@ class Reading:
         self._log.check_owned()
         return page
 
-    async def batch_at(self, topic: Topic, seq: int) -> Batch | None:
+    async def batch_at(self, topic: Topic, seq: int) -> RecordBatch | None:
         """The stored batch that holds `seq`, or the first one behind it."""
         entries = await self._log.read(topic.epoch, first=seq, limit=1)
         return decode_batch(entries[0].payload, topic=topic.name) if entries else None

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from fairway.runtime.turn import Pace
     from fairway.storage.partitions import Partitions
-    from fairway.topics.batch import Batch
-    from fairway.topics.live import LivePart
+    from fairway.topics.active import ActiveTopic
+    from fairway.topics.batch import RecordBatch
     from fairway.topics.match import Rule
     from fairway.topics.old_batches import OldBatches
     from fairway.topics.topic import Topic
@@ -47,7 +47,7 @@ class _Pass:
     hidden: int = 0
     undisturbed: bool = True
     """Nothing was deleted since, so that `hidden` is all there is."""
-    gone: list[Batch] = field(default_factory=list)
+    gone: list[RecordBatch] = field(default_factory=list)
     """Nothing lives in them, nobody looks at them any more, and they may still be stored."""
 
 
@@ -55,10 +55,15 @@ class Reclaiming:
     """Passes over topics in which records were deleted, a step at a time."""
 
     def __init__(
-        self, log: Partitions, *, live: Callable[[Topic], LivePart], batches: OldBatches, pace: Pace
+        self,
+        log: Partitions,
+        *,
+        activate: Callable[[Topic], ActiveTopic],
+        batches: OldBatches,
+        pace: Pace,
     ) -> None:
         self._log = log
-        self._live = live
+        self._activate = activate
         self._batches = batches
         self._pace = pace
         self._passes: dict[Topic, _Pass] = {}
@@ -80,7 +85,7 @@ class Reclaiming:
             found.upto = max(found.upto, topic.to_reclaim)
             if first >= found.cursor:
                 return
-        gone: list[Batch] = []
+        gone: list[RecordBatch] = []
         if found is not None:
             first, gone = min(first, found.cursor), found.gone
         if whole:
@@ -98,13 +103,13 @@ class Reclaiming:
             self._passes.pop(topic, None)
             self._few.pop(topic, None)
             return False
-        live = self._live(topic)
-        async with live.lock:
-            if live.doubts.changes or topic.epoch < 0:
+        active = self._activate(topic)
+        async with active.lock:
+            if active.doubts.changes or topic.epoch < 0:
                 return False  # it is not known yet what it holds: later
-            live.begin_reclaiming()
+            active.begin_reclaiming()
             try:
-                page = await self._look(topic, live, found)
+                page = await self._look(topic, active, found)
                 if topic.epoch < 0:
                     return True
                 if found.gone:
@@ -114,12 +119,12 @@ class Reclaiming:
                     if self._passes.get(topic) is found:
                         del self._passes[topic]
             finally:
-                live.end_reclaiming()
+                active.end_reclaiming()
         # Without the lock: deletes go on meanwhile.
         await self._pace.turn(sum(work_of(batch, parsed=True) for batch in page))
         return topic in self._passes
 
-    async def _look(self, topic: Topic, live: LivePart, found: _Pass) -> list[Batch]:
+    async def _look(self, topic: Topic, active: ActiveTopic, found: _Pass) -> list[RecordBatch]:
         """Look at the next page, and take what nothing lives in out of memory."""
         if found.gone:
             return []  # they could not be removed
@@ -137,10 +142,10 @@ class Reclaiming:
                 # for lost, and who evicts meanwhile must not count it again.
                 hidden = sum(topic.held_in(batch)[2] for batch in gone)
                 topic.reclaim(gone[-1].last_seq, hidden)
-                live.discard({batch.last_seq for batch in gone})
+                active.discard({batch.last_seq for batch in gone})
         return page
 
-    def _is_gone(self, topic: Topic, batch: Batch, found: _Pass) -> bool:
+    def _is_gone(self, topic: Topic, batch: RecordBatch, found: _Pass) -> bool:
         pinned = topic.pin and batch.last_seq >= topic.pin
         if not pinned and topic.first_live_in(batch) is None:
             return True
@@ -150,7 +155,7 @@ class Reclaiming:
                 found.needed.update(topic.rules.hiding(seq, record.tag))
         return False
 
-    async def _remove(self, topic: Topic, gone: list[Batch]) -> None:
+    async def _remove(self, topic: Topic, gone: list[RecordBatch]) -> None:
         """Remove them from the store; they are kept in mind until that is certain."""
         if topic.config.durability != "ephemeral":
             meta: dict[str, bytes | None] = {names.SNAPSHOT: encode_snapshot(topic.snapshot())}
@@ -188,7 +193,7 @@ class Reclaiming:
             raise
 
 
-def _ranges(batches: Iterable[Batch]) -> list[tuple[int, int]]:
+def _ranges(batches: Iterable[RecordBatch]) -> list[tuple[int, int]]:
     """The keys of their entries, as few ranges."""
     ranges: list[tuple[int, int]] = []
     for batch in batches:

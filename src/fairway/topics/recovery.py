@@ -46,8 +46,8 @@ decode_topic = msgspec.msgpack.Decoder(StoredTopic).decode
 
 
 class _Found(NamedTuple):
-    said: list[Change]
-    """By what is kept in place of the operations before the entries."""
+    summary: list[Change]
+    """What is kept in place of the operations before the entries."""
     rules: bool
     """Whether there are more metadata to be read: deletions by tag."""
     all_written: bool
@@ -55,7 +55,7 @@ class _Found(NamedTuple):
     entries: list[Entry]
 
 
-class Recovery:
+class TopicRecovery:
     """Makes topics of what the log holds."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Recovery:
 
     async def trim(self) -> None:
         """Expire what time and caps have expired. Not before everything was read: it writes. And
-        before anybody reads: what was told to be lost does not come back."""
+        before anybody reads: what was announced as lost does not come back."""
         while self._late:
             topic = self._late.pop()
             await self._expire(topic)
@@ -101,7 +101,7 @@ class Recovery:
         return Topic(name, named.partition, self._share(stored.config), sys.intern(stored.owner))
 
     async def _complete(self, topic: Topic, found: _Found) -> None:
-        for change in found.said:
+        for change in found.summary:
             topic.apply(change)
         if found.rules:
             await self._read_rules(topic)
@@ -137,24 +137,24 @@ def _load(
     """The snapshot of each partition, and the first page of what came after it."""
     found = []
     for topic, last_key in asked:
-        epoch, weak = topic.epoch, topic.weak
+        epoch, reserves_seqs = topic.epoch, topic.reserves_seqs
         snapshot = wal.meta(epoch, names.SNAPSHOT)
         head, rules = 0, False
-        said: list[Change] = []
+        summary: list[Change] = []
         if snapshot is not None:
             state = decode_snapshot(snapshot)
-            said.append(state)
+            summary.append(state)
             head, rules = state.head, state.rules
             if state.config is not None:
-                weak = state.config.durability != "fsync"
+                reserves_seqs = state.config.durability != "fsync"
         entries: list[Entry] = []
         if head < last_key:
             entries = wal.read(epoch, first=head + 1, limit=PAGE, max_bytes=PAGE_BYTES)
-        reserved = wal.meta(epoch, names.RESERVED) if weak else None
+        reserved = wal.meta(epoch, names.RESERVED) if reserves_seqs else None
         all_written = False
         if unsynced_kept and reserved is not None:
             all_written = wal.meta(epoch, names.RESERVED_DISK) == reserved
         if reserved is not None:
-            said += changes_of((), {names.RESERVED: reserved}, topic=topic.name)
-        found.append(_Found(said, rules, all_written, entries))
+            summary += changes_of((), {names.RESERVED: reserved}, topic=topic.name)
+        found.append(_Found(summary, rules, all_written, entries))
     return found

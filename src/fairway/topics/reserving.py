@@ -1,4 +1,4 @@
-"""Seqs of the weaker classes are reserved durably before they are given out.
+"""Topics of a class below `fsync` reserve seqs durably before they give them out.
 
 A crash may take the records that had them, and then the next start goes on behind the reservation:
 no seq ever means two records. If only this process died, those of the class `disk` are all there,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fairway.kernel.writability import Writability
     from fairway.storage.partitions import Partitions
-    from fairway.topics.live import LivePart
+    from fairway.topics.active import ActiveTopic
     from fairway.topics.topic import Topic
 
 SEQS_MIN: Final = 4096
@@ -35,7 +35,7 @@ def step(topic: Topic) -> int:
     return min(max(topic.assigned, SEQS_MIN), SEQS_MAX)
 
 
-class Reservation:
+class SeqReservation:
     """The seqs of one topic that are reserved, or about to be."""
 
     __slots__ = ("under_way", "upto")
@@ -59,42 +59,42 @@ class Reservation:
 
 
 class Reserving:
-    """Reserves seqs for topics of the weaker classes."""
+    """Reserves seqs for topics of a class below `fsync`."""
 
     def __init__(
-        self, log: Partitions, live: Callable[[Topic], LivePart], writability: Writability
+        self, log: Partitions, activate: Callable[[Topic], ActiveTopic], writability: Writability
     ) -> None:
         self._log = log
-        self._live = live
+        self._activate = activate
         self._writability = writability
 
     async def reserve(self, topic: Topic, count: int) -> None:
         """Make sure that the next `count` seqs will not be given out again after a crash."""
-        live = self._live(topic)
-        while topic.weak and topic.assigned + count > topic.reserved:
+        active = self._activate(topic)
+        while topic.reserves_seqs and topic.assigned + count > topic.reserved:
             if topic.epoch < 0:
                 raise NotFound("topic", topic.name)
-            under_way = live.reservation.under_way
-            enough = live.reservation.upto >= topic.assigned + count
+            under_way = active.reservation.under_way
+            enough = active.reservation.upto >= topic.assigned + count
             if under_way is None or under_way.done() or not enough:
-                under_way = self._begin(topic, live, count)
+                under_way = self._begin(topic, active, count)
             try:
                 await asyncio.shield(under_way)
             except (OutcomeUnknown, WriteFailed) as error:
                 raise WriteFailed(f"no seqs could be reserved: {error}") from error
 
-    def keep_ahead(self, topic: Topic, live: LivePart) -> None:
+    def keep_ahead(self, topic: Topic, active: ActiveTopic) -> None:
         """Begin to reserve more once half of it is given out."""
         left = topic.reserved - topic.assigned
-        if live.reservation.under_way is None and left < step(topic) // 2:
+        if active.reservation.under_way is None and left < step(topic) // 2:
             with suppress(FairwayError):  # whoever really needs it hears why not
-                self._begin(topic, live, 0)
+                self._begin(topic, active, 0)
 
-    def _begin(self, topic: Topic, live: LivePart, count: int) -> asyncio.Future[int]:
-        if live.doubts.changes:  # its class may be another one, which needs none
+    def _begin(self, topic: Topic, active: ActiveTopic, count: int) -> asyncio.Future[int]:
+        if active.doubts.changes:  # its class may be another one, which needs none
             raise Unavailable(f"it is not known yet what topic {topic.name!r} holds")
         # Never less than another one asked for: the last of them is what the store keeps.
-        upto = max(topic.assigned + count + step(topic), live.reservation.upto)
+        upto = max(topic.assigned + count + step(topic), active.reservation.upto)
         number = names.encode_number(upto)
         disk = topic.config.durability == "disk"
         meta = {names.RESERVED: number, names.RESERVED_DISK: number if disk else None}
@@ -102,10 +102,10 @@ class Reserving:
         if snapshot is not None:
             meta[names.SNAPSHOT] = encode_snapshot(snapshot)
         written = self._log.submit(topic.epoch, Operation(meta=meta))
-        live.reservation.begin(upto, written)
+        active.reservation.begin(upto, written)
 
         def known(_: asyncio.Future[int]) -> None:
-            live.reservation.end(written)
+            active.reservation.end(written)
             if written.cancelled():
                 return
             if (error := written.exception()) is not None:
@@ -113,7 +113,9 @@ class Reserving:
                 return
             if snapshot is not None:
                 topic.saved(max(topic.snapshot_head, snapshot.head))
-            if live.reservation.upto >= upto:  # else the class changed meanwhile, and took it back
+            if (
+                active.reservation.upto >= upto
+            ):  # else the class changed meanwhile, and took it back
                 topic.apply(Reserved(upto))
 
         written.add_done_callback(known)

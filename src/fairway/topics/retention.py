@@ -42,7 +42,7 @@ from fairway.topics.old_batches import (
 from fairway.topics.old_keys import OldKeys
 from fairway.topics.operations import encode_snapshot
 from fairway.topics.reclaiming import Reclaiming
-from fairway.topics.topic import Due
+from fairway.topics.topic import Eviction
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from fairway.runtime.clock import Clock
     from fairway.runtime.turn import TurnBudget
     from fairway.storage.partitions import Partitions
-    from fairway.topics.batch import Batch
+    from fairway.topics.active import ActiveTopic
+    from fairway.topics.batch import RecordBatch
     from fairway.topics.doubts import Doubt
     from fairway.topics.idempotency import KeyMemory
-    from fairway.topics.live import LivePart
     from fairway.topics.tail import HotBytes
     from fairway.topics.topic import Topic
 
@@ -86,7 +86,7 @@ class Retention:
         log: Partitions,
         clock: Clock,
         *,
-        live: Callable[[Topic], LivePart],
+        activate: Callable[[Topic], ActiveTopic],
         hot: HotBytes,
         keys: KeyMemory,
         topic_at: Callable[[int], Topic | None],
@@ -97,7 +97,7 @@ class Retention:
         self.config = config or RetentionConfig()
         self._log = log
         self._clock = clock
-        self._live = live
+        self._activate = activate
         self._published = published
         self._trim: dict[Topic, None] = {}
         self._doubtful: deque[Topic] = deque()
@@ -112,14 +112,16 @@ class Retention:
         self._wake = asyncio.Event()
         self.deletions = Deletions(
             log,
-            live=live,
+            activate=activate,
             batches=self._batches,
             pace=self._pace,
             doubt=self.doubt_change,
             settle=self._settle_front,
             deleted=self._deleted,
         )
-        self._reclaiming = Reclaiming(log, live=live, batches=self._batches, pace=self._pace)
+        self._reclaiming = Reclaiming(
+            log, activate=activate, batches=self._batches, pace=self._pace
+        )
 
     # On the way in
 
@@ -148,12 +150,12 @@ class Retention:
         config = topic.config
         if not topic.count or config.discard == "reject" or not topic.would_overflow(count, size):
             return False
-        return not holds_front(topic, self._live(topic), self._step)
+        return not holds_front(topic, self._activate(topic), self._step)
 
     async def fetch_front(self, topic: Topic) -> None:
         """Have in memory what an append will evict first, or it would be left to upkeep."""
-        with suppress(FairwayError):  # the write itself tells what is the matter
-            await self._batches.fetch_front(topic, self._live(topic))
+        with suppress(FairwayError):  # the write itself raises what is the matter
+            await self._batches.fetch_front(topic, self._activate(topic))
 
     def doubt(self, topic: Topic) -> None:
         """A write's outcome is unknown: look at the store before the next one."""
@@ -162,7 +164,7 @@ class Retention:
 
     def doubt_change(self, topic: Topic, doubt: Doubt) -> None:
         """The same of a change: until the store was asked, nothing is numbered or changed."""
-        doubts = self._live(topic).doubts
+        doubts = self._activate(topic).doubts
         doubts.raise_change(doubt)
         doubts.raise_end()
         self.doubt(topic)
@@ -194,7 +196,7 @@ class Retention:
 
     def _note_oldest(self, topic: Topic) -> None:
         """Its first record is there, or the first one again: remember when it will expire."""
-        front = hot_front(topic, self._live(topic))
+        front = hot_front(topic, self._activate(topic))
         expires_ms = topic.expires_ms(front, self._now_ms()) if front is not None else None
         if topic.count:
             self._expiries.note(topic, expires_ms or 0)
@@ -207,16 +209,16 @@ class Retention:
 
     async def _settle_front(self, topic: Topic) -> None:
         """Begin at a live record, past what was deleted. Called with the topic's lock held."""
-        live = self._live(topic)
+        active = self._activate(topic)
         while topic.thinned:
             if not topic.count:
                 topic.skip_all()
                 return
-            front = None if live.doubts.changes else await self._batches.front(topic, live)
+            front = None if active.doubts.changes else await self._batches.front(topic, active)
             if front is None or topic.epoch < 0 or not topic.skip_deleted(front):
                 return
-            if live.tail.oldest is front:
-                live.tail.pop_oldest()
+            if active.tail.oldest is front:
+                active.tail.pop_oldest()
             await self._pace.turn(work_of(front, parsed=True))
 
     # Evicting
@@ -224,8 +226,8 @@ class Retention:
     def evict_hot(self, topic: Topic, work: int | None = None) -> None:
         """Evict what must go, as far as memory and so much work reach, a step if it is not given.
         Upkeep takes the rest."""
-        live = self._live(topic)
-        if (live.lock.locked() and not live.reclaiming) or live.doubts.changes:
+        active = self._activate(topic)
+        if (active.lock.locked() and not active.reclaiming) or active.doubts.changes:
             self._trim[topic] = None
             return
         now_ms = self._now_ms()
@@ -235,53 +237,53 @@ class Retention:
             if left <= 0:
                 self._evict_on(topic)
                 return
-            front = hot_front(topic, live)
-            due = topic.due(front, now_ms) if front is not None else None
-            if front is None or due is None:
+            front = hot_front(topic, active)
+            eviction = topic.eviction_due(front, now_ms) if front is not None else None
+            if front is None or eviction is None:
                 self._trim[topic] = None
                 return
             left -= eviction_work(topic, front)
-            behind = hot_behind(topic, live, front, due.upto, self._step)
+            behind = hot_behind(topic, active, front, eviction.upto, self._step)
             if behind is None:
                 # Better late than now: nobody could say which record is the first then.
                 self._trim[topic] = None
                 return
-            evict_front(topic, live, front, due, behind)
+            evict_front(topic, active, front, eviction, behind)
         if topic.thinned and topic.floor > floor:
-            self._settle_hot(topic, live)
+            self._settle_hot(topic, active)
         if topic.floor > self._log.floor(topic.epoch) + self.config.chunk:
             self._trim[topic] = None
 
-    def dropped(self, topic: Topic, batch: Batch) -> None:
+    def dropped(self, topic: Topic, batch: RecordBatch) -> None:
         """Memory was all that held a batch, and has had to let it go."""
-        due = Due(batch.last_seq, "cap")
-        behind = hot_behind(topic, self._live(topic), batch, due.upto, self._step)
-        topic.evict(batch, due, behind or 0)
+        eviction = Eviction(batch.last_seq, "cap")
+        behind = hot_behind(topic, self._activate(topic), batch, eviction.upto, self._step)
+        topic.evict(batch, eviction, behind or 0)
         if behind is None:
             # More was deleted behind it than can be gone through at once, just now: it was to be
             # reclaimed. This cannot wait, so here alone upkeep finds the first live record.
             self._trim[topic] = None
             self._wake.set()
 
-    def _settle_hot(self, topic: Topic, live: LivePart) -> None:
+    def _settle_hot(self, topic: Topic, active: ActiveTopic) -> None:
         """As `_settle_front`, as far as memory and a step reach."""
         left = self._step
         while topic.count and left > 0:
-            front = hot_front(topic, live)
+            front = hot_front(topic, active)
             if front is None:
                 break
             left -= work_of(front, parsed=True)
             if not topic.skip_deleted(front):
                 return
-            if live.tail.oldest is front:
-                live.tail.pop_oldest()
+            if active.tail.oldest is front:
+                active.tail.pop_oldest()
         if not topic.count:
             topic.skip_all()
         else:
             self._trim[topic] = None
 
     def _front_expired(self, topic: Topic, now_ms: int) -> bool:
-        front = hot_front(topic, self._live(topic)) if topic.config.ttl_ms else None
+        front = hot_front(topic, self._activate(topic)) if topic.config.ttl_ms else None
         expires_ms = topic.expires_ms(front, now_ms) if front is not None else None
         return expires_ms is not None and expires_ms <= now_ms
 
@@ -301,11 +303,11 @@ class Retention:
 
     async def _evict(self, topic: Topic, steps_max: int) -> None:
         """Evict what must go by now, at most so many steps of it."""
-        live = self._live(topic)
+        active = self._activate(topic)
         now_ms = self._now_ms()
         for _ in range(steps_max):
-            async with live.lock:
-                more = await self._evict_step(topic, live, now_ms)
+            async with active.lock:
+                more = await self._evict_step(topic, active, now_ms)
             if not more:
                 return
             await self._pace.rest()  # without the lock: appends and deletes go on meanwhile
@@ -313,26 +315,26 @@ class Retention:
                 raise NotFound("topic", topic.name)
         self._evict_on(topic)
 
-    async def _evict_step(self, topic: Topic, live: LivePart, now_ms: int) -> bool:
+    async def _evict_step(self, topic: Topic, active: ActiveTopic, now_ms: int) -> bool:
         """Evict until a rest is due; False if nothing more has to go, or can."""
         floor = topic.floor
         while topic.count and (topic.over_cap or topic.config.ttl_ms):
-            front = None if live.doubts.changes else await self._batches.front(topic, live)
+            front = None if active.doubts.changes else await self._batches.front(topic, active)
             if front is None:
-                self._look_for_expired(topic)  # it cannot be told yet
+                self._look_for_expired(topic)  # it is not known yet
                 return False
             self._pace.spend(eviction_work(topic, front))
-            due = topic.due(front, now_ms)
-            if due is None:
+            eviction = topic.eviction_due(front, now_ms)
+            if eviction is None:
                 expires_ms = topic.expires_ms(front, now_ms)
                 if expires_ms is not None:
                     self._expiries.note(topic, expires_ms)
                 break
-            failures = live.writes.failures
-            behind = await self._batches.behind(topic, front, due.upto, self._pace)
-            if live.writes.failures != failures:
+            failures = active.writes.failures
+            behind = await self._batches.behind(topic, front, eviction.upto, self._pace)
+            if active.writes.failures != failures:
                 continue  # the batch itself may be lost
-            evict_front(topic, live, front, due, behind)
+            evict_front(topic, active, front, eviction, behind)
             if self._pace.spent:
                 return True
         if topic.floor > floor:
@@ -358,7 +360,7 @@ class Retention:
             ):
                 try:
                     await chore()
-                except FairwayError as error:  # the store is ill: its writers are told; try again
+                except FairwayError as error:  # the store is ill: its writers see that; try again
                     logger.warning("upkeep of topics failed, will try again: %s", error)
                     await sleep_ns(self.config.period_ns)
 
@@ -394,12 +396,12 @@ class Retention:
 
     async def _look_again(self, topic: Topic) -> None:
         """Publish what a write of unknown outcome left in the store after all."""
-        live = self._live(topic)
-        await live.writes.wait_decided()  # they take in themselves what they wrote
+        active = self._activate(topic)
+        await active.writes.wait_decided()  # they take in themselves what they wrote
         # Raises for as long as the log does not know: to settle the doubt by what was there before
         # would give out seqs again that the store has.
         first, last = topic.head + 1, self._log.last_key(topic.epoch)
-        found: list[Batch] = []
+        found: list[RecordBatch] = []
         while first <= last:
             entries = await self._log.read(topic.epoch, first=first, last=last)
             if not entries:
@@ -407,13 +409,13 @@ class Retention:
             found += (decode_batch(entry.payload, topic=topic.name) for entry in entries)
             first = entries[-1].key + 1
         true: list[Doubt] = []
-        if live.doubts.changes:
-            true = live.doubts.made(await self._log.meta(topic.epoch, names.SNAPSHOT))
+        if active.doubts.changes:
+            true = active.doubts.made(await self._log.meta(topic.epoch, names.SNAPSHOT))
         # It is there; readers may see it once it is certain to stay. Nobody is numbered meanwhile.
         if found or true:
             meta: dict[str, bytes | None] = {names.CONFIRMED: names.encode_number(last)}
             await self._log.submit(topic.epoch, Operation(meta=meta))
-        live.doubts.settle_changes()
+        active.doubts.settle_changes()
         for batch in found:
             while true and true[0].seq <= batch.first_seq:
                 topic.apply(true.pop(0).change)
@@ -421,9 +423,9 @@ class Retention:
         for doubt in true:
             topic.apply(doubt.change)
         if topic.config.durability != "ephemeral":  # whose records are nowhere else
-            live.restart_tail(topic.head + 1)
+            active.restart_tail(topic.head + 1)
         topic.unassign(last)
-        live.doubts.settle_end()
+        active.doubts.settle_end()
         self.reconsider(topic)  # it may be configured in another way
         self.wrote(topic)
         self._published(topic)
@@ -451,8 +453,8 @@ class Retention:
         now_ms = self._now_ms()
         while self._unsaved and self._unsaved[0][0] <= now_ms:
             _, topic = self._unsaved.popleft()
-            if topic.live is not None:
-                topic.live.note_saved()
+            if topic.active is not None:
+                topic.active.note_saved()
             self._trim[topic] = None
         topics, self._trim = list(self._trim), {}
         await self._each(topics, self._trim_one)
@@ -461,7 +463,7 @@ class Retention:
         if topic.over_cap:
             await self._evict(topic, self.config.eviction_steps)
         if topic.thinned:
-            async with self._live(topic).lock:
+            async with self._activate(topic).lock:
                 await self._settle_front(topic)
         if await self.save(topic):
             self._trim[topic] = None  # the others first, then the next chunk, without a pause
@@ -490,8 +492,8 @@ class Retention:
             target = min(target, topic.pin)
         step = min(target, floor + self.config.chunk)
         meta: dict[str, bytes | None] = {}
-        live = topic.live
-        if topic.rules is not None and (live is None or live.writes.removal is None):
+        active = topic.active
+        if topic.rules is not None and (active is None or active.writes.removal is None):
             # Not while a deletion is being written: it may have extended one of these rules.
             for match in topic.rules.prune(topic.floor):
                 meta[names.RULE + match.name] = None
@@ -506,7 +508,7 @@ class Retention:
         return step < target
 
     def _note_unsaved(self, topic: Topic) -> None:
-        if self._live(topic).note_unsaved():
+        if self._activate(topic).note_unsaved():
             self._unsaved.append((self._now_ms() + self.config.snapshot_idle_ms, topic))
 
     def _now_ms(self) -> int:

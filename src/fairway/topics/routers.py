@@ -153,7 +153,7 @@ class Routers:
             known = await engine.writing.written_position_of(dest, router.producer)
             if known is not None and known[0] == source.epoch:
                 cursor = max(cursor, known[1])
-        engine.live(source)
+        engine.activate(source)
         watcher = router.follow(engine, source, min(cursor, source.head))
         engine.delivery.attach(watcher, router=True)
 

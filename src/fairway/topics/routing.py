@@ -25,12 +25,12 @@ import msgspec
 
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import FairwayError, Throttled
-from fairway.topics.batch import Record, encode_new
+from fairway.topics.batch import RawRecord, encode_new
 from fairway.topics.match import TagMatch
-from fairway.topics.operations import Position
+from fairway.topics.operations import ProducerPosition
 from fairway.topics.reading import Selection
 from fairway.topics.topic import Gap, Topic
-from fairway.topics.watching import View, Watcher
+from fairway.topics.watching import SharedView, Watcher
 from fairway.topics.writing import NewBatch
 from fairway.wire.records import RECORD_OVERHEAD, Records, decode_records
 from fairway.wire.topics import RouterConfig, RouterState
@@ -99,9 +99,9 @@ class Router:
         # The source belongs to it: epochs of different topics cannot be compared.
         return f"router/{self.name}/{self.config.source}"
 
-    def view(self) -> View:
+    def view(self) -> SharedView:
         match = TagMatch.of(self.config.filter) if self.config.filter is not None else None
-        return View(self, Selection(match=match), limit=AT_ONCE, max_bytes=256 * 1024)
+        return SharedView(self, Selection(match=match), limit=AT_ONCE, max_bytes=256 * 1024)
 
     def follow(self, engine: Destinations, source: Topic, cursor: int) -> Watcher:
         """Start reading `source` after `cursor`."""
@@ -118,13 +118,13 @@ class Router:
             return self._confirmed
         return max(self._confirmed, watcher.cursor)
 
-    def progress(self) -> Position | None:
+    def progress(self) -> ProducerPosition | None:
         """How far it is, if that is further than its last copy says: much may be filtered out."""
         watcher, cursor = self.watcher, self.cursor
         if watcher is None or watcher.topic.epoch < 0 or cursor <= self._confirmed:
             return None
         self._confirmed = cursor
-        return Position(self.producer, watcher.topic.epoch, cursor)
+        return ProducerPosition(self.producer, watcher.topic.epoch, cursor)
 
     def state(self) -> RouterState:
         watcher, cursor = self.watcher, self.cursor
@@ -141,8 +141,13 @@ class Router:
     # As an encoder: frames are what is to be appended.
 
     def records(
-        self, topic: Topic, records: Sequence[Record], from_seq: int, to_seq: int, view: View
-    ) -> Sequence[Record]:
+        self,
+        topic: Topic,
+        records: Sequence[RawRecord],
+        from_seq: int,
+        to_seq: int,
+        view: SharedView,
+    ) -> Sequence[RawRecord]:
         return records
 
     def gap(self, topic: Topic, gap: Gap) -> Gap:
@@ -170,7 +175,7 @@ class Router:
         if isinstance(frame, Gap):
             if self.config.allow_cycle and frame.reason in PASSED_ON:
                 return True  # it has no hops to be counted, and would go round for ever
-            position = Position(self.producer, watcher.topic.epoch, to_seq)
+            position = ProducerPosition(self.producer, watcher.topic.epoch, to_seq)
             count = frame.last - frame.first + 1
             return self._queue(
                 partial(writing.enqueue_gap, dest, count, "source_trim", position), to_seq, 0
@@ -190,7 +195,7 @@ class Router:
                     return False
         return True
 
-    def _stop(self, records: Sequence[Record]) -> None:
+    def _stop(self, records: Sequence[RawRecord]) -> None:
         """They came through too many routers, or have too many copies, and go no further."""
         if not self.stopped:
             logger.warning(
@@ -200,12 +205,14 @@ class Router:
             )
         self.stopped += len(records)
 
-    def _copy(self, watcher: Watcher, dest: Topic, records: Sequence[Record], left: int) -> bool:
-        if dest.weak and dest.assigned + len(records) > dest.reserved:
+    def _copy(self, watcher: Watcher, dest: Topic, records: Sequence[RawRecord], left: int) -> bool:
+        if dest.reserves_seqs and dest.assigned + len(records) > dest.reserved:
             self._prepare(len(records))
             return False
         last = records[-1].seq
-        batch = self._batch(records, Position(self.producer, watcher.topic.epoch, last), left)
+        batch = self._batch(
+            records, ProducerPosition(self.producer, watcher.topic.epoch, last), left
+        )
         if dest.capped and not self._fetched and self._engine.writing.lacks_front(dest, batch):
             self._prepare(len(records))
             return False
@@ -243,7 +250,9 @@ class Router:
         waiting.add_done_callback(settle)
         return True
 
-    def _batch(self, records: Sequence[Record], position: Position, left: int) -> NewBatch:
+    def _batch(
+        self, records: Sequence[RawRecord], position: ProducerPosition, left: int
+    ) -> NewBatch:
         config = self.config
         raw = b"[%b]" % b",".join(
             encode_new(record, keep_tag=config.preserve_tag, keep_node=config.preserve_node)
@@ -274,7 +283,7 @@ class Router:
         # What was queued behind it failed as well: begin again after what is known to be there,
         # and ask the destination first, since some of it may be.
         watcher.cursor = self._confirmed
-        watcher.live = False
+        watcher.caught_up = False
         self._dest = None
         watcher.stalled = True
         if not self._in_flight:
@@ -338,7 +347,7 @@ def share_of(hops: int, copies: int, routers: int, leading: int) -> int | None:
     return max(0, copies - routers) // max(leading, 1)
 
 
-def _room(dest: Topic, records: Sequence[Record]) -> int:
+def _room(dest: Topic, records: Sequence[RawRecord]) -> int:
     """How many of the first records a destination takes that refuses when full; at least one."""
     count = len(records)
     if dest.config.discard != "reject":

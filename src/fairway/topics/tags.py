@@ -12,8 +12,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from fairway.topics.batch import Batch
-    from fairway.topics.live import LivePart
+    from fairway.topics.active import ActiveTopic
+    from fairway.topics.batch import RecordBatch
     from fairway.topics.match import TagMatch
 
 BATCH_COST: Final = 200
@@ -109,11 +109,11 @@ class TagMemory:
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
-        self._order: deque[tuple[LivePart, TagIndex]] = deque()
+        self._order: deque[tuple[ActiveTopic, TagIndex]] = deque()
 
-    def note(self, live: LivePart, batch: Batch) -> None:
+    def note(self, active: ActiveTopic, batch: RecordBatch) -> None:
         """A batch was published that the store holds, and keeps."""
-        index = live.tags
+        index = active.tags
         tags: frozenset[str] = NO_TAGS
         if TAG_KEY in batch.records or ESCAPE in batch.records:  # else no record has one
             tags = frozenset(record.tag for record in batch.parse() if record.tag is not None)
@@ -121,17 +121,17 @@ class TagMemory:
             return
         if index is None or batch.first_seq != index.upto + 1:
             index = TagIndex(batch.first_seq)
-            live.keep_tags(index)
+            active.keep_tags(index)
         tagged = Tagged(batch.first_seq, batch.last_seq, tags)
         index.note(tagged)
         if tags:
-            self._order.append((live, index))
+            self._order.append((active, index))
             self.used += tagged.cost
             while self.used > self.budget:
                 self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        live, index = self._order.popleft()
+        active, index = self._order.popleft()
         self.used -= index.forget_oldest()
-        if not len(index) and live.tags is index:
-            live.keep_tags(None)
+        if not len(index) and active.tags is index:
+            active.keep_tags(None)

@@ -1,8 +1,8 @@
-"""The newest batches of a topic, kept in memory: what live readers are served from.
+"""The newest batches of a topic, kept in memory: what its watchers are served from.
 
-A `Tail` is contiguous up to the head. All tails together stay within one byte budget: `HotBytes`
-drops the batch that was published longest ago, whichever topic it belongs to; from then on it is
-read from the store.
+A `BatchTail` is contiguous up to the head. All tails together stay within one byte budget:
+`HotBytes` drops the batch that was published longest ago, whichever topic it belongs to; from then
+on it is read from the store.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
-    from fairway.topics.batch import Batch
+    from fairway.topics.batch import RecordBatch
     from fairway.topics.topic import Topic
 
 BATCH_OVERHEAD = 256
 """Bytes a batch in memory costs beside its records."""
 
 
-def hot_size(batch: Batch) -> int:
+def hot_size(batch: RecordBatch) -> int:
     """Bytes that a batch takes of the budget."""
     return len(batch.records) + BATCH_OVERHEAD
 
 
-class Tail:
+class BatchTail:
     """Batches in order of their seqs. All that is live from `first_seq` up to the head is in it."""
 
     __slots__ = ("_batches", "_start", "first_seq")
 
     def __init__(self, first_seq: int) -> None:
-        self._batches: list[Batch] = []
+        self._batches: list[RecordBatch] = []
         self._start = 0
         self.first_seq = first_seq
 
@@ -42,13 +42,13 @@ class Tail:
         return len(self._batches) - self._start
 
     @property
-    def oldest(self) -> Batch | None:
+    def oldest(self) -> RecordBatch | None:
         return self._batches[self._start] if len(self) else None
 
-    def push(self, batch: Batch) -> None:
+    def push(self, batch: RecordBatch) -> None:
         self._batches.append(batch)
 
-    def pop_oldest(self) -> Batch:
+    def pop_oldest(self) -> RecordBatch:
         batch = self._batches[self._start]
         self._start += 1
         self.first_seq = batch.last_seq + 1
@@ -62,7 +62,7 @@ class Tail:
         kept = [one for one in self._batches[self._start :] if one.last_seq not in last_seqs]
         self._batches, self._start = kept, 0
 
-    def after(self, seq: int) -> Iterator[Batch]:
+    def after(self, seq: int) -> Iterator[RecordBatch]:
         """Batches that hold anything above `seq`, in order. They must be in here."""
         batches = self._batches
         at = len(batches) - 1
@@ -75,7 +75,7 @@ class Tail:
             at += 1
 
 
-def _last_seq(batch: Batch) -> int:
+def _last_seq(batch: RecordBatch) -> int:
     return batch.last_seq
 
 
@@ -83,21 +83,21 @@ class _Hot(msgspec.Struct, gc=False):
     """One batch in memory. Not the collector's business: there are very many, in no cycle."""
 
     topic: Any  # None if it can be read from the store again, whatever becomes of its topic
-    tail: Tail
-    batch: Batch
+    tail: BatchTail
+    batch: RecordBatch
 
 
 class HotBytes:
     """One budget for all tails, spent first in, first out."""
 
-    def __init__(self, budget: int, dropped: Callable[[Topic, Batch], None]) -> None:
-        """`dropped` is told of each batch that left memory for the budget's sake."""
+    def __init__(self, budget: int, dropped: Callable[[Topic, RecordBatch], None]) -> None:
+        """`dropped` is called with each batch that left memory for the budget's sake."""
         self.budget = budget
         self.used = 0
         self._dropped = dropped
         self._order: deque[_Hot] = deque()
 
-    def push(self, topic: Topic | None, tail: Tail, batch: Batch) -> None:
+    def push(self, topic: Topic | None, tail: BatchTail, batch: RecordBatch) -> None:
         tail.push(batch)
         self._order.append(_Hot(topic, tail, batch))
         self.used += hot_size(batch)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from fairway.errors import Unavailable
-from fairway.topics.batch import Batch, size_of
+from fairway.topics.batch import RecordBatch, size_of
 from fairway.topics.match import TagRules
 from fairway.topics.operations import (
     NO_HOLES,
@@ -32,7 +32,7 @@ from fairway.wire.topics import TopicConfig
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from fairway.topics.live import LivePart
+    from fairway.topics.active import ActiveTopic
     from fairway.topics.match import Rule
     from fairway.topics.operations import Change
     from fairway.wire.topics import LossReason
@@ -46,7 +46,7 @@ class Gap(NamedTuple):
     reason: LossReason
 
 
-class Due(NamedTuple):
+class Eviction(NamedTuple):
     """What must go of the oldest batch with live records, and why."""
 
     upto: int
@@ -74,13 +74,14 @@ class Extent(Protocol):
     def holes(self) -> Sequence[tuple[int, int, str]]: ...
 
 
-PLAIN: Final = TopicConfig()
+DEFAULT_CONFIG: Final = TopicConfig()
 
 
 class Topic:
     """The state of one incarnation of a topic. There may be very many: idle ones stay small."""
 
     __slots__ = (
+        "active",
         "assigned",
         "bytes",
         "config",
@@ -96,7 +97,6 @@ class Topic:
         "holes",
         "last_read_ns",
         "last_ts",
-        "live",
         "name",
         "owner",
         "pin",
@@ -133,30 +133,30 @@ class Topic:
         self.rules: TagRules | None = None
         self.last_read_ns: int | None = None
         self.snapshot_head = 0
-        self.live: LivePart | None = None
+        self.active: ActiveTopic | None = None
 
     def as_of(self, extent: Extent) -> Topic:
         """The topic as it was at a moment: what it has lost since then is still stored."""
-        past = Topic(self.name, self.epoch, PLAIN)
+        past = Topic(self.name, self.epoch, DEFAULT_CONFIG)
         past.head = past.assigned = past.drained = extent.upto
         past.evict_floor = extent.floor
         past.floor_reason = extent.floor_reason or None  # type: ignore[assignment]
         past.delete_floor = extent.delete_floor
         past.earliest = max(extent.floor, extent.delete_floor)
         past.holes = tuple(Hole(*hole) for hole in extent.holes)  # type: ignore[arg-type]
-        past.live = self.live
+        past.active = self.active
         return past
 
     # In use, and gone
 
-    def begin_use(self, live: LivePart) -> LivePart:
+    def begin_use(self, active: ActiveTopic) -> ActiveTopic:
         """Somebody uses it: it has from now on what only a topic in use needs."""
-        self.live = live
-        return live
+        self.active = active
+        return active
 
     def end_use(self) -> None:
         """Nobody does, and it is small again."""
-        self.live = None
+        self.active = None
 
     def retire(self) -> int:
         """It is deleted, and whoever still holds it sees that by its epoch, which is returned."""
@@ -167,17 +167,17 @@ class Topic:
         """Somebody consumed from it: recency."""
         self.last_read_ns = now_ns
 
-    def pass_news(self) -> int:
-        """Everything up to the head is being told, or there is nobody to tell; returns the last
-        seq that was told before."""
-        told, self.drained = self.drained, self.head
-        return told
+    def mark_drained(self) -> int:
+        """Everything up to the head is being delivered, or nobody reads it; returns the last seq
+        that was delivered before."""
+        before, self.drained = self.drained, self.head
+        return before
 
     # What its operations add up to
 
     def apply(self, change: Change) -> None:
         """Add a change that an operation made. What was added before changes nothing."""
-        if isinstance(change, Batch):  # by far the most common
+        if isinstance(change, RecordBatch):  # by far the most common
             first, count = change.first_seq, change.count
             head, last = self.head, first + count - 1
             if first != head + 1:
@@ -207,8 +207,8 @@ class Topic:
             self.reserved = change.upto
         elif isinstance(change, TopicConfig):
             self.config = change
-        elif self.live is not None:  # else whoever needs it asks the store
-            self.live.apply(self.epoch, change)
+        elif self.active is not None:  # else whoever needs it asks the store
+            self.active.apply(self.epoch, change)
 
     def _leave_out(self, hole: Hole) -> None:
         """Seqs behind the head hold no records: they were lost before they came here, or by a
@@ -280,9 +280,9 @@ class Topic:
         Those that a life before has reserved and not written may have been acknowledged. With
         `all_written` each that was given out is there, if its class waits for that.
         """
-        if self.weak and self.reserved:
+        if self.reserves_seqs and self.reserved:
             skipped = all_written and self.config.durability == "disk"
-            # Not written down here: until it is, the jump in the seqs tells of a crash.
+            # Not written down here: until it is, the jump in the seqs shows a crash.
             self._leave_out(Hole(self.head + 1, self.reserved, SKIPPED if skipped else "crash"))
             self.reserved = self.head
         if self.config.durability == "ephemeral" and self.floor <= self.head:
@@ -324,8 +324,8 @@ class Topic:
         self.reserved = 0
 
     @property
-    def weak(self) -> bool:
-        """Whether acknowledged records may be lost by a crash, so that seqs must be reserved."""
+    def reserves_seqs(self) -> bool:
+        """Whether a crash may take acknowledged records, so that seqs must be reserved."""
         return self.config.durability != "fsync"
 
     # What is lost, and what is live
@@ -349,7 +349,7 @@ class Topic:
 
     @property
     def skip_unsaved(self) -> bool:
-        """Whether seqs were skipped at the end, and no snapshot tells of it: then the next record
+        """Whether seqs were skipped at the end, and no snapshot says so: then the next record
         must not be written before one does, or the jump would pass for a loss."""
         return bool(
             self.holes
@@ -381,7 +381,7 @@ class Topic:
         """The same, above `seq`: the next one may not be live."""
         return bool(self.rules) or seq < self.reclaimed
 
-    def held_in(self, batch: Batch, upto: int | None = None) -> tuple[int, int, int]:
+    def held_in(self, batch: RecordBatch, upto: int | None = None) -> tuple[int, int, int]:
         """(live records, their bytes, bytes that are hidden) of a batch, up to seq `upto`."""
         floor = self.floor
         last = batch.last_seq if upto is None else min(upto, batch.last_seq)
@@ -399,11 +399,11 @@ class Topic:
                     hidden += size_of(record, batch.node)
         return count, size, hidden
 
-    def live_in(self, batch: Batch, upto: int | None = None) -> tuple[int, int]:
+    def live_in(self, batch: RecordBatch, upto: int | None = None) -> tuple[int, int]:
         """(records, bytes) of a batch that are live, of those up to seq `upto`."""
         return self.held_in(batch, upto)[:2]
 
-    def first_live_in(self, batch: Batch, after: int = 0) -> int | None:
+    def first_live_in(self, batch: RecordBatch, after: int = 0) -> int | None:
         """The first live seq of a batch, of those above `after`."""
         first = max(self.floor, batch.first_seq, after + 1)
         if first > batch.last_seq or not self.rules:
@@ -436,15 +436,15 @@ class Topic:
         """Whether an append of so much would pass a cap, counting what is under way."""
         config = self.config
         pending = pending_bytes = 0
-        if self.live is not None:
-            writes = self.live.writes
+        if self.active is not None:
+            writes = self.active.writes
             pending, pending_bytes = writes.pending_count, writes.pending_bytes
         return bool(
             (config.cap_records and self.count + pending + count > config.cap_records)
             or (config.cap_bytes and self.stored + pending_bytes + size > config.cap_bytes)
         )
 
-    def expires_ms(self, batch: Batch, now_ms: int) -> int | None:
+    def expires_ms(self, batch: RecordBatch, now_ms: int) -> int | None:
         """When a batch is too old by a clock that shows `now_ms`, or None if never.
 
         That is its TTL after it was accepted. If the clock has not come to that yet, it was ahead
@@ -460,14 +460,14 @@ class Topic:
             return min(ms, accepted_ms) + ttl_ms
         return accepted_ms + ttl_ms
 
-    def due(self, front: Batch, now_ms: int) -> Due | None:
+    def eviction_due(self, front: RecordBatch, now_ms: int) -> Eviction | None:
         """What must go of the oldest batch with live records, or None if all of it may stay."""
         expires_ms = self.expires_ms(front, now_ms)
         if expires_ms is not None and expires_ms <= now_ms:
-            return Due(front.last_seq, "ttl")
-        return Due(self._overflow_in(front), "cap") if self.over_cap else None
+            return Eviction(front.last_seq, "ttl")
+        return Eviction(self._overflow_in(front), "cap") if self.over_cap else None
 
-    def must_look_behind(self, front: Batch, upto: int) -> bool:
+    def must_look_behind(self, front: RecordBatch, upto: int) -> bool:
         """Whether a loss up to `upto` leaves nothing of the oldest batch, and the next batch need
         not hold the first live record: deletions may have left that anywhere."""
         return (
@@ -476,17 +476,17 @@ class Topic:
             and self.first_live_in(front, upto) is None
         )
 
-    def evict(self, front: Batch, due: Due, behind: int = 0) -> bool:
+    def evict(self, front: RecordBatch, eviction: Eviction, behind: int = 0) -> bool:
         """Lose what must go of the oldest batch with live records; True if all of it went.
 
         `behind` is the first live seq behind it, for whoever `must_look_behind` it. Both move in
-        one step: whoever looks between two would be told that a deleted record is the first.
+        one step: whoever looks between two would see a deleted record as the first.
         """
-        self._lose(front, due.upto, due.reason)
+        self._lose(front, eviction.upto, eviction.reason)
         self.start_at(behind)
         return self.floor > front.last_seq
 
-    def _overflow_in(self, front: Batch) -> int:
+    def _overflow_in(self, front: RecordBatch) -> int:
         """The seq up to which the oldest batch must go for the caps to hold, or its last."""
         config = self.config
         records = self.count - config.cap_records if config.cap_records else 0
@@ -503,7 +503,7 @@ class Topic:
                     return seq
         return front.last_seq
 
-    def _lose(self, front: Batch, upto: int, reason: LossReason) -> None:
+    def _lose(self, front: RecordBatch, upto: int, reason: LossReason) -> None:
         count, size, hidden = self.held_in(front, upto)
         self.count -= count
         self.bytes -= size
@@ -516,10 +516,10 @@ class Topic:
         # Never below nothing: a store of an older release does not say how much there is.
         self.hidden = max(0, self.hidden - hidden)
 
-    def skip_deleted(self, front: Batch) -> bool:
+    def skip_deleted(self, front: RecordBatch) -> bool:
         """Begin at the first live record of the oldest batch; behind it, and True, if it has none.
 
-        Nobody is told: what it holds was deleted on request, or told to be lost before.
+        Nobody is notified: what it holds was deleted on request, or announced as lost before.
         """
         first = self.first_live_in(front)
         if first is not None:
@@ -606,16 +606,16 @@ class Topic:
 
     def snapshot(self) -> Snapshot:
         """The state once everything under way is written: it is queued behind that."""
-        live = self.live
+        active = self.active
         removal = None
         gaps, pin, config = NO_HOLES, self.pin, self.config
         pending = pending_bytes = 0
-        if live is not None:
-            if live.doubts:
+        if active is not None:
+            if active.doubts:
                 # One that was written now would hide from us what the one in doubt did, or come
-                # behind records that the store has and it does not tell of.
+                # behind records that the store has and it does not count.
                 raise Unavailable(f"it is not known yet what topic {self.name!r} holds")
-            writes = live.writes
+            writes = active.writes
             removal, gaps = writes.removal, writes.gaps
             pin = writes.pins[-1] if writes.pins else pin
             config = writes.config or config

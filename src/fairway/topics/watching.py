@@ -1,9 +1,10 @@
-"""A live reader of a topic: where it stands, what it wants, and where its frames go.
+"""A reader that follows a topic: where it stands, what it wants, and where its frames go.
 
-A watcher is *behind* while it reads pages of its own, and *live* once its cursor has met what the
-topic has delivered to everybody; then it is given the same frames as all live watchers of its view.
-It is registered before it reads anything, and going live is one step of the event loop: a record is
-either in a page it reads or in a frame it is given, whatever lands in between.
+A watcher is *behind* while it reads pages of its own, and has *caught up* once its cursor has met
+what the topic has delivered to everybody; then it is given the same frames as all others of its
+view that have caught up. It is registered before it reads anything, and catching up is one step of
+the event loop: a record is either in a page it reads or in a frame it is given, whatever lands in
+between.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fairway.topics.batch import Projection, Record
+from fairway.topics.batch import Projection, RawRecord
 from fairway.topics.reading import EVERYTHING, Selection
 
 if TYPE_CHECKING:
@@ -27,7 +28,12 @@ class Encoder(Protocol):
     """How events of one kind of stream are spelled. What it returns is handed to `Sink.write`."""
 
     def records(
-        self, topic: Topic, records: Sequence[Record], from_seq: int, to_seq: int, view: View
+        self,
+        topic: Topic,
+        records: Sequence[RawRecord],
+        from_seq: int,
+        to_seq: int,
+        view: SharedView,
     ) -> Any: ...
     def gap(self, topic: Topic, gap: Gap) -> Any: ...
     def caught_up(self, topic: Topic) -> Any: ...
@@ -35,7 +41,7 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class SharedView:
     """What watchers who share their frames have in common."""
 
     encoder: Encoder
@@ -62,10 +68,10 @@ class Watcher:
     """One topic followed by one sink."""
 
     __slots__ = (
+        "caught_up",
         "closed",
         "cursor",
         "farewell",
-        "live",
         "on_resume",
         "queued",
         "sink",
@@ -74,16 +80,16 @@ class Watcher:
         "view",
     )
 
-    def __init__(self, topic: Topic, view: View, sink: Sink, cursor: int) -> None:
+    def __init__(self, topic: Topic, view: SharedView, sink: Sink, cursor: int) -> None:
         self.topic = topic
         self.view = view
         self.sink = sink
         self.cursor = cursor
-        self.live = False
+        self.caught_up = False
         self.stalled = False  # its sink refused a frame and has not asked for more
         self.queued = False  # it waits for somebody to read a page for it
         self.closed = False
-        self.farewell: Any = None  # the last frame, told when there is room for it
+        self.farewell: Any = None  # the last frame, given when there is room for it
         self.on_resume: Callable[[Watcher], None] | None = None
 
     def resume(self) -> None:
@@ -100,6 +106,6 @@ class Watcher:
         if self.sink.write(self, frame, to_seq):
             self.cursor = to_seq
             return True
-        self.live = False
+        self.caught_up = False
         self.stalled = True
         return False

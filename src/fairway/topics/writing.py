@@ -28,7 +28,7 @@ from fairway.runtime.clock import sleep_ns
 from fairway.storage.wal import NO_META, Entry, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
-from fairway.topics.batch import VERSION, Batch, encode_batch
+from fairway.topics.batch import VERSION, RecordBatch, encode_batch
 from fairway.topics.bounds import UNBOUNDED
 from fairway.topics.doubts import Doubt
 from fairway.topics.names import SeenKey
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from fairway.kernel.writability import Writability
     from fairway.runtime.clock import Clock
     from fairway.storage.partitions import Partitions
+    from fairway.topics.active import ActiveTopic
     from fairway.topics.idempotency import KeyMemory
-    from fairway.topics.live import LivePart
-    from fairway.topics.operations import Noted, Position
+    from fairway.topics.operations import Noted, ProducerPosition
     from fairway.topics.retention import Retention
     from fairway.topics.tags import TagMemory
     from fairway.topics.tail import HotBytes
@@ -65,9 +65,9 @@ DURABILITY = {
 }
 URGENT = THRESHOLDS[-1]
 """Writes to topics of this priority do not wait for company in a commit."""
-PATIENCE_NS = 5_000_000_000
+ROOM_WAIT_NS = 5_000_000_000
 """How long a write that may not be throttled waits for room."""
-PATIENT_BYTES_MAX = 64 * 1024 * 1024
+WAITING_BYTES_MAX = 64 * 1024 * 1024
 """How much of such writes may wait at once."""
 
 
@@ -80,11 +80,11 @@ class NewBatch(msgspec.Struct, frozen=True, kw_only=True):
     records: Records
     node: str | None = None
     key: str | None = None
-    position: Position | None = None
+    position: ProducerPosition | None = None
     trace: str | None = None
     hops: int = 0
     copies: int = -1
-    patient: bool = False
+    wait_for_room: bool = False
     """Wait for room instead of being refused, up to a deadline."""
     extra: Mapping[str, bytes | None] = NO_META
     """Metadata of other parts, written in the same operation."""
@@ -101,7 +101,7 @@ class Writing:
         hot: HotBytes,
         keys: KeyMemory,
         tags: TagMemory,
-        live: Callable[[Topic], LivePart],
+        activate: Callable[[Topic], ActiveTopic],
         published: Callable[[Topic], None],
         retention: Retention,
         writability: Writability,
@@ -110,13 +110,13 @@ class Writing:
         self._clock = clock
         self._hot = hot
         self._tags = tags
-        self._live = live
+        self._activate = activate
         self._published = published
         self._retention = retention
         self._writability = writability
-        self.reserving = Reserving(log, live, writability)
-        self._once = Once(self, log, clock, keys=keys, live=live)
-        self._patient_bytes = 0
+        self.reserving = Reserving(log, activate, writability)
+        self._once = Once(self, log, clock, keys=keys, activate=activate)
+        self._waiting_bytes = 0
         self.bounds = UNBOUNDED
         self._create_future: Callable[[], asyncio.Future[Appended]]
         self._create_future = asyncio.get_running_loop().create_future
@@ -128,18 +128,18 @@ class Writing:
         return await (await self.begin(topic, new))
 
     async def begin(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
-        """Queue an append as soon as all that it needs is known and, if it is patient, has room."""
-        if topic.weak or topic.capped or new.position is not None:
+        """Queue an append once all that it needs is known, and with room if it waits for that."""
+        if topic.reserves_seqs or topic.capped or new.position is not None:
             await self.prepare(topic, new)
-        if new.patient:
-            return await self._enqueue_patiently(topic, new)
+        if new.wait_for_room:
+            return await self._enqueue_when_room(topic, new)
         return self.enqueue(topic, new)
 
     def append_now(self, reply: Told, topic: Topic, new: NewBatch) -> bool:
         """As `append`, begun at once; False if something must be looked up or waited for first."""
-        if new.position is not None or new.patient:
+        if new.position is not None or new.wait_for_room:
             return False
-        if topic.weak and topic.assigned + new.records.count > topic.reserved:
+        if topic.reserves_seqs and topic.assigned + new.records.count > topic.reserved:
             return False
         config = topic.config
         if (config.cap_records or config.cap_bytes) and self.lacks_front(topic, new):
@@ -164,19 +164,19 @@ class Writing:
             await self.fetch_front(topic)
         if new.position is not None:
             await self.position_of(topic, new.position.producer)
-        if topic.weak and not new.patient:
+        if topic.reserves_seqs and not new.wait_for_room:
             await self.reserving.reserve(topic, new.records.count)
 
     async def position_of(self, topic: Topic, producer: str) -> tuple[int, int] | None:
         """The (epoch, number) of a producer's last append, or None if it never made one."""
-        live, row = self._live(topic), names.PRODUCER + producer
-        while (known := live.producers.at(producer)) is None:
-            failures = live.writes.failures
+        active, row = self._activate(topic), names.PRODUCER + producer
+        while (known := active.producers.at(producer)) is None:
+            failures = active.writes.failures
             stored = await self._log.meta(topic.epoch, row)
-            if live.writes.failures != failures:
+            if active.writes.failures != failures:
                 continue  # it may have been read before a write that was made and not confirmed
             if stored is None:
-                return live.producers.at(producer)  # queued meanwhile
+                return active.producers.at(producer)  # queued meanwhile
             for change in changes_of((), {row: stored}, topic=topic.name):
                 topic.apply(change)
         return known
@@ -186,18 +186,18 @@ class Writing:
 
         To be asked when the producer itself queues nothing meanwhile.
         """
-        await self._live(topic).writes.wait_decided()
+        await self._activate(topic).writes.wait_decided()
         return await self.position_of(topic, producer)
 
-    def _check_open(self, topic: Topic, live: LivePart) -> None:
-        if not live.doubts.end and self._log.last_key(topic.epoch) > topic.assigned:
+    def _check_open(self, topic: Topic, active: ActiveTopic) -> None:
+        if not active.doubts.end and self._log.last_key(topic.epoch) > topic.assigned:
             # Our numbers, and no fault of whoever writes: the store is asked, and then it goes on.
             logger.error("topic %s ends behind what is known of it: looking again", topic.name)
-            live.doubts.raise_end()
+            active.doubts.raise_end()
             self._retention.doubt(topic)
-        if live.doubts.end:
+        if active.doubts.end:
             raise Unavailable(f"the end of topic {topic.name!r} is being looked up after a failure")
-        if live.writes.halted:
+        if active.writes.halted:
             raise Unavailable(f"the durability of topic {topic.name!r} is being changed")
 
     def enqueue(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
@@ -210,16 +210,16 @@ class Writing:
         """As `enqueue`, for whoever is told in the caller's own way."""
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
-        live = topic.live
-        if live is None:
-            live = self._live(topic)
-        writes = live.writes
+        active = topic.active
+        if active is None:
+            active = self._activate(topic)
+        writes = active.writes
         count = new.records.count
         # Several records in one entry could lie across a key that is there, and the log not mind.
-        if writes.halted or live.doubts.end or count > 1:
-            self._check_open(topic, live)
+        if writes.halted or active.doubts.end or count > 1:
+            self._check_open(topic, active)
         position = new.position
-        if position is not None and live.producers.passed(position):
+        if position is not None and active.producers.passed(position):
             reply.set_result(Appended(topic.head, topic.head, deduped=True))
             return
         records = new.records
@@ -231,11 +231,13 @@ class Writing:
             )
         if topic.owner in self.bounds.stored:
             self.bounds.may_store(topic, size)
-        assert not topic.weak or topic.assigned + count <= topic.reserved, "seqs are not reserved"
+        assert not topic.reserves_seqs or topic.assigned + count <= topic.reserved, (
+            "seqs are not reserved"
+        )
         now_ms = self._clock.wall_ns() // 1_000_000
         first, ts = topic.place(count, now_ms)
         accepted = now_ms if now_ms < ts else 0
-        batch = Batch(
+        batch = RecordBatch(
             VERSION,
             first,
             count,
@@ -251,11 +253,15 @@ class Writing:
         last = first + count - 1
         answer = Appended(first, last)
         if config.durability != "fsync":
-            self.reserving.keep_ahead(topic, live)
+            self.reserving.keep_ahead(topic, active)
         # Nothing is seen before what was numbered before it, whatever the class was then.
-        quick = config.durability in ("memory", "ephemeral") and writes.all_shown
-        if config.durability == "ephemeral" and quick and not (new.extra or position or new.key):
-            self._publish(topic, live, batch, tagged)
+        shown_early = config.durability in ("memory", "ephemeral") and writes.all_shown
+        if (
+            config.durability == "ephemeral"
+            and shown_early
+            and not (new.extra or position or new.key)
+        ):
+            self._publish(topic, active, batch, tagged)
             reply.set_result(answer)
             return
         meta, noted = NO_META, NOTHING_NOTED
@@ -268,11 +274,11 @@ class Writing:
             operation = Operation((Entry(last, encode_batch(batch)),), meta)
         else:
             operation = Operation(meta=meta)
-        if quick:
-            then = partial(self._settle_quick, topic, live, batch, noted)
+        if shown_early:
+            then = partial(self._settle_shown_early, topic, active, batch, noted)
         else:
-            then = partial(self._settle, topic, live, batch, tagged, answer, reply, noted)
-        write = Write(writes, then, count, size, quick)
+            then = partial(self._settle, topic, active, batch, tagged, answer, reply, noted)
+        write = Write(writes, then, count, size, shown_early)
         try:
             self._log.submit_for(
                 write,
@@ -284,37 +290,37 @@ class Writing:
         except FairwayError as error:
             topic.take_back(first)  # nobody else was numbered meanwhile
             if isinstance(error, InvalidOperation):
-                self._check_open(topic, live)  # the key may be there already
+                self._check_open(topic, active)  # the key may be there already
             raise
         writes.add(write)
         if position is not None:
-            live.producers.begin(position)
-        if quick:
-            self._publish(topic, live, batch, tagged, noted)
+            active.producers.begin(position)
+        if shown_early:
+            self._publish(topic, active, batch, tagged, noted)
             reply.set_result(answer)
 
     def enqueue_meta(
         self,
         topic: Topic,
         extra: Mapping[str, bytes | None],
-        position: Position | None = None,
+        position: ProducerPosition | None = None,
         *,
         durability: Durability = Durability.FSYNC,
     ) -> asyncio.Future[None]:
         """Write metadata of another part without records, in its place among the appends."""
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
-        live = self._live(topic)
-        self._check_open(topic, live)
+        active = self._activate(topic)
+        self._check_open(topic, active)
         noted = (position,) if position is not None else NOTHING_NOTED
         reply: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if position is not None and live.producers.passed(position):
+        if position is not None and active.producers.passed(position):
             reply.set_result(None)
             return reply
 
         def settle(error: BaseException | None) -> None:
             if error is not None:
-                self._failed(topic, live, error, noted)
+                self._failed(topic, active, error, noted)
                 fail(reply, error)
                 return
             for change in noted:
@@ -322,30 +328,30 @@ class Writing:
             if not reply.done():
                 reply.set_result(None)
 
-        write = Write(live.writes, settle, shown=True)  # there is nothing in it to show
+        write = Write(active.writes, settle, shown=True)  # there is nothing in it to show
         operation = Operation(meta={**extra, **rows_of(noted)})
         self._log.submit_for(write, topic.epoch, operation, durability=durability)
-        live.writes.add(write)
+        active.writes.add(write)
         if position is not None:
-            live.producers.begin(position)
+            active.producers.begin(position)
         return reply
 
     def enqueue_gap(
-        self, topic: Topic, count: int, reason: LossReason, position: Position
+        self, topic: Topic, count: int, reason: LossReason, position: ProducerPosition
     ) -> asyncio.Future[Appended]:
         """Give `count` seqs to records that were lost before they could be appended."""
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
-        live = self._live(topic)
-        self._check_open(topic, live)
-        if live.producers.passed(position):
+        active = self._activate(topic)
+        self._check_open(topic, active)
+        if active.producers.passed(position):
             repeated = self._create_future()
             repeated.set_result(Appended(topic.head, topic.head, deduped=True))
             return repeated
-        writes = live.writes
-        quick = topic.config.durability in ("memory", "ephemeral") and writes.all_shown
+        writes = active.writes
+        shown_early = topic.config.durability in ("memory", "ephemeral") and writes.all_shown
         # Shown before it is written only within what a crash cannot give out again.
-        quick = quick and topic.assigned + count <= topic.reserved
+        shown_early = shown_early and topic.assigned + count <= topic.reserved
         topic.snapshot()  # if it cannot be summed up now, nothing is numbered
         first, _ = topic.place(count, self._clock.wall_ns() // 1_000_000)
         gap = Hole(first, topic.assigned, reason)
@@ -360,20 +366,20 @@ class Writing:
             self._published(topic)
 
         def settle(error: BaseException | None) -> None:
-            if not quick:
+            if not shown_early:
                 writes.end_gap(gap)
             if error is not None:
-                if isinstance(error, OutcomeUnknown) and not quick:
-                    live.doubts.raise_change(Doubt(snapshot, gap.first, gap))
-                self._failed(topic, live, error, (position,))
+                if isinstance(error, OutcomeUnknown) and not shown_early:
+                    active.doubts.raise_change(Doubt(snapshot, gap.first, gap))
+                self._failed(topic, active, error, (position,))
                 fail(reply, error)
                 return
-            if not quick and topic.epoch >= 0:
+            if not shown_early and topic.epoch >= 0:
                 show()
             if not reply.done():
                 reply.set_result(Appended(gap.first, gap.last))
 
-        write = Write(writes, settle, shown=quick)
+        write = Write(writes, settle, shown=shown_early)
         try:
             self._log.submit_for(write, topic.epoch, Operation(meta=meta))
         except FairwayError:
@@ -381,8 +387,8 @@ class Writing:
             topic.take_back(first)
             raise
         writes.add(write)
-        live.producers.begin(position)
-        if quick:  # as with records: a class that does not wait for the disk shows it at once
+        active.producers.begin(position)
+        if shown_early:  # as with records: a class that does not wait for the disk shows it at once
             writes.end_gap(gap)
             show()
         return reply
@@ -392,8 +398,8 @@ class Writing:
     def _settle(
         self,
         topic: Topic,
-        live: LivePart,
-        batch: Batch,
+        active: ActiveTopic,
+        batch: RecordBatch,
         tagged: bool,
         answer: Appended,
         reply: Told,
@@ -401,32 +407,32 @@ class Writing:
         error: BaseException | None,
     ) -> None:
         if error is None:
-            self._publish(topic, live, batch, tagged, noted)
+            self._publish(topic, active, batch, tagged, noted)
             if not reply.done():
                 reply.set_result(answer)
             return
-        self._failed(topic, live, error, noted)
+        self._failed(topic, active, error, noted)
         fail(reply, error)
 
-    def _settle_quick(
+    def _settle_shown_early(
         self,
         topic: Topic,
-        live: LivePart,
-        batch: Batch,
+        active: ActiveTopic,
+        batch: RecordBatch,
         noted: tuple[Noted, ...],
         error: BaseException | None,
     ) -> None:
         if error is None or topic.config.durability == "ephemeral":
             return
-        self._failed(topic, live, error, noted)
+        self._failed(topic, active, error, noted)
         if topic.epoch < 0 or (isinstance(error, OutcomeUnknown) and self._holds(topic, batch)):
             return
         # Readers may have seen it: it is lost as by a crash, and told the same way.
         topic.lose_range(batch.first_seq, batch.last_seq, *topic.held_in(batch))
-        live.restart_tail(topic.head + 1)
+        active.restart_tail(topic.head + 1)
         logger.warning("topic %s lost %d records: %s", topic.name, batch.count, error)
 
-    def _holds(self, topic: Topic, batch: Batch) -> bool:
+    def _holds(self, topic: Topic, batch: RecordBatch) -> bool:
         """Whether the store has it after all: nothing was numbered since, so its end tells."""
         try:
             return self._log.last_key(topic.epoch) >= batch.last_seq
@@ -434,22 +440,22 @@ class Writing:
             return False
 
     def _failed(
-        self, topic: Topic, live: LivePart, error: BaseException, noted: tuple[Noted, ...]
+        self, topic: Topic, active: ActiveTopic, error: BaseException, noted: tuple[Noted, ...]
     ) -> None:
         unknown = isinstance(error, OutcomeUnknown)
-        live.writes.note_failure()
-        live.lose(topic.epoch, noted, unknown=unknown)
+        active.writes.note_failure()
+        active.lose(topic.epoch, noted, unknown=unknown)
         self._writability.note(error, abs(topic.epoch))
-        if unknown and topic.assigned > topic.head and live.doubts.raise_end():
+        if unknown and topic.assigned > topic.head and active.doubts.raise_end():
             self._retention.doubt(topic)
-        if live.writes.all_shown:
+        if active.writes.all_shown:
             topic.unassign()
 
     def _publish(
         self,
         topic: Topic,
-        live: LivePart,
-        batch: Batch,
+        active: ActiveTopic,
+        batch: RecordBatch,
         tagged: bool,
         noted: tuple[Noted, ...] = NOTHING_NOTED,
     ) -> None:
@@ -458,28 +464,28 @@ class Writing:
         topic.apply(batch)
         for change in noted:
             topic.apply(change)
-        self._hot.push(topic, live.tail, batch)
+        self._hot.push(topic, active.tail, batch)
         durable = topic.config.durability == "fsync"  # what a failure may take is not noted
-        if durable and (tagged or live.tags is not None):
-            self._tags.note(live, batch)
+        if durable and (tagged or active.tags is not None):
+            self._tags.note(active, batch)
         self._published(topic)
 
     # What must be known first
 
-    async def _enqueue_patiently(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
+    async def _enqueue_when_room(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
         async def enqueue() -> asyncio.Future[Appended]:
-            if topic.weak:
+            if topic.reserves_seqs:
                 await self.reserving.reserve(topic, new.records.count)
             return self.enqueue(topic, new)
 
-        return await self.patiently(topic.name, len(new.records.raw), enqueue)
+        return await self.wait_for_room(topic.name, len(new.records.raw), enqueue)
 
-    async def patiently(self, name: str, size: int, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Wait for room up to a deadline; how much may wait is bounded too."""
-        if self._patient_bytes + size > PATIENT_BYTES_MAX:
+    async def wait_for_room(self, name: str, size: int, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Try a write again until there is room, up to a deadline; how much may wait is bounded."""
+        if self._waiting_bytes + size > WAITING_BYTES_MAX:
             raise Unavailable("too many writes wait for room already")
-        self._patient_bytes += size
-        deadline_ns = self._clock.now_ns() + PATIENCE_NS
+        self._waiting_bytes += size
+        deadline_ns = self._clock.now_ns() + ROOM_WAIT_NS
         try:
             while True:
                 try:
@@ -488,11 +494,11 @@ class Writing:
                     if self._clock.now_ns() + refusal.retry_after_ns > deadline_ns:
                         raise Unavailable(
                             f"no room for a write to {name!r} within"
-                            f" {PATIENCE_NS // 10**9} s: {refusal}"
+                            f" {ROOM_WAIT_NS // 10**9} s: {refusal}"
                         ) from None
                     await sleep_ns(refusal.retry_after_ns)
         finally:
-            self._patient_bytes -= size
+            self._waiting_bytes -= size
 
 
 def _noted(new: NewBatch, answer: Appended, ts: int) -> tuple[Noted, ...]:

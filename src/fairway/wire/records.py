@@ -28,9 +28,9 @@ DOUBLE_DIGITS_MAX: Final = 309
 FIELD_SHOWN_MAX: Final = 64
 TAG_BYTES_MAX: Final = 256
 NODE_BYTES_MAX: Final = 128
-LEVELS_PLAIN: Final = 128
+LEVELS_SAFE: Final = 128
 """Nesting that nobody has trouble with."""
-SHALLOW_BYTES: Final = 2 * LEVELS_PLAIN
+SHALLOW_BYTES: Final = 2 * LEVELS_SAFE
 """Nothing as short is nested any deeper."""
 LEVELS_MAX: Final = 600
 """More than this is refused, or a few levels more: what one Python takes, every other can read."""
@@ -41,7 +41,7 @@ RECORD_OVERHEAD: Final = 24
 """Bytes each record counts against `cap_bytes` beside its own: its seq, its time, its place."""
 
 
-class NewRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+class RecordInput(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """One record as its writer gives it. `data` and `meta` stay as they were spelled."""
 
     data: Raw
@@ -51,14 +51,14 @@ class NewRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """An object, or empty or null if there is none (msgspec has no optional `Raw`)."""
 
 
-class _PlainRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """A `NewRecord` with nothing but data, as most are."""
+class _DataRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """A `RecordInput` with nothing but data, as most are."""
 
     data: Raw
 
 
 class Records(Struct, frozen=True, gc=False):
-    """A JSON array of `NewRecord` that was checked, and what a topic counts it for."""
+    """A JSON array of `RecordInput` that was checked, and what a topic counts it for."""
 
     raw: bytes
     count: int
@@ -70,7 +70,7 @@ class Records(Struct, frozen=True, gc=False):
     """Whether any has a tag."""
 
     @classmethod
-    def of(cls, raw: bytes, records: Sequence[NewRecord]) -> Records:
+    def of(cls, raw: bytes, records: Sequence[RecordInput]) -> Records:
         """`records` is what `raw` says."""
         size = nodeless = 0
         tagged = False
@@ -93,8 +93,8 @@ class Records(Struct, frozen=True, gc=False):
 
 NO_RECORDS: Final = Records(b"[]", 0, 0, 0, False)
 NULL: Final = Raw(b"null")
-_PLAIN_RECORDS = msgspec.json.Decoder(list[_PlainRecord])
-_RECORDS = msgspec.json.Decoder(list[NewRecord])
+_DATA_RECORDS = msgspec.json.Decoder(list[_DataRecord])
+_RECORDS = msgspec.json.Decoder(list[RecordInput])
 _VALUE = msgspec.json.Decoder(Raw)
 _ANY = msgspec.json.Decoder()
 # All of it, not only its keys: unlike data, meta is read by every reader, whatever its type.
@@ -117,7 +117,7 @@ def parse_records(raw: bytes) -> Records:
         # A stored record goes out in one line of an event stream.
         raw = reformat(raw)
     try:
-        records = _PLAIN_RECORDS.decode(raw)
+        records = _DATA_RECORDS.decode(raw)
     except (msgspec.DecodeError, RecursionError):
         return _parse_any(raw)
     sizes = [len(record.data) for record in records]
@@ -125,7 +125,7 @@ def parse_records(raw: bytes) -> Records:
     longest = max(sizes, default=0)
     if not 0 < count <= RECORDS_MAX or longest > RECORD_BYTES_MAX:
         return _parse_any(raw)  # which says why not
-    if longest > SHALLOW_BYTES and _levels_max(raw) > LEVELS_PLAIN:
+    if longest > SHALLOW_BYTES and _levels_max(raw) > LEVELS_SAFE:
         for at, record in enumerate(records):
             _check_levels(at, record.data)
     return Records(raw, count, sum(sizes), count, False)
@@ -145,19 +145,19 @@ def _parse_any(raw: bytes) -> Records:
         )
     for at, record in enumerate(records):
         _check_record(at, record)
-    if _levels_max(raw) > LEVELS_PLAIN:
+    if _levels_max(raw) > LEVELS_SAFE:
         for at, record in enumerate(records):
             _check_levels(at, record.data)
             _check_levels(at, record.meta)
     return Records.of(raw, records)
 
 
-def decode_records(raw: bytes) -> list[NewRecord]:
+def decode_records(raw: bytes) -> list[RecordInput]:
     """The records of an array that was checked before."""
     return _RECORDS.decode(raw)
 
 
-def _check_record(at: int, record: NewRecord) -> None:
+def _check_record(at: int, record: RecordInput) -> None:
     size = len(record.data)
     if record.meta and record.meta != NULL:
         _check_meta(at, record.meta)
@@ -204,7 +204,7 @@ def _check_levels(at: int, part: Raw) -> None:
 def too_deep(value: bytes | Raw) -> bool:
     """Whether JSON that can be read here cannot be by others: whoever calls from further down the
     stack, finds it in a message, or has a Python that follows fewer levels."""
-    if len(value) <= SHALLOW_BYTES or _levels_max(raw := bytes(value)) <= LEVELS_PLAIN:
+    if len(value) <= SHALLOW_BYTES or _levels_max(raw := bytes(value)) <= LEVELS_SAFE:
         return False
     spare = _levels_to_spare()
     try:

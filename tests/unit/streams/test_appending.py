@@ -7,7 +7,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from fairway.testing import run
-from fairway.topics.operations import Position
+from fairway.topics.operations import ProducerPosition
 from tests.support.streams import CLOSE, HOUR_NS, Ill, producer, recovered, streams_on
 
 if TYPE_CHECKING:
@@ -74,13 +74,16 @@ def test_a_failure_in_the_last_moment_before_the_verdict_counts() -> None:
         async with streams_on() as client:
             await client.put("a")
             await client.post("a", "1", **producer(0, 0))
-            writing, live = client.topics.writing, client.topics.live(client.topics.get("ds:a"))
+            writing, active = (
+                client.topics.writing,
+                client.topics.activate(client.topics.get("ds:a")),
+            )
             real, name = writing.position_of, "ds:p"
 
             async def failing_behind_its_back(topic: Topic, producer: str) -> Any:
-                live.producers.begin(Position(name, 0, 1))  # an append under way ...
+                active.producers.begin(ProducerPosition(name, 0, 1))  # an append under way ...
                 known = await real(topic, producer)
-                live.producers.forget(name)  # ... which has failed when this is looked at
+                active.producers.forget(name)  # ... which has failed when this is looked at
                 writing.position_of = real  # type: ignore[method-assign]
                 return known
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from fairway.errors import Corrupt, InvalidRequest, UnknownFormat
 from fairway.topics.batch import (
     VERSION,
-    Batch,
     Projection,
-    Record,
+    RawRecord,
+    RecordBatch,
     decode_batch,
     encode_batch,
     encode_new,
@@ -233,10 +233,10 @@ def test_bad_names(name: str) -> None:
 # --- batches
 
 
-def batch_of(raw: bytes, **options: Any) -> Batch:
+def batch_of(raw: bytes, **options: Any) -> RecordBatch:
     records = parse_records(raw)
     size = records.size(options.get("node"))
-    return Batch(VERSION, 5, records.count, 99, size, records.raw, **options)
+    return RecordBatch(VERSION, 5, records.count, 99, size, records.raw, **options)
 
 
 @pytest.mark.parametrize("raw", GOOD)
@@ -311,12 +311,12 @@ def test_what_is_taken_can_be_read_however_deep_it_is_nested(
             return False
         return True
 
-    def read(batch: Batch, frames: int) -> int:
+    def read(batch: RecordBatch, frames: int) -> int:
         return read(batch, frames - 1) if frames else len(batch.parse())
 
     deepest = max(levels for levels in range(0, 2000, 5) if taken(levels))
     assert deepest > 400
-    assert read(Batch(VERSION, 1, 1, 0, 0, parse_records(nested(deepest)).raw), 200) == 1
+    assert read(RecordBatch(VERSION, 1, 1, 0, 0, parse_records(nested(deepest)).raw), 200) == 1
 
 
 def test_what_is_not_a_batch_is_told() -> None:
@@ -335,7 +335,7 @@ def test_a_later_field_does_not_confuse() -> None:
 
 
 def test_a_record_on_its_way_out() -> None:
-    record = Record(7, 1000, b'{"a":1}', 'quote"', "né", b'{"m":2}', "00-t-01", 2)
+    record = RawRecord(7, 1000, b'{"a":1}', 'quote"', "né", b'{"m":2}', "00-t-01", 2)
     whole = Projection(tags=True)
     assert json.loads(encode_record(record, whole)) == {
         "$seq": 7,
@@ -348,14 +348,14 @@ def test_a_record_on_its_way_out() -> None:
     }
     bare = json.loads(encode_record(record, Projection(tags=False, meta=False, data=False)))
     assert bare == {"$seq": 7, "$ts": 1000, "$node": "né"}
-    plain = encode_record(Record(1, 2, b"null"), whole)
+    plain = encode_record(RawRecord(1, 2, b"null"), whole)
     assert json.loads(plain) == {"$seq": 1, "$ts": 2, "data": None}
-    assert b"\n" not in encode_record(Record(1, 2, b"1", "a\nb"), whole)
+    assert b"\n" not in encode_record(RawRecord(1, 2, b"1", "a\nb"), whole)
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_a_copy_is_what_its_writer_would_have_sent(keep: bool) -> None:
-    record = Record(7, 1000, b'{"a":1}', 'quote"', "né", b'{"m":2}')
+    record = RawRecord(7, 1000, b'{"a":1}', 'quote"', "né", b'{"m":2}')
     raw = b"[%b]" % encode_new(record, keep_tag=keep, keep_node=keep)
     (copy,) = decode_records(parse_records(raw).raw)
     assert bytes(copy.data) == record.data

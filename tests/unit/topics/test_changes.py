@@ -14,7 +14,13 @@ from fairway.storage.wal import Operation
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
 from fairway.topics import names
-from fairway.topics.operations import Position, Reserved, Snapshot, decode_snapshot, encode_snapshot
+from fairway.topics.operations import (
+    ProducerPosition,
+    Reserved,
+    Snapshot,
+    decode_snapshot,
+    encode_snapshot,
+)
 from fairway.wire.topics import TopicPatch
 from tests.support.topics import new, read_all, topics_on, values
 
@@ -123,7 +129,7 @@ def test_a_snapshot_behind_a_change_that_is_being_written_tells_of_it() -> None:
             await topics.append("t", new(1))
             topic = topics.get("t")
             changing = asyncio.ensure_future(topics.put("t", CAP))
-            while topic.live is None or topic.live.writes.config is None:  # noqa: ASYNC110  (a step at a time)
+            while topic.active is None or topic.active.writes.config is None:  # noqa: ASYNC110  (a step at a time)
                 await asyncio.sleep(0)
             assert topic.config.cap_records == 0, "it is not durable yet"
             await topics.retention.save(topic)
@@ -143,7 +149,7 @@ def test_a_topic_with_ephemeral_records_under_way_does_not_cease_to_be_ephemeral
         async with topics_on() as topics:
             await topics.put("t", TopicPatch(durability="ephemeral"))
             topic = topics.get("t")
-            gap = topics.writing.enqueue_gap(topic, 1, "source_trim", Position("p", 1, 1))
+            gap = topics.writing.enqueue_gap(topic, 1, "source_trim", ProducerPosition("p", 1, 1))
             topic.apply(Reserved(10))
             behind = topics.writing.enqueue(topic, new(1))
             assert topic.count == 0

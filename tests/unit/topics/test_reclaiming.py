@@ -233,8 +233,8 @@ def test_a_cap_holds_while_rows_are_being_removed() -> None:
                     await topics.append(topic.name, new(number))
                 await topics.delete_records(topic.name, seq=2)
                 await asyncio.sleep(moment / 10_000)
-                assert topic.live is not None
-                met += topic.live.reclaiming
+                assert topic.active is not None
+                met += topic.active.reclaiming
                 await topics.append(topic.name, new(4, 5))
                 assert (await read_all(topics, topic.name)).seqs == [3, 4, 5], moment
             assert met, "some came while it was under way"
@@ -311,8 +311,8 @@ class Onlooker:
 def first_live(wal: MemoryWal, topic: Topic) -> int:
     """The hard way: through all that is stored, and all that memory holds."""
     batches = [decode_batch(entry.payload, topic="t") for entry in wal.read(topic.epoch)]
-    if topic.live is not None:
-        batches += topic.live.tail.after(topic.live.tail.first_seq - 1)
+    if topic.active is not None:
+        batches += topic.active.tail.after(topic.active.tail.first_seq - 1)
     found = [topic.first_live_in(batch) for batch in batches if batch.last_seq <= topic.head]
     return min((first for first in found if first is not None), default=topic.head + 1)
 

@@ -32,7 +32,7 @@ from fairway.topics.engine import TopicsConfig
 from fairway.topics.idempotency import KEY_OVERHEAD, KeyMemory
 from fairway.topics.match import TagMatch
 from fairway.topics.names import SeenKey
-from fairway.topics.operations import KeySeen, Position, Ruling
+from fairway.topics.operations import KeySeen, ProducerPosition, Ruling
 from fairway.topics.reserving import SEQS_MIN
 from fairway.topics.retention import RetentionConfig
 from fairway.topics.topic import Topic
@@ -43,7 +43,7 @@ from tests.support.topics import PLAIN, Notes, new, read_all, topics_on, values
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fairway.topics.batch import Record
+    from fairway.topics.batch import RawRecord
     from fairway.topics.engine import Topics
 
 
@@ -92,7 +92,7 @@ def test_hot_records_stay_within_their_budget_over_all_topics() -> None:
             for number in range(200):
                 await topics.append(f"t{number % 10}", new("x" * 500))
             assert gauge(topics, "fairway_hot_bytes") <= 20_000
-            kept = sum(len(t.live.tail) for t in topics if t.live is not None)
+            kept = sum(len(t.active.tail) for t in topics if t.active is not None)
             assert 10 < kept < 40
             assert not wal.reads
             assert len((await read_all(topics, "t3")).records) == 20
@@ -480,7 +480,7 @@ def test_a_snapshot_taken_during_a_deletion_knows_of_it() -> None:
             await topics.append("t", new(1, 2, 3, 4))
             deleting = asyncio.ensure_future(topics.delete_records("t", before_seq=3))
             topic = topics.get("t")
-            while topic.live is None or topic.live.writes.removal is None:  # noqa: ASYNC110
+            while topic.active is None or topic.active.writes.removal is None:  # noqa: ASYNC110
                 await asyncio.sleep(0)
             meta = topics.retention.snapshot_meta(topic)  # queued behind the deletion
             from fairway.storage.wal import Operation
@@ -523,13 +523,15 @@ def test_an_ephemeral_topic_keeps_its_records_when_a_write_of_others_is_in_doubt
             topic, _ = await topics.put("e", TopicPatch(durability="ephemeral"))
             await topics.append("e", new(1, 2))
             wal.how = "before"
-            gap = topics.writing.enqueue_gap(topic, 9_000, "source_trim", Position("p", 1, 1))
+            gap = topics.writing.enqueue_gap(
+                topic, 9_000, "source_trim", ProducerPosition("p", 1, 1)
+            )
             with pytest.raises(OutcomeUnknown):
                 await gap
             wal.how = ""
-            assert topics.live(topic).doubts
+            assert topics.activate(topic).doubts
             await asyncio.sleep(10)
-            assert not topics.live(topic).doubts
+            assert not topics.activate(topic).doubts
             await topics.append("e", new(3))
             assert values(await read_all(topics, "e")) == [1, 2, 3]
 
@@ -627,7 +629,7 @@ def test_a_doubt_is_not_settled_before_the_store_could_be_asked(
                 await topics.append("t", new("doubtful"))
             wal.how = ""
             await asyncio.sleep(5)  # upkeep looks many times
-            assert topics.live(topic).doubts.end
+            assert topics.activate(topic).doubts.end
             for _ in range(3):
                 with pytest.raises(FairwayError) as refused:
                     await topics.append("t", new("refused"))
@@ -662,13 +664,17 @@ def test_a_topic_that_meets_a_key_of_its_own_looks_again(
             topic, _, _ = await topics.append("t", new("good"))
             under_way = await topics.writing.begin(topic, new("under way"))
             raw = new("forgotten", "too").records.raw
-            forgotten = batch_module.Batch(1, 3, 2, topic.last_ts, 2, raw, None, None, 0, 0, -1)
+            forgotten = batch_module.RecordBatch(
+                1, 3, 2, topic.last_ts, 2, raw, None, None, 0, 0, -1
+            )
             entry = Entry(4, batch_module.encode_batch(forgotten))
             stored = topics.kernel.partitions.submit(topic.epoch, Operation((entry,)))
 
             async def write() -> None:
                 if how == "gap":
-                    await topics.writing.enqueue_gap(topic, 3, "source_trim", Position("p", 1, 1))
+                    await topics.writing.enqueue_gap(
+                        topic, 3, "source_trim", ProducerPosition("p", 1, 1)
+                    )
                 else:
                     await topics.append("t", new("a") if how == "one" else new("a", "b", "c"))
 
@@ -860,7 +866,7 @@ def test_upkeep_behind_a_deletion_does_not_remove_the_rule_it_extends() -> None:
             await topics.append("t", new((3, "x"), (4, "y")))
             topic = topics.get("t")
             deleting = asyncio.ensure_future(topics.delete_records("t", match=TagMatch("x")))
-            while topic.live is None or topic.live.writes.removal is None:  # noqa: ASYNC110
+            while topic.active is None or topic.active.writes.removal is None:  # noqa: ASYNC110
                 await asyncio.sleep(0.00001)  # upkeep may be at it, and its write takes time
             await topics.retention.save(topic)
             await deleting
@@ -982,7 +988,7 @@ def test_deleting_what_memory_holds_is_done_in_small_steps(durability: Any, what
     virtually(main)
 
 
-def size_in_topic(record: Record) -> int:
+def size_in_topic(record: RawRecord) -> int:
     return RECORD_OVERHEAD + len(record.data) + len(record.tag or "")
 
 
@@ -1094,7 +1100,7 @@ def test_idle_topics_with_a_ttl_are_not_read_until_it_is_over() -> None:
             assert heir.reads.total() == 20, "one look at the oldest record of each"
             await asyncio.sleep(57)
             assert heir.reads.total() == 20
-            assert all(topic.live is None for topic in topics), "looking made them larger"
+            assert all(topic.active is None for topic in topics), "looking made them larger"
             assert {topic.count for topic in topics} == {1}
             await asyncio.sleep(1.25)
             assert topics.get("t0").count == 0

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import time
 
-from fairway.topics.batch import VERSION, Batch
+from fairway.topics.batch import VERSION, RecordBatch
 from fairway.topics.match import TagMatch
 from fairway.topics.operations import Hole, Removal, Reserved, Ruling
-from fairway.topics.topic import Due, Gap, Topic
+from fairway.topics.topic import Eviction, Gap, Topic
 from fairway.wire.records import parse_records
 from fairway.wire.topics import TopicConfig
 
 
-def topic_with(*counts: int, **config: object) -> tuple[Topic, list[Batch]]:
+def topic_with(*counts: int, **config: object) -> tuple[Topic, list[RecordBatch]]:
     topic = Topic("t", 1, TopicConfig(**config))  # type: ignore[arg-type]
     batches = []
     for count in counts:
         records = parse_records(b'[{"data":1}' + b',{"data":1}' * (count - 1) + b"]")
         first, ts = topic.place(count, 1000)
-        batches.append(Batch(VERSION, first, count, ts, records.size(None), records.raw))
+        batches.append(RecordBatch(VERSION, first, count, ts, records.size(None), records.raw))
         topic.apply(batches[-1])
     topic.check()
     return topic, batches
 
 
-def evict(topic: Topic, front: Batch, now_ms: int) -> bool:
-    due = topic.due(front, now_ms)
-    assert due is not None
-    return topic.evict(front, due)
+def evict(topic: Topic, front: RecordBatch, now_ms: int) -> bool:
+    eviction = topic.eviction_due(front, now_ms)
+    assert eviction is not None
+    return topic.evict(front, eviction)
 
 
 def test_a_cap_takes_part_of_a_batch() -> None:
@@ -83,7 +83,7 @@ def test_a_crash_leaves_a_hole_that_the_floor_swallows() -> None:
     assert topic.end_of_run(0) == 3
     assert topic.place(1, 1000)[0] == 11
     topic.unassign()
-    topic.evict(first, Due(first.last_seq, "cap"))
+    topic.evict(first, Eviction(first.last_seq, "cap"))
     assert (topic.holes, topic.evict_floor, topic.earliest) == ((), 11, 11)
     topic.check()
 
@@ -130,14 +130,14 @@ def test_adjacent_gaps_are_one() -> None:
 
 
 def test_a_full_topic_counts_what_is_under_way() -> None:
+    from fairway.topics.active import ActiveTopic
     from fairway.topics.idempotency import KeyMemory
-    from fairway.topics.live import LivePart
-    from fairway.topics.tail import Tail
+    from fairway.topics.tail import BatchTail
     from fairway.topics.writes import Write
 
     topic, _ = topic_with(2, cap_records=4)
     assert not topic.would_overflow(2, 50)
     assert topic.would_overflow(3, 75)
-    topic.live = LivePart(Tail(3), KeyMemory(0, lambda epoch: 0))
-    topic.live.writes.add(Write(topic.live.writes, lambda _: None, count=2))
+    topic.active = ActiveTopic(BatchTail(3), KeyMemory(0, lambda epoch: 0))
+    topic.active.writes.add(Write(topic.active.writes, lambda _: None, count=2))
     assert topic.would_overflow(1, 25)

@@ -65,9 +65,9 @@ if TYPE_CHECKING:
     from fairway.server.http.asgi import ExpressReply
     from fairway.server.http.large_pages import Reservation
     from fairway.settings import Scope
-    from fairway.topics.batch import Record
+    from fairway.topics.batch import RawRecord
     from fairway.topics.outcome import Appended
-    from fairway.topics.reading import Diff, Page
+    from fairway.topics.reading import Diff, RecordPage
     from fairway.topics.topic import Topic
     from fairway.wire.records import Records
 
@@ -144,7 +144,7 @@ def _read_append(
         node=node,
         key=key,
         trace=request.trace,
-        patient=message.disable_backpressure,
+        wait_for_room=message.disable_backpressure,
     )
 
 
@@ -294,11 +294,11 @@ class _LargeDiff:
             page = page._replace(next_seq=more.next_seq)
         return answer._replace(page=page), parts
 
-    def _passes(self, more: Page, left: int) -> bool:
+    def _passes(self, more: RecordPage, left: int) -> bool:
         """Whether a page is more than was asked for, as one with a single record may be."""
         return len(more.records) == 1 and _size_of(more.records[0]) > left
 
-    async def _encode(self, records: list[Record], parts: list[bytes]) -> None:
+    async def _encode(self, records: list[RawRecord], parts: list[bytes]) -> None:
         """Encode records in parts of about a step; they are let go as they are."""
         together: list[bytes] = []
         size = 0
@@ -314,7 +314,7 @@ class _LargeDiff:
             parts.append(b",".join(together))
 
 
-def _size_of(record: Record) -> int:
+def _size_of(record: RawRecord) -> int:
     """What it counts against `max_batch_bytes`."""
     return len(record.data) + len(record.meta or b"")
 
@@ -409,7 +409,7 @@ async def get_topic(host: Host, request: Request, topic: str) -> Reply:
 
 
 def state_of(host: Host, topic: Topic) -> TopicState:
-    live = topic.live
+    active = topic.active
     return TopicState(
         topic=topic.name,
         epoch=topic.epoch,
@@ -423,7 +423,7 @@ def state_of(host: Host, topic: Topic) -> TopicState:
         effective_priority=host.part(Topics).delivery.effective_priority(topic),
         last_write_ts=topic.last_ts or None,
         last_read_ts=host.wall_ms_of(topic.last_read_ns),
-        watchers=len(live.readers) if live is not None else 0,
+        watchers=len(active.subscribers) if active is not None else 0,
     )
 
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from fairway.server.http.connection import Connection
-    from fairway.topics.batch import Record
+    from fairway.topics.batch import RawRecord
     from fairway.topics.topic import Gap, Topic
-    from fairway.topics.watching import View, Watcher
+    from fairway.topics.watching import SharedView, Watcher
 
 _json = msgspec.json.Encoder().encode
 
@@ -35,7 +35,12 @@ class EventEncoder:
         self._ids = ids
 
     def records(
-        self, topic: Topic, records: Sequence[Record], from_seq: int, to_seq: int, view: View
+        self,
+        topic: Topic,
+        records: Sequence[RawRecord],
+        from_seq: int,
+        to_seq: int,
+        view: SharedView,
     ) -> Frame:
         projection = view.projection
         return self._event(

@@ -134,7 +134,7 @@ class TopicQuotas:
             owned = [topic for topic in self._topics if topic.owner == owner]
             count, size = len(owned), sum(topic.stored for topic in owned)
             size += sum(
-                topic.live.writes.pending_bytes for topic in owned if topic.live is not None
+                topic.active.writes.pending_bytes for topic in owned if topic.active is not None
             )
             self._owned[owner] = (count, size, now_ns)
         return count, size

@@ -23,7 +23,7 @@ from fairway.storage.writer import Durability
 from fairway.topics.batch import Projection
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
-from fairway.topics.watching import View
+from fairway.topics.watching import SharedView
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,8 +68,8 @@ class Definition(msgspec.Struct, array_like=True):
     data: bool
     touch: bool = True
 
-    def view(self, encoder: Encoder, *, dedupe_node: bool) -> View:
-        return View(
+    def view(self, encoder: Encoder, *, dedupe_node: bool) -> SharedView:
+        return SharedView(
             encoder,
             Selection(frozenset(self.nodes) if dedupe_node else NO_NODES, self.match),
             Projection(self.tags, self.meta, self.data),

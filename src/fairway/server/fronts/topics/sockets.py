@@ -22,7 +22,7 @@ from fairway.topics.engine import Topics
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
-from fairway.topics.watching import View
+from fairway.topics.watching import SharedView
 from fairway.topics.writing import NewBatch
 from fairway.wire.records import parse_records
 from fairway.wire.sockets import (
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from fairway.server.access.auth import Identity
     from fairway.server.host import Host
     from fairway.server.http.exchange import Receive, Reply, Request, Send
-    from fairway.topics.batch import Record
+    from fairway.topics.batch import RawRecord
     from fairway.topics.topic import Topic
     from fairway.topics.watching import Watcher
     from fairway.wire.requests import RequestId
@@ -61,7 +61,12 @@ _encode = msgspec.json.Encoder().encode
 
 class _JsonEncoder:
     def records(
-        self, topic: Topic, records: Sequence[Record], from_seq: int, to_seq: int, view: View
+        self,
+        topic: Topic,
+        records: Sequence[RawRecord],
+        from_seq: int,
+        to_seq: int,
+        view: SharedView,
     ) -> bytes:
         return (
             b'{"op":"record","topic":"%b","epoch":%d,"records":[%b],"from_seq":%d,"to_seq":%d,'
@@ -214,7 +219,7 @@ class TopicSocket(Socket):
             raise InvalidRequest(f"{request.topic!r} is subscribed already")
         if len(self._watchers) >= SUBSCRIPTIONS_MAX:
             raise InvalidRequest(f"at most {SUBSCRIPTIONS_MAX} subscriptions on one socket")
-        view = View(
+        view = SharedView(
             _ENCODER,
             Selection(
                 nodes_of(request.node) if topic.config.dedupe_node else NO_NODES,

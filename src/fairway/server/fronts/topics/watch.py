@@ -31,7 +31,7 @@ from fairway.topics.engine import Topics
 from fairway.topics.match import TagMatch
 from fairway.topics.reading import NO_NODES, Selection
 from fairway.topics.topic import Gap
-from fairway.topics.watching import View, Watcher
+from fairway.topics.watching import SharedView, Watcher
 from fairway.wire.requests import INT_MAX
 from fairway.wire.topics import (
     LIMIT_MAX,
@@ -79,7 +79,7 @@ async def watch_topic(host: Host, request: Request, topic: str) -> Reply | None:
     require_event_stream(request)
     found = host.part(Topics).get(topic)
     match = TagMatch.of(_match(query["match"])) if "match" in query else None
-    view = View(
+    view = SharedView(
         SHARED,
         Selection(nodes_of(query.get("node")) if found.config.dedupe_node else NO_NODES, match),
         Projection(

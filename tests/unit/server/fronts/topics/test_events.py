@@ -23,10 +23,10 @@ from fairway.server.fronts.topics.events import (
     parse_positions,
 )
 from fairway.server.http.connection import Connection
-from fairway.topics.batch import VERSION, Batch, Projection
+from fairway.topics.batch import VERSION, Projection, RecordBatch
 from fairway.topics.reading import EVERYTHING, select
 from fairway.topics.topic import Gap, Topic
-from fairway.topics.watching import View, Watcher
+from fairway.topics.watching import SharedView, Watcher
 from fairway.wire.records import parse_records
 from fairway.wire.topics import TopicConfig
 
@@ -100,10 +100,10 @@ def test_no_record_breaks_a_line(
             parsed = parse_records(body)
         except InvalidRequest:
             return
-        batch = Batch(VERSION, 1, parsed.count, 5, 0, parsed.raw, None, trace)
+        batch = RecordBatch(VERSION, 1, parsed.count, 5, 0, parsed.raw, None, trace)
         held = topic(head=parsed.count)
         found, _ = select(held, [batch], 0, held.head, 100, 1 << 20, EVERYTHING)
-        view = View(SHARED, projection=Projection(tags=True))
+        view = SharedView(SHARED, projection=Projection(tags=True))
         event = SHARED.records(held, found, 0, held.head, view).bare
         lines = event.split(b"\n")
         assert b"\r" not in event
@@ -170,7 +170,7 @@ def test_an_event_of_several_topics_encodes_the_position_that_moved_alone(
         stream.place(epoch, 1000)
     encoded.clear()
     held = topic(epoch=7, head=1001)
-    watcher = Watcher(held, View(EventEncoder(ids=False)), stream, 1000)
+    watcher = Watcher(held, SharedView(EventEncoder(ids=False)), stream, 1000)
     assert stream.write(watcher, EventEncoder(ids=False).caught_up(held), 1001)
     assert encoded == [(7, 1001)]
     name, _, value = sent[0].partition(b"\n")[0].partition(b": ")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from fairway.core.priority import Band
 
 if TYPE_CHECKING:
-    from fairway.topics.watching import View, Watcher
+    from fairway.topics.watching import SharedView, Watcher
 
 
-class Readers:
+class Subscribers:
     """The watchers, routers and waiting requests of one topic."""
 
     __slots__ = ("band", "by_view", "held_ns", "routers", "since_ns", "waiters")
 
     def __init__(self) -> None:
-        self.by_view: dict[View, list[Watcher]] = {}
+        self.by_view: dict[SharedView, list[Watcher]] = {}
         self.routers: list[Watcher] = []
         self.waiters: list[asyncio.Future[None]] = []
         self.since_ns = 0
@@ -47,7 +47,7 @@ class Readers:
             del self.by_view[watcher.view]
 
     def wait(self) -> asyncio.Future[None]:
-        """A future that the next news resolves. Whoever goes before that calls `leave`."""
+        """A future that the next records resolve. Whoever goes before that calls `leave`."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiters.append(waiter)
         return waiter
@@ -64,7 +64,7 @@ class Readers:
                 waiter.set_result(None)
 
     def get_in_line(self, now_ns: int, band: Band, held_ns: int) -> None:
-        """There is news, and they wait for it from now on."""
+        """There are new records, and they wait for those from now on."""
         self.since_ns, self.band, self.held_ns = now_ns, band, held_ns
 
     def served(self) -> None:

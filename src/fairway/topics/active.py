@@ -6,9 +6,9 @@ Each piece belongs to one owner, and the others ask it or call its methods:
     writes       what is numbered and not decided yet       `Writing`, `Deletions`, `Changes`
     producers    how far its producers are                  `Writing`
     keys         which idempotency keys were used           `Writing`; one memory for all topics
-    readers      who reads it, and who waits for news       `Delivery`
+    subscribers  who reads it, or waits for new records     `Delivery`
     reservation  which seqs may be given out next           `Reserving`
-    doubts       what only the store can tell               whoever wrote; `Retention` asks
+    doubts       what only the store knows                  whoever wrote; `Retention` asks
     hot memory   its newest and its oldest batches, tags    `HotBytes`, `OldBatches`, `TagMemory`
     upkeep       the lock of whoever evicts or deletes      `Retention`, `Reclaiming`, `Changes`
 """
@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from fairway.topics.doubts import Doubts
 from fairway.topics.operations import KeySeen
 from fairway.topics.producers import Producers
-from fairway.topics.readers import Readers
-from fairway.topics.reserving import Reservation
-from fairway.topics.tail import Tail
+from fairway.topics.reserving import SeqReservation
+from fairway.topics.subscribers import Subscribers
+from fairway.topics.tail import BatchTail
 from fairway.topics.writes import Writes
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fairway.topics.tags import TagIndex
 
 
-class LivePart:
+class ActiveTopic:
     """The parts of a topic in use, by owner."""
 
     __slots__ = (
@@ -43,24 +43,24 @@ class LivePart:
         "keys",
         "lock",
         "producers",
-        "readers",
         "reclaiming",
         "reservation",
+        "subscribers",
         "tags",
         "tail",
         "unsaved",
         "writes",
     )
 
-    def __init__(self, tail: Tail, keys: KeyMemory) -> None:
+    def __init__(self, tail: BatchTail, keys: KeyMemory) -> None:
         self.writes = Writes()
         self.producers = Producers()
         self.keys = keys
-        self.readers = Readers()
-        self.reservation = Reservation()
+        self.subscribers = Subscribers()
+        self.reservation = SeqReservation()
         self.doubts = Doubts()
         self.tail = tail
-        self.front: Tail | None = None  # its oldest batches, if the tail does not reach them
+        self.front: BatchTail | None = None  # its oldest batches, if the tail does not reach them
         self.tags: TagIndex | None = None  # kept by `TagMemory`
         self.lock = asyncio.Lock()  # held while it is worked out what to evict or delete
         self.reclaiming = False  # by who holds the lock: what memory holds may be evicted meanwhile
@@ -76,7 +76,7 @@ class LivePart:
             self.producers.apply(change)
 
     def lose(self, epoch: int, changes: Iterable[Noted], *, unknown: bool) -> None:
-        """They were not written, or nobody can tell: only the store can."""
+        """They were not written, or only the store knows whether they were."""
         for change in changes:
             if not isinstance(change, KeySeen):
                 self.producers.forget(change.producer)
@@ -89,11 +89,11 @@ class LivePart:
 
     def restart_tail(self, first_seq: int) -> None:
         """What comes from `first_seq` on is in memory, and nothing before."""
-        self.tail = Tail(first_seq)
+        self.tail = BatchTail(first_seq)
 
-    def begin_front(self, first_seq: int) -> Tail:
+    def begin_front(self, first_seq: int) -> BatchTail:
         """The oldest batches are about to be read, from `first_seq` on."""
-        self.front = Tail(first_seq)
+        self.front = BatchTail(first_seq)
         return self.front
 
     def discard(self, last_seqs: Container[int]) -> None:

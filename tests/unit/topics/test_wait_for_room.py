@@ -43,40 +43,42 @@ def with_little_room(body: Any, latency_s: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["t", "made-by-it"])
-def test_a_patient_write_waits_for_room(name: str) -> None:
+def test_a_write_waits_for_room(name: str) -> None:
     async def body(topics: Topics) -> None:
         with pytest.raises(Backpressure):
-            await topics.append(name, new("hasty"))
-        await topics.append(name, new("patient", patient=True))
-        assert values(await read_all(topics, name))[-1] == "patient"
-        assert not topics.writing._patient_bytes
+            await topics.append(name, new("does not wait"))
+        await topics.append(name, new("waits", wait_for_room=True))
+        assert values(await read_all(topics, name))[-1] == "waits"
+        assert not topics.writing._waiting_bytes
 
     with_little_room(body, (1, 1))
 
 
 @pytest.mark.parametrize("name", ["t", "made-by-it"])
-def test_a_patient_write_is_told_at_its_deadline_and_nothing_is_changed(name: str) -> None:
+def test_a_write_that_waits_for_room_fails_at_its_deadline_and_nothing_is_changed(
+    name: str,
+) -> None:
     async def body(topics: Topics) -> None:
         loop = asyncio.get_running_loop()
         begin = loop.time()
         with pytest.raises(Unavailable, match="no room for a write"):
-            await topics.append(name, new("patient", patient=True))
-        assert loop.time() - begin <= writing.PATIENCE_NS / S
+            await topics.append(name, new("waits", wait_for_room=True))
+        assert loop.time() - begin <= writing.ROOM_WAIT_NS / S
         assert topics.find("made-by-it") is None
 
     with_little_room(body, (20, 20))
 
 
-def test_what_waits_patiently_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = new("patient", patient=True)
-    monkeypatch.setattr(writing, "PATIENT_BYTES_MAX", len(first.records.raw))
+def test_what_waits_for_room_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = new("waits", wait_for_room=True)
+    monkeypatch.setattr(writing, "WAITING_BYTES_MAX", len(first.records.raw))
 
     async def body(topics: Topics) -> None:
         async with asyncio.TaskGroup() as group:
             waiting = group.create_task(topics.append("t", first))
             await asyncio.sleep(0)
             with pytest.raises(Unavailable, match="too many"):
-                await topics.append("t", new("one too many", patient=True))
+                await topics.append("t", new("one too many", wait_for_room=True))
             await waiting
 
     with_little_room(body, (1, 1))

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fairway.runtime.telemetry import Telemetry
     from fairway.runtime.turn import TimeSlice
-    from fairway.topics.reading import Page
+    from fairway.topics.reading import RecordPage
     from fairway.topics.topic import Topic
-    from fairway.topics.watching import View, Watcher
+    from fairway.topics.watching import SharedView, Watcher
 
 
-class Hands:
+class FrameWriter:
     """Hands frames to watchers. Each is built once, whoever it is for."""
 
     def __init__(self, slice_: TimeSlice, telemetry: Telemetry) -> None:
@@ -29,7 +29,7 @@ class Hands:
         }
 
     def frames_of(
-        self, topic: Topic, view: View, page: Page, start: int, limit: int
+        self, topic: Topic, view: SharedView, page: RecordPage, start: int, limit: int
     ) -> list[tuple[Any, int]]:
         """(frame, the seq it leads to) for all of a page, up to `limit` records in each."""
         frames: list[tuple[Any, int]] = []
@@ -53,7 +53,7 @@ class Hands:
             self._lagged.add()
         return given
 
-    async def give_page(self, watcher: Watcher, page: Page) -> None:
+    async def give_page(self, watcher: Watcher, page: RecordPage) -> None:
         """A page of its own, as far as it has room."""
         limit = watcher.view.limit
         for frame, to_seq in self.frames_of(
