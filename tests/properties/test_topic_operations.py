@@ -690,12 +690,8 @@ OWNED_BY: dict[str, tuple[str, ...]] = {
     "topics/producers.py": Producers.__slots__,
 }
 OTHERS = {
-    "topics/catching_up.py: watcher.caught_up": "whether a `Watcher` is served by drains",
-    "topics/delivery.py: watcher.caught_up": "the same",
-    "topics/routing.py: watcher.caught_up": "the same",
     "topics/reclaiming.py: found.upto": "how far a pass goes",
     "topics/reclaiming.py: found.hidden": "what a pass has counted",
-    "streams/store.py: stream.readers": "how many read a `Stream`",
     "server/fronts/topics/sessions.py: held.count": "sessions, of one key and of all",
     "server/fronts/topics/sessions.py: self._all.count": "the same",
     "server/fronts/topics/sessions.py: self._by_key.setdefault(key, _Held()).count": "the same",

@@ -366,10 +366,9 @@ class Topics(Part):
                 self._check_fits(name, config, new)
                 make = partial(self.create, name, config, owner=owner)
                 size = len(new.records.raw)
-                if new.wait_for_room:
-                    topic, created = await self.writing.wait_for_room(name, size, make)
-                else:
-                    topic, created = await make()
+                waits = new.wait_for_room
+                made = self.writing.wait_for_room(name, size, make) if waits else make()
+                topic, created = await made
             try:
                 return topic, await self.writing.append(topic, new), created
             except NotFound:
