@@ -22,7 +22,7 @@ from fairway.cli.remote import (
     remote_options,
 )
 from fairway.client.bulk import BATCH_RECORDS
-from fairway.client.clock import SYSTEM_CLOCK
+from fairway.client.clock import SYSTEM_CLIENT_CLOCK
 from fairway.client.exchange import AUTO
 from fairway.errors import BadRecord
 from fairway.wire.records import RECORDS_MAX
@@ -358,7 +358,7 @@ def stats(remote: Remote, /, name: str, watch: bool, interval: int, as_json: boo
                     screen.update(output.grid(_facts(state)))
                 else:
                     _show(output, state)
-                SYSTEM_CLOCK.sleep_ns(interval * 1_000_000)
+                SYSTEM_CLIENT_CLOCK.sleep_ns(interval * 1_000_000)
                 state = handle.state()
 
 

@@ -27,7 +27,7 @@ from fairway.server.access.auth import (
     scrubbed,
 )
 from fairway.server.access.cors import CORS_HEADERS, Cors, is_loopback_authority, parse_origin
-from fairway.server.access.tickets import Ticket, TicketConfig, Tickets
+from fairway.server.access.tickets import AccessTicket, TicketConfig, Tickets
 from fairway.settings import SECOND_NS, KeyEntry, KeySource, Scope, digest_of, parse_api_keys
 from fairway.testing import run
 
@@ -507,7 +507,7 @@ def test_a_ticket_has_at_least_128_random_bits() -> None:
     ticket = Tickets(source).issue(ANYONE, 0)
     assert asked[0] * 8 >= 128
     assert len(ticket.secret) == 32
-    assert isinstance(ticket, Ticket)
+    assert isinstance(ticket, AccessTicket)
 
 
 def test_a_clock_that_steps_back_revives_no_ticket() -> None:
