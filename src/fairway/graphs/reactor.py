@@ -1,5 +1,4 @@
-"""The reactor: takes in what sources bring, and fires the graph when its criterion
-holds.
+"""The reactor: takes in what sources bring, and fires the graph when its criterion holds.
 
 A shell around pure machines: `inputs` decides what a firing is given and when, `health` and
 `steering` whether the graph may fire. A graph of plain nodes fires where the boundary arrives, to
@@ -156,9 +155,8 @@ class Reactor:
         self._timer: asyncio.TimerHandle | None = None
         self._steering = Steering(graph.on_error, paused=checkpoint.paused)
         self._firing: _Due | None = None  # the one that is under way
-        self._open = (
-            False  # whether it fires as soon as the criterion holds: kept, since it is asked often
-        )
+        # Whether it fires as soon as the criterion holds: kept, since it is asked so often.
+        self._open = False
         self._degraded: tuple[str, ...] = ()
         self._continues = False
         self.stopped: FairwayError | None = None
