@@ -1431,6 +1431,25 @@ def batching(batch: Batch, *, checkpoint: bool = False, uses: bool = False) -> G
     return graph
 
 
+def test_a_firing_in_which_no_node_could_run_has_consumed_its_value() -> None:
+    a, b = Source("a", int), Source("b", int)
+    graph = Graph("early", when=any_(a, b), inputs="sequential")
+
+    @graph.node
+    def both(a: int, b: int) -> tuple[int, int]:
+        return a, b
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for number in (1, 2):
+            graph.push_nowait("a", number)
+        assert kit.state(graph).depths == {"a": 0, "b": 0}
+        graph.push_nowait("b", 10)
+        await kit.settled()
+        assert [firing.outputs for firing in kit.firings(graph)] == [{}, {}, {"both": (2, 10)}]
+
+    run_graph(graph, play)
+
+
 def test_after_firing_gives_what_came_meanwhile() -> None:
     graph = batching(Batch(after_firing=True))
 

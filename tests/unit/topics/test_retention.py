@@ -117,6 +117,22 @@ def test_an_ephemeral_topic_tells_what_memory_had_no_room_for() -> None:
     virtually(main)
 
 
+def test_an_ephemeral_topic_has_a_cap_though_it_names_none() -> None:
+    async def main() -> None:
+        async with topics_on(config=TopicsConfig(ephemeral_cap_bytes=5_000)) as topics:
+            topic, _ = await topics.put("e", TopicPatch(durability="ephemeral"))
+            own, _ = await topics.put("own", TopicPatch(durability="ephemeral", cap_bytes=2_000))
+            assert (topic.config.cap_bytes, own.config.cap_bytes) == (5_000, 2_000)
+            for _ in range(20):
+                await topics.append("e", new("x" * 500))
+            found = await read_all(topics, "e")
+            assert 0 < len(found.records) < 10
+            assert [gap.reason for gap in found.gaps] == ["cap"]
+
+    virtually(main)
+    assert TopicsConfig().ephemeral_cap_bytes == 64 << 20
+
+
 def test_an_ephemeral_topic_that_was_emptied_deletes_and_evicts_after_a_crash() -> None:
     """What a crash took lies behind a deleted prefix; its new records are in memory alone."""
 
@@ -353,6 +369,24 @@ def test_a_ttl_is_kept_to_when_nobody_writes() -> None:
             assert [(gap.first, gap.last, gap.reason) for gap in found.gaps] == [(1, 3, "ttl")]
             await asyncio.sleep(2)
             assert topics.get("t").count == 0
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("hot_bytes", [1, 1 << 20])
+def test_no_read_returns_a_record_from_the_moment_its_time_is_over(hot_bytes: int) -> None:
+    """Upkeep, which removes its row, comes much later here."""
+
+    async def main() -> None:
+        rarely = RetentionConfig(period_ns=3_600_000_000_000)
+        async with topics_on(config=TopicsConfig(hot_bytes=hot_bytes, retention=rarely)) as topics:
+            await topics.put("t", TopicPatch(ttl_ms=1_000))
+            await topics.append("t", new("x" * 100))
+            await asyncio.sleep(0.99)
+            assert (await read_all(topics, "t")).seqs == [1]
+            await asyncio.sleep(0.011)
+            found = await read_all(topics, "t")
+            assert (found.seqs, found.lost) == ([], {1})
 
     virtually(main)
 
