@@ -32,6 +32,7 @@ from fairway.topics.engine import TopicsConfig
 from fairway.topics.idempotency import KEY_OVERHEAD, KeyMemory
 from fairway.topics.match import TagMatch
 from fairway.topics.names import SeenKey
+from fairway.topics.old_batches import BATCH_WORK
 from fairway.topics.operations import KeySeen, ProducerPosition, Ruling
 from fairway.topics.reserving import SEQS_MIN
 from fairway.topics.retention import RetentionConfig
@@ -979,6 +980,8 @@ def test_an_append_over_a_cap_evicts_no_more_than_a_step_itself() -> None:
             with work_per_step() as done:
                 await topics.append("t", new(*range(1_500)))
                 assert topic.count > 2_000, "it was over too soon to tell"
+                itself, *_ = done.values()  # the step in which it was added to the topic
+                assert itself == TURN.scan_records_per_append // BATCH_WORK
                 loop: Any = asyncio.get_running_loop()
                 started = loop.now_ns
                 while topic.over_cap:  # noqa: ASYNC110
