@@ -82,7 +82,11 @@ def test_values_states_and_pushes_of_an_older_version_are_upgraded(tmp_path: Pat
     assert seen == [(New(250), 2, [New(100)])]
 
 
-def test_a_value_without_an_upgrade_fails_its_graph_and_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["a", "past"])
+def test_a_value_without_an_upgrade_fails_its_graph_and_no_other(
+    source: str, tmp_path: Path
+) -> None:
+    """The newest value of a source, or one of a state."""
     before, _ = versions(new=False)
 
     async def first(app: Fairway) -> None:
@@ -94,12 +98,14 @@ def test_a_value_without_an_upgrade_fails_its_graph_and_no_other(tmp_path: Path)
 
     async def main() -> None:
         app = Fairway(tmp_path)
-        a, b = app.source("a", New, version=2), app.source("b", int)
-        broken = app.graph("versions", when=all_(a, b), checkpoint=True)
+        upgrades = {name: {1: to_cents} if name != source else {} for name in ("a", "past")}
+        a, b = app.source("a", New, version=2, upgrades=upgrades["a"]), app.source("b", int)
+        past = app.source("past", New, keep=5, version=2, upgrades=upgrades["past"])
+        broken = app.graph("versions", when=all_(a, b), uses=[past], checkpoint=True)
         other = app.graph("other", when=any_(b))
 
         @broken.node
-        def see(a: New, b: int) -> None: ...
+        def see(a: New, b: int, past: list[New] | None = None) -> None: ...
 
         @other.node
         def echo(b: int) -> int:
@@ -111,10 +117,38 @@ def test_a_value_without_an_upgrade_fails_its_graph_and_no_other(tmp_path: Path)
             assert firing.output == 7
             managed = app.graphs.get("versions")
             assert managed.state == "failed"
-            with pytest.raises(Closing, match="source 'a': a value of version 1 is kept"):
+            with pytest.raises(Closing, match=f"source {source!r}: a value of version 1 is kept"):
                 await broken.push(a, New(1))
 
     asyncio.run(main())
+
+
+def test_a_waiting_push_without_an_upgrade_is_a_dead_letter(tmp_path: Path) -> None:
+    before, _ = versions(new=False)
+
+    async def first(app: Fairway) -> None:
+        await before.push("a", Old(1.0))  # waits for b, over the restart
+
+    seen: list[tuple[New, int]] = []
+    a, b = Source("a", New, version=2), Source("b", int)
+    after = Graph("versions", when=all_(a, b), checkpoint=True)
+
+    def see(a: New, b: int) -> None:
+        seen.append((a, b))
+
+    after.add(see)
+
+    async def second(app: Fairway) -> None:
+        (letter,) = after.dead_letters
+        assert (letter.source, msgspec.msgpack.decode(letter.data["a"])) == ("a", {"price": 1.0})
+        assert "a value of version 1 is kept" in letter.reason
+        await after.push("a", New(1))
+        await after.push("b", 2)
+        await after.settled()
+
+    live(tmp_path, first, before)
+    live(tmp_path, second, after)
+    assert seen == [(New(1), 2)]
 
 
 def test_a_graph_that_was_forgotten_begins_anew_and_its_effects_happen(tmp_path: Path) -> None:

@@ -301,6 +301,28 @@ async def days(store: PostgresStore) -> list[str]:
         return [row[0] for row in await connection.fetch(store._connections.sql["parts"])]
 
 
+def test_a_call_that_is_cancelled_in_the_callers_transaction_leaves_it_to_be_rolled_back() -> None:
+    """Its statement is cancelled in the database, too: nothing of it comes later."""
+
+    async def play() -> None:
+        async with stores() as (one, other), transaction() as caller, transaction() as second:
+            (first,) = await one.enqueue([ONCE], within=caller)
+            call = asyncio.ensure_future(other.enqueue([ONCE], within=second))
+            await waits_for(caller, call)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            with pytest.raises(Invalid, match="your transaction has failed already"):
+                await other.enqueue([NewJob(kind="mail")], within=second)
+            await caller.execute("commit")
+            await second.execute("rollback")
+            await second.execute("begin")
+            (again,) = await other.enqueue([ONCE], within=second)
+            assert (again.id, again.fresh) == (first.id, False)
+
+    scene(play())
+
+
 def test_transactions_that_want_each_others_keys_are_told_to_begin_again() -> None:
     """PostgreSQL chooses which of them. When that one has done as told, the other goes on."""
 
