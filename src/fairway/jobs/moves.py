@@ -315,7 +315,7 @@ class WaitFacts(NamedTuple):
     """All that are registered."""
 
 
-def why_waits(job: Job, around: WaitFacts) -> WaitReason | None:
+def why_waits(job: Job, facts: WaitFacts) -> WaitReason | None:
     """Why a job waits; None if it does not: it runs, or has ended."""
     due_ns = job.due_wall_ns
     if job.status is Status.RUNNING or job.status.ended:
@@ -326,17 +326,17 @@ def why_waits(job: Job, around: WaitFacts) -> WaitReason | None:
     if job.status is Status.WAITING:
         if job.waits_for:
             return WaitReason(why=Why.SIGNAL, names=job.waits_for, until_wall_ns=due_ns)
-        return WaitReason(why=Why.CHILDREN, children=around.children, until_wall_ns=due_ns)
-    if around.holder is not None:
-        return WaitReason(why=Why.KEY, holder=around.holder)
-    if around.paused:
+        return WaitReason(why=Why.CHILDREN, children=facts.children, until_wall_ns=due_ns)
+    if facts.holder is not None:
+        return WaitReason(why=Why.KEY, holder=facts.holder)
+    if facts.paused:
         return WaitReason(why=Why.PAUSED, queue=job.queue)
-    here = [worker for worker in around.workers if worker.works_on(job.queue)]
+    here = [worker for worker in facts.workers if worker.works_on(job.queue)]
     if not here:
         return WaitReason(why=Why.NO_WORKER, queue=job.queue)
     if not any(worker.knows(job.kind, job.version, job.step) for worker in here):
         return WaitReason(why=Why.UNKNOWN_KIND, queue=job.queue)
-    for one in around.queues:
+    for one in facts.queues:
         may = allowance(one.limits, one.running, one.tokens, one.since_ns)
         if not may.free:
             return WaitReason(why=Why.LIMIT, queue=one.name, wait_ns=may.wait_ns)

@@ -48,7 +48,7 @@ from fairway.jobs.stores.postgres.settling import LOCK_WAIT_MS, PostgresSettling
 from fairway.jobs.stores.postgres.timetable import PostgresTimetable
 from fairway.jobs.stores.postgres.upkeep import PostgresUpkeep
 from fairway.jobs.stores.postgres.waiting import WaitingLine
-from fairway.jobs.stores.postgres.within import Guests
+from fairway.jobs.stores.postgres.within import CallerConnections
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class PostgresStore:
         self._waiting_line = WaitingLine(
             self._connections, connections, lock_timeout_ns // MILLISECOND_NS
         )
-        self._guests = Guests(self._connections, lock_timeout_ns // MILLISECOND_NS)
+        self._callers = CallerConnections(self._connections, lock_timeout_ns // MILLISECOND_NS)
         lock_wait_ms = min(LOCK_WAIT_MS, lock_timeout_ns // MILLISECOND_NS)
         self._settling = PostgresSettling(self._sql, self._intake, self._lines, lock_wait_ms)
         self._upkeep = PostgresUpkeep(
@@ -190,11 +190,11 @@ class PostgresStore:
         keyed = any(job.unique_key is not None for job in distinct(jobs))
         one = cursor is None and not keyed
         if within is not None:
-            guest = await self._guests.welcome(within)
+            caller = await self._callers.recognize(within)
             if one:
-                return await add(guest)
-            async with self._guests.all_or_none(guest):
-                return await add(guest)
+                return await add(caller)
+            async with self._callers.all_or_none(caller):
+                return await add(caller)
         if one:
             return await self._connections.statement(add)  # one statement commits itself
         if keyed:

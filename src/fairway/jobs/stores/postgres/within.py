@@ -43,7 +43,7 @@ _ELSEWHERE = ("3F000", "42P01")
 _REFUSED = "42501"
 
 
-class Guests:
+class CallerConnections:
     """Connections of callers, and whether they are to the database of the jobs."""
 
     def __init__(self, connections: Connections, lock_timeout_ms: int) -> None:
@@ -52,7 +52,7 @@ class Guests:
         self._lock_timeout_ms = lock_timeout_ms
         self._known: WeakSet[Any] = WeakSet()
 
-    async def welcome(self, connection: Any) -> GuestConnection:
+    async def recognize(self, connection: Any) -> CallerConnection:
         """Something with `fetch(statement, *arguments)` in the transaction of the caller.
 
         Takes an asyncpg connection, a psycopg connection (of either kind), or a connection or
@@ -75,15 +75,15 @@ class Guests:
             raise Invalid(f"the connection cannot be used: {error_text}") from error
         if not begun:
             raise Invalid("the connection is in no transaction: begin one, to be committed by you")
-        guest = GuestConnection(driver)
+        caller = CallerConnection(driver)
         lasting = getattr(driver, "_con", None) or driver  # a pool wraps it anew for each borrower
         if lasting not in self._known:
-            await self._check_place(guest)
+            await self._check_place(caller)
             self._known.add(lasting)
-        return guest
+        return caller
 
-    async def _check_place(self, guest: GuestConnection) -> None:
-        ((name, table, began),) = await guest.fetch(self._sql["place"])
+    async def _check_place(self, caller: CallerConnection) -> None:
+        ((name, table, began),) = await caller.fetch(self._sql["place"])
         ((our_name, *ours),) = await self._connections.fetch("place")
         # Numbers as numbers: asyncpg reads them by a codec of the caller's, if there is one.
         same = table is not None and [int(table), int(began)] == ours
@@ -99,23 +99,23 @@ class Guests:
             )
 
     @asynccontextmanager
-    async def all_or_none(self, guest: GuestConnection) -> AsyncIterator[None]:
+    async def all_or_none(self, caller: CallerConnection) -> AsyncIterator[None]:
         """What is done in it waits for locks no longer than we do, and leaves nothing if it fails:
         the caller's transaction is as it was."""
-        await guest.execute("savepoint fairway_enqueue")
+        await caller.execute("savepoint fairway_enqueue")
         try:
-            ((before, _),) = await guest.fetch(self._sql["wait_less"], self._lock_timeout_ms)
+            ((before, _),) = await caller.fetch(self._sql["wait_less"], self._lock_timeout_ms)
             yield
-            await guest.fetch(self._sql["wait_as_before"], before)
+            await caller.fetch(self._sql["wait_as_before"], before)
         except FairwayError:
-            if not guest.lost:
-                await guest.execute("rollback to savepoint fairway_enqueue")
-                await guest.execute("release savepoint fairway_enqueue")
+            if not caller.lost:
+                await caller.execute("rollback to savepoint fairway_enqueue")
+                await caller.execute("release savepoint fairway_enqueue")
             raise
-        await guest.execute("release savepoint fairway_enqueue")
+        await caller.execute("release savepoint fairway_enqueue")
 
 
-class GuestConnection:
+class CallerConnection:
     """A connection of the caller's, asked as an asyncpg one is."""
 
     def __init__(self, connection: Any) -> None:

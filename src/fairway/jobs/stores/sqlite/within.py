@@ -40,22 +40,22 @@ OPENED: Counter[str] = Counter()
 
 
 def add_within(
-    guest: Any, place: str, now_ns: int, jobs: Sequence[NewJob], cursor: TopicCursor | None
+    given: Any, place: str, now_ns: int, jobs: Sequence[NewJob], cursor: TopicCursor | None
 ) -> list[Enqueued]:
-    """Insert jobs on the connection `guest`; whether they stay is up to its transaction."""
-    if not _is_sqlite3(guest):
-        return _add(guest, place, now_ns, jobs, cursor)
-    theirs, guest.text_factory = guest.text_factory, str
+    """Insert jobs on the connection `given`; whether they stay is up to its transaction."""
+    if not _is_sqlite3(given):
+        return _add(given, place, now_ns, jobs, cursor)
+    theirs, given.text_factory = given.text_factory, str
     try:
-        return _add(guest, place, now_ns, jobs, cursor)
+        return _add(given, place, now_ns, jobs, cursor)
     finally:
-        guest.text_factory = theirs
+        given.text_factory = theirs
 
 
 def _add(
-    guest: Any, place: str, now_ns: int, jobs: Sequence[NewJob], cursor: TopicCursor | None
+    given: Any, place: str, now_ns: int, jobs: Sequence[NewJob], cursor: TopicCursor | None
 ) -> list[Enqueued]:
-    connection, errors, busy = _welcome(guest, place)
+    connection, errors, busy = _recognize(given, place)
     try:
         connection.execute("SAVEPOINT fairway_enqueue")
         try:
@@ -65,7 +65,7 @@ def _add(
             fresh = cursor is None or intake.advance(cursor)
             added = intake.add(jobs) if fresh else []
         except BaseException:
-            if guest.in_transaction:
+            if given.in_transaction:
                 connection.execute("ROLLBACK TO fairway_enqueue")
                 connection.execute("RELEASE fairway_enqueue")
             raise
@@ -77,12 +77,12 @@ def _add(
     return added
 
 
-def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
+def _recognize(given: Any, place: str) -> tuple[Sql, type[Exception], Any]:
     """The connection, the errors it raises, and which of them mean to try later."""
     errors: type[Exception]
-    if isinstance(guest, apsw.Connection):
+    if isinstance(given, apsw.Connection):
         errors, busy, closed = apsw.Error, _apsw_busy, _apsw_closed
-    elif _is_sqlite3(guest):
+    elif _is_sqlite3(given):
         import sqlite3
 
         if OPENED[place]:
@@ -94,15 +94,15 @@ def _welcome(guest: Any, place: str) -> tuple[Sql, type[Exception], Any]:
     else:
         raise Invalid(
             "`within` takes a connection of apsw or sqlite3 that has the job store open,"
-            f" not {type(guest).__name__}"
+            f" not {type(given).__name__}"
         )
-    connection = _CallerConnection(guest)
+    connection = _CallerConnection(given)
     try:
         files = {name: file for _, name, file in connection.execute("PRAGMA database_list")}
         file = files["main"]
         if not file or os.path.realpath(file) != place:
             raise Invalid(f"the connection is to {file or 'memory'}, and the jobs are in {place}")
-        if not guest.in_transaction:
+        if not given.in_transaction:
             raise Invalid("the connection is in no transaction: begin one, to be committed by you")
         if hidden := [name for (name,) in connection.execute(HIDDEN)]:
             raise Invalid(
@@ -126,8 +126,8 @@ class _CallerConnection:
     """A connection of the caller, asked by cursors of ours: rows come as they are, whatever the
     caller's own cursors would make of them."""
 
-    def __init__(self, guest: Any) -> None:
-        self._guest = guest
+    def __init__(self, given: Any) -> None:
+        self._given = given
 
     def execute(self, statement: str, bindings: Any = (), /) -> Any:
         return self._cursor().execute(statement, bindings)
@@ -136,15 +136,15 @@ class _CallerConnection:
         return self._cursor().executemany(statement, bindings)
 
     def _cursor(self) -> Any:
-        if isinstance(self._guest, apsw.Connection):
-            cursor = apsw.Cursor(self._guest)
+        if isinstance(self._given, apsw.Connection):
+            cursor = apsw.Cursor(self._given)
             # With none of its own, a cursor of apsw would go by those of its connection.
             cursor.row_trace = _as_it_is
             cursor.exec_trace = _go_on
             return cursor
         import sqlite3
 
-        return sqlite3.Cursor(self._guest)  # which, unlike `cursor()`, has no row factory
+        return sqlite3.Cursor(self._given)  # which, unlike `cursor()`, has no row factory
 
 
 def _as_it_is(cursor: apsw.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -155,9 +155,9 @@ def _go_on(cursor: apsw.Cursor, statement: str, bindings: Any) -> bool:
     return True
 
 
-def _is_sqlite3(guest: Any) -> bool:
+def _is_sqlite3(given: Any) -> bool:
     module = sys.modules.get("sqlite3")  # whoever has a connection of it has imported it
-    return module is not None and isinstance(guest, module.Connection)
+    return module is not None and isinstance(given, module.Connection)
 
 
 def _apsw_closed(error: Exception) -> bool:
