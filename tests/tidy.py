@@ -90,7 +90,7 @@ ENVIRONMENT = {f"os.{name}" for name in ("environ", "environb", "getenv", "geten
 BARE_NAMES = {"scheduler", "manager", "handler", "util", "utils", "helper", "helpers"}
 GENERATED = ("client", "sync")  # from client/aio, with the same names
 SHARED_CLASS_NAMES: dict[str, str] = {
-    "Record": "what a reader is given, in a process and by a client: the same noun to whoever moves",
+    "Record": "what a reader is given: the same noun in a process and to a client",
 }
 """Public class names that stand in several modules all the same, each with its reason."""
 GLOSSARY = Path("docs/reference/glossary.md")
