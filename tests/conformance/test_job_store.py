@@ -2151,6 +2151,21 @@ def test_what_was_given_is_given_again_however_it_ended(desk: Desk, hand: Hand, 
     assert payloads(hand.one()) == [b"1"]
 
 
+def test_a_step_that_stopped_in_order_is_not_given_its_signals_again(
+    desk: Desk, hand: Hand
+) -> None:
+    """It saved its state, as `ctx.stop` does, and has dealt with them; the others it has still."""
+    id = waiting(desk, hand, "s")
+    desk.signal(id, "s", b"1")
+    desk.signal(id, "t", b"2")
+    hand.settle(hand.one(), Fate.FAILED, error="nobody paid", state=b"2")
+    assert desk.retry([id]) == [id]
+    claim = hand.one()
+    assert (claim.step, claim.state, payloads(claim)) == ("woken", b"2", [])
+    hand.settle(claim, Fate.WAIT, names=("t",))
+    assert payloads(hand.one()) == [b"2"]
+
+
 def test_a_job_cancelled_while_it_waited_waits_again(desk: Desk, hand: Hand) -> None:
     id = waiting(desk, hand, "s", delay_ns=10 * MINUTE)
     due_ns = desk.job(id).due_wall_ns

@@ -83,6 +83,40 @@ def test_a_record_that_does_not_fit_is_a_job_that_failed_and_the_next_goes_on(
     assert any("Expected `int`, got `str`" in error for error in errors)
 
 
+def test_a_topic_is_read_from_its_start_and_so_is_one_that_was_made_anew(tmp_path: Path) -> None:
+    seen = Seen()
+
+    async def play() -> None:
+        async with Fairway(tmp_path) as app:  # nothing forwards yet
+            await app.topic("orders").append({"id": 1}, {"id": 2})
+        async with shop(tmp_path, seen) as app:
+            await seen.wait_until(lambda: len(seen) == 2)
+            await app.topics.delete("orders")
+            await app.topic("orders").append({"id": 3})
+            await seen.wait_until(lambda: len(seen) == 3)
+
+    asyncio.run(play())
+    assert sorted(seen) == [1, 2, 3]
+
+
+def test_what_a_cap_took_before_it_was_read_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen = Seen()
+
+    async def play() -> None:
+        async with Fairway(tmp_path) as app:
+            await app.topic("orders", cap_records=2).append(*({"id": n} for n in range(5)))
+        async with shop(tmp_path, seen):
+            await seen.wait_until(lambda: len(seen) == 2)
+
+    asyncio.run(play())
+    assert sorted(seen) == [3, 4]
+    assert [one.message for one in caplog.records if "gone" in one.message] == [
+        "orders: 1..3 are gone (cap)"
+    ]
+
+
 @pytest.mark.parametrize("committed", [False, True], ids=["refused", "in doubt"])
 def test_a_store_that_fails_loses_nothing_and_repeats_nothing(
     tmp_path: Path, committed: bool

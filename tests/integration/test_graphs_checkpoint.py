@@ -82,7 +82,11 @@ def test_values_states_and_pushes_of_an_older_version_are_upgraded(tmp_path: Pat
     assert seen == [(New(250), 2, [New(100)])]
 
 
-def test_a_value_without_an_upgrade_fails_its_graph_and_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["a", "past"])
+def test_a_value_without_an_upgrade_fails_its_graph_and_no_other(
+    source: str, tmp_path: Path
+) -> None:
+    """The newest value of a source, or one of a state."""
     before, _ = versions(new=False)
 
     async def first(app: Fairway) -> None:
@@ -94,12 +98,14 @@ def test_a_value_without_an_upgrade_fails_its_graph_and_no_other(tmp_path: Path)
 
     async def main() -> None:
         app = Fairway(tmp_path)
-        a, b = app.source("a", New, version=2), app.source("b", int)
-        broken = app.graph("versions", when=all_(a, b), checkpoint=True)
+        upgrades = {name: {1: to_cents} if name != source else {} for name in ("a", "past")}
+        a, b = app.source("a", New, version=2, upgrades=upgrades["a"]), app.source("b", int)
+        past = app.source("past", New, keep=5, version=2, upgrades=upgrades["past"])
+        broken = app.graph("versions", when=all_(a, b), uses=[past], checkpoint=True)
         other = app.graph("other", when=any_(b))
 
         @broken.node
-        def see(a: New, b: int) -> None: ...
+        def see(a: New, b: int, past: list[New] | None = None) -> None: ...
 
         @other.node
         def echo(b: int) -> int:
@@ -111,10 +117,70 @@ def test_a_value_without_an_upgrade_fails_its_graph_and_no_other(tmp_path: Path)
             assert firing.output == 7
             managed = app.graphs.get("versions")
             assert managed.state == "failed"
-            with pytest.raises(Closing, match="source 'a': a value of version 1 is kept"):
+            with pytest.raises(Closing, match=f"source {source!r}: a value of version 1 is kept"):
                 await broken.push(a, New(1))
 
     asyncio.run(main())
+
+
+def test_a_waiting_push_without_an_upgrade_is_a_dead_letter(tmp_path: Path) -> None:
+    before, _ = versions(new=False)
+
+    async def first(app: Fairway) -> None:
+        await before.push("a", Old(1.0))  # waits for b, over the restart
+
+    seen: list[tuple[New, int]] = []
+    a, b = Source("a", New, version=2), Source("b", int)
+    after = Graph("versions", when=all_(a, b), checkpoint=True)
+
+    def see(a: New, b: int) -> None:
+        seen.append((a, b))
+
+    after.add(see)
+
+    async def second(app: Fairway) -> None:
+        (letter,) = after.dead_letters
+        assert (letter.source, msgspec.msgpack.decode(letter.data["a"])) == ("a", {"price": 1.0})
+        assert "a value of version 1 is kept" in letter.reason
+        await after.push("a", New(1))
+        await after.push("b", 2)
+        await after.settled()
+
+    live(tmp_path, first, before)
+    live(tmp_path, second, after)
+    assert seen == [(New(1), 2)]
+
+
+def test_a_source_that_is_declared_again_finds_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind a snapshot that was taken while it was not declared."""
+    monkeypatch.setattr(journal_module, "SNAPSHOT_RECORDS", 2)
+
+    def made(*names: str) -> Graph:
+        graph = Graph("g", when=any_(*(Source(name, int) for name in names)), checkpoint=True)
+
+        def see(a: int) -> None: ...
+
+        graph.add(see)
+        return graph
+
+    def pushing(graph: Graph, source: str, *values: int) -> Callable[[Fairway], Awaitable[None]]:
+        async def play(app: Fairway) -> None:
+            for value in values:
+                await graph.push(source, value)
+            await graph.settled()
+
+        return play
+
+    both, one, again = made("a", "b"), made("a"), made("a", "b")
+
+    async def look(app: Fairway) -> None:
+        assert again.running.reactor.inputs.cache == {"a": 9, "b": 2}
+
+    live(tmp_path, pushing(both, "b", 1, 2), both)
+    live(tmp_path, pushing(one, "a", *range(10)), one)
+    live(tmp_path, look, again)
 
 
 def test_a_graph_that_was_forgotten_begins_anew_and_its_effects_happen(tmp_path: Path) -> None:

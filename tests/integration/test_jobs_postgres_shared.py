@@ -301,6 +301,28 @@ async def days(store: PostgresStore) -> list[str]:
         return [row[0] for row in await connection.fetch(store._connections.sql["parts"])]
 
 
+def test_a_call_that_is_cancelled_in_the_callers_transaction_leaves_it_to_be_rolled_back() -> None:
+    """Its statement is cancelled in the database, too: nothing of it comes later."""
+
+    async def play() -> None:
+        async with stores() as (one, other), transaction() as caller, transaction() as second:
+            (first,) = await one.enqueue([ONCE], within=caller)
+            call = asyncio.ensure_future(other.enqueue([ONCE], within=second))
+            await waits_for(caller, call)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            with pytest.raises(Invalid, match="your transaction has failed already"):
+                await other.enqueue([NewJob(kind="mail")], within=second)
+            await caller.execute("commit")
+            await second.execute("rollback")
+            await second.execute("begin")
+            (again,) = await other.enqueue([ONCE], within=second)
+            assert (again.id, again.fresh) == (first.id, False)
+
+    scene(play())
+
+
 def test_transactions_that_want_each_others_keys_are_told_to_begin_again() -> None:
     """PostgreSQL chooses which of them. When that one has done as told, the other goes on."""
 
@@ -520,6 +542,38 @@ def test_claims_under_a_limit_wait_for_those_that_had_not_seen_it() -> None:
             commit.set()
             assert len((await first).claims) == 2
             assert (await second).claims == []
+
+    scene(play())
+
+
+def test_a_limit_waits_for_a_claim_that_hangs_no_longer_than_half_the_lock_timeout(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def play() -> None:
+        async with (
+            stores(lock_timeout_ns=60 * MILLISECOND_NS) as (one, setter),
+            asyncio.TaskGroup() as group,
+        ):
+            await one.enqueue([NewJob(kind="mail")])
+            worker = await one.register("w", MINUTE_NS)
+            claimed, commit = asyncio.Event(), asyncio.Event()
+            probe: Any = one._claiming.probe
+
+            async def hangs(*args: Any) -> None:
+                claimed.set()
+                await commit.wait()
+                await probe(*args)
+
+            one._claiming.probe = hangs  # type: ignore[method-assign]
+            exchange = one.exchange(worker, 1, wants=[Want(LANE, 1)], probe=["default"])
+            claim = group.create_task(exchange)
+            await claimed.wait()
+            began = asyncio.get_running_loop().time()
+            await setter.set_limits("default", Limits(concurrency=2))
+            assert asyncio.get_running_loop().time() - began >= 0.03
+            assert not claim.done()
+            assert "1 claims are under way for long" in caplog.text
+            commit.set()
 
     scene(play())
 

@@ -30,7 +30,9 @@ from fairway import (
     where,
 )
 from fairway.errors import InvalidConfig, InvalidRequest
+from fairway.graphs.checkpoint import DEAD_MAX
 from fairway.graphs.feeds.poll import poll
+from fairway.graphs.firing import LOG_MAX
 from fairway.graphs.traversal import NodeFailed
 from fairway.runtime.clock import clock_of
 from fairway.testing import TestFeed, run_graph
@@ -334,6 +336,28 @@ def test_after_the_last_retry_inputs_are_dead_letters_and_the_rest_goes_on(
             assert kit.state(graph).number == 2
 
     run_graph(graph, play)
+
+
+def test_so_many_firings_and_dead_letters_are_kept_the_newest_of_them() -> None:
+    ticks = Source("ticks", int, capacity=5_000)
+    graph = Graph("many", when=ticks, inputs="sequential", on_error="dead_letter")
+
+    @graph.node
+    def never(ticks: int) -> None:
+        raise ValueError(f"no {ticks}")
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for number in range(1, DEAD_MAX + 6):
+            graph.push_nowait("ticks", number)
+        await kit.settled()
+        letters = graph.dead_letters
+        assert [letter.id for letter in letters] == list(range(6, DEAD_MAX + 6))
+        assert letters[-1].reason.endswith(f"no {DEAD_MAX + 5}")
+        assert [firing.number for firing in graph.firings][-1] == DEAD_MAX + 5
+        assert len(graph.firings) == LOG_MAX
+
+    run_graph(graph, play)
+    assert (DEAD_MAX, LOG_MAX) == (1_000, 200)
 
 
 def test_the_backoff_counts_anew_for_the_next_inputs() -> None:
@@ -1429,6 +1453,25 @@ def batching(batch: Batch, *, checkpoint: bool = False, uses: bool = False) -> G
         return items
 
     return graph
+
+
+def test_a_firing_in_which_no_node_could_run_has_consumed_its_value() -> None:
+    a, b = Source("a", int), Source("b", int)
+    graph = Graph("early", when=any_(a, b), inputs="sequential")
+
+    @graph.node
+    def both(a: int, b: int) -> tuple[int, int]:
+        return a, b
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for number in (1, 2):
+            graph.push_nowait("a", number)
+        assert kit.state(graph).depths == {"a": 0, "b": 0}
+        graph.push_nowait("b", 10)
+        await kit.settled()
+        assert [firing.outputs for firing in kit.firings(graph)] == [{}, {}, {"both": (2, 10)}]
+
+    run_graph(graph, play)
 
 
 def test_after_firing_gives_what_came_meanwhile() -> None:

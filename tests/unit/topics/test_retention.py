@@ -32,6 +32,7 @@ from fairway.topics.engine import TopicsConfig
 from fairway.topics.idempotency import KEY_OVERHEAD, KeyMemory
 from fairway.topics.match import TagMatch
 from fairway.topics.names import SeenKey
+from fairway.topics.old_batches import BATCH_WORK
 from fairway.topics.operations import KeySeen, ProducerPosition, Ruling
 from fairway.topics.reserving import SEQS_MIN
 from fairway.topics.retention import RetentionConfig
@@ -115,6 +116,22 @@ def test_an_ephemeral_topic_tells_what_memory_had_no_room_for() -> None:
             assert topic.count == len(found.records)
 
     virtually(main)
+
+
+def test_an_ephemeral_topic_has_a_cap_though_it_names_none() -> None:
+    async def main() -> None:
+        async with topics_on(config=TopicsConfig(ephemeral_cap_bytes=5_000)) as topics:
+            topic, _ = await topics.put("e", TopicPatch(durability="ephemeral"))
+            own, _ = await topics.put("own", TopicPatch(durability="ephemeral", cap_bytes=2_000))
+            assert (topic.config.cap_bytes, own.config.cap_bytes) == (5_000, 2_000)
+            for _ in range(20):
+                await topics.append("e", new("x" * 500))
+            found = await read_all(topics, "e")
+            assert 0 < len(found.records) < 10
+            assert [gap.reason for gap in found.gaps] == ["cap"]
+
+    virtually(main)
+    assert TopicsConfig().ephemeral_cap_bytes == 64 << 20
 
 
 def test_an_ephemeral_topic_that_was_emptied_deletes_and_evicts_after_a_crash() -> None:
@@ -353,6 +370,24 @@ def test_a_ttl_is_kept_to_when_nobody_writes() -> None:
             assert [(gap.first, gap.last, gap.reason) for gap in found.gaps] == [(1, 3, "ttl")]
             await asyncio.sleep(2)
             assert topics.get("t").count == 0
+
+    virtually(main)
+
+
+@pytest.mark.parametrize("hot_bytes", [1, 1 << 20])
+def test_no_read_returns_a_record_from_the_moment_its_time_is_over(hot_bytes: int) -> None:
+    """Upkeep, which removes its row, comes much later here."""
+
+    async def main() -> None:
+        rarely = RetentionConfig(period_ns=3_600_000_000_000)
+        async with topics_on(config=TopicsConfig(hot_bytes=hot_bytes, retention=rarely)) as topics:
+            await topics.put("t", TopicPatch(ttl_ms=1_000))
+            await topics.append("t", new("x" * 100))
+            await asyncio.sleep(0.99)
+            assert (await read_all(topics, "t")).seqs == [1]
+            await asyncio.sleep(0.011)
+            found = await read_all(topics, "t")
+            assert (found.seqs, found.lost) == ([], {1})
 
     virtually(main)
 
@@ -945,6 +980,8 @@ def test_an_append_over_a_cap_evicts_no_more_than_a_step_itself() -> None:
             with work_per_step() as done:
                 await topics.append("t", new(*range(1_500)))
                 assert topic.count > 2_000, "it was over too soon to tell"
+                itself, *_ = done.values()  # the step in which it was added to the topic
+                assert itself == TURN.scan_records_per_append // BATCH_WORK
                 loop: Any = asyncio.get_running_loop()
                 started = loop.now_ns
                 while topic.over_cap:  # noqa: ASYNC110

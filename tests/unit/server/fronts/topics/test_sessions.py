@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from fairway.errors import FairwayError, Throttled, WriteFailed
+from fairway.errors import FairwayError, NotFound, Throttled, WriteFailed
 from fairway.kernel.catalog import Named
 from fairway.server.fronts.topics import sessions as module
 from fairway.server.fronts.topics.sessions import (
@@ -113,6 +113,24 @@ def test_a_refusal_says_when_the_next_session_expires() -> None:
         assert sessions.get(second.wid, late_ms) is second
 
     virtually(main)
+
+
+def test_a_session_expires_five_minutes_after_its_last_reader_left() -> None:
+    async def main() -> None:
+        sessions = made(Shelf())
+        read, unread = await create(sessions, "k", 2)
+        sessions.opened(read)
+        left_ms = 10 * SESSION_TTL_MS
+        for session, left in ((unread, 0), (read, left_ms)):
+            if session is read:
+                assert sessions.get(read.wid, left_ms) is read, "it is being read"
+                sessions.closed(read, left_ms)
+            assert sessions.get(session.wid, left + SESSION_TTL_MS - 1) is session
+            with pytest.raises(NotFound):
+                sessions.get(session.wid, left + SESSION_TTL_MS)
+
+    virtually(main)
+    assert SESSION_TTL_MS == 5 * 60_000
 
 
 def test_what_could_not_be_stored_counts_for_nobody() -> None:
