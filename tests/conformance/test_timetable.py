@@ -122,6 +122,24 @@ def test_a_paused_schedule_fires_nothing(opened_rig: tuple[JobRig, asyncio.Runne
     runner.run(play())
 
 
+def test_a_schedule_that_nobody_declares_any_more_fires_nothing_and_its_row_stays(
+    opened_rig: tuple[JobRig, asyncio.Runner],
+) -> None:
+    rig, runner = opened_rig
+
+    async def play() -> None:
+        await rig.store.timetable.put("former", "every minute")
+        works = clockwork(rig)
+        await works.declare()
+        await rig.advance(3 * MINUTE_NS)
+        await works.fire_due()
+        assert {job.kind for job in await rig.store.browse(Filter())} == {"tick"}
+        assert await rig.store.timetable.firings("former", 10) == []
+        assert {entry.name for entry in await rig.store.timetable.entries()} == {"former", "tick"}
+
+    runner.run(play())
+
+
 def test_two_runners_fire_each_time_once(opened_rig: tuple[JobRig, asyncio.Runner]) -> None:
     rig, runner = opened_rig
 

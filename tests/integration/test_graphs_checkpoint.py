@@ -151,6 +151,38 @@ def test_a_waiting_push_without_an_upgrade_is_a_dead_letter(tmp_path: Path) -> N
     assert seen == [(New(1), 2)]
 
 
+def test_a_source_that_is_declared_again_finds_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind a snapshot that was taken while it was not declared."""
+    monkeypatch.setattr(journal_module, "SNAPSHOT_RECORDS", 2)
+
+    def made(*names: str) -> Graph:
+        graph = Graph("g", when=any_(*(Source(name, int) for name in names)), checkpoint=True)
+
+        def see(a: int) -> None: ...
+
+        graph.add(see)
+        return graph
+
+    def pushing(graph: Graph, source: str, *values: int) -> Callable[[Fairway], Awaitable[None]]:
+        async def play(app: Fairway) -> None:
+            for value in values:
+                await graph.push(source, value)
+            await graph.settled()
+
+        return play
+
+    both, one, again = made("a", "b"), made("a"), made("a", "b")
+
+    async def look(app: Fairway) -> None:
+        assert again.running.reactor.inputs.cache == {"a": 9, "b": 2}
+
+    live(tmp_path, pushing(both, "b", 1, 2), both)
+    live(tmp_path, pushing(one, "a", *range(10)), one)
+    live(tmp_path, look, again)
+
+
 def test_a_graph_that_was_forgotten_begins_anew_and_its_effects_happen(tmp_path: Path) -> None:
     """What its destinations know of the former one does not make them repeats."""
 

@@ -546,6 +546,38 @@ def test_claims_under_a_limit_wait_for_those_that_had_not_seen_it() -> None:
     scene(play())
 
 
+def test_a_limit_waits_for_a_claim_that_hangs_no_longer_than_half_the_lock_timeout(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def play() -> None:
+        async with (
+            stores(lock_timeout_ns=60 * MILLISECOND_NS) as (one, setter),
+            asyncio.TaskGroup() as group,
+        ):
+            await one.enqueue([NewJob(kind="mail")])
+            worker = await one.register("w", MINUTE_NS)
+            claimed, commit = asyncio.Event(), asyncio.Event()
+            probe: Any = one._claiming.probe
+
+            async def hangs(*args: Any) -> None:
+                claimed.set()
+                await commit.wait()
+                await probe(*args)
+
+            one._claiming.probe = hangs  # type: ignore[method-assign]
+            exchange = one.exchange(worker, 1, wants=[Want(LANE, 1)], probe=["default"])
+            claim = group.create_task(exchange)
+            await claimed.wait()
+            began = asyncio.get_running_loop().time()
+            await setter.set_limits("default", Limits(concurrency=2))
+            assert asyncio.get_running_loop().time() - began >= 0.03
+            assert not claim.done()
+            assert "1 claims are under way for long" in caplog.text
+            commit.set()
+
+    scene(play())
+
+
 # --- within
 
 

@@ -1038,6 +1038,8 @@ def test_what_is_read_is_answered_only_within_the_lease(place: Place) -> None:
         nonlocal slept_ns
         async with (app := Fairway(wal, worker=None)):
             topic = app.topic("t")
+            told: list[Fenced] = []
+            app.log.when_lost.append(told.append)
             await topic.append(1)
             assert [record.data for record in (await topic.read()).records] == [1]
             async with aclosing(topic.watch()) as watching:
@@ -1052,8 +1054,10 @@ def test_what_is_read_is_answered_only_within_the_lease(place: Place) -> None:
                 await until(lambda: not wal.ownership.overdue)  # the upkeep renews it
                 assert [record.data for record in (await topic.read()).records] == [1]
                 place.opened(takeover=True)
+                assert not told, "it was late, and not lost"
                 with pytest.raises(Fenced, match="has epoch 2"):
                     await anext(watching)
+                assert len(told) == 1
             with pytest.raises(Fenced, match="has epoch 2"):
                 await topic.read()
             with pytest.raises(Fenced, match="has epoch 2"):
