@@ -511,7 +511,7 @@ class Graphs(Part):
         def started() -> None:
             unkept, managed.unkept = managed.unkept, []
             for record in unkept:
-                instance.reactor.remember(record, _nothing)
+                instance.reactor.remember(record)
             managed.instance = graph.instance = instance
             graph.failed = None
             managed.changed()
@@ -570,7 +570,3 @@ def _innermost(error: BaseException) -> BaseException:
     while is_a(error, BaseExceptionGroup) and error.exceptions:  # type: ignore[attr-defined]
         error = error.exceptions[0]  # type: ignore[attr-defined]
     return error
-
-
-def _nothing() -> None:
-    return None

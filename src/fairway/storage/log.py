@@ -38,8 +38,8 @@ from fairway.storage.writer import Durability, FairWriter, WriterConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from fairway.runtime.completion import OnDone
     from fairway.runtime.turn import TurnBudget
-    from fairway.storage.completions import Waiter
     from fairway.storage.ownership import Ownership
     from fairway.storage.partitions import StoredPartitions
     from fairway.storage.statistics import ReaderStatistics, WriterStatistics
@@ -197,7 +197,7 @@ class Log(Lifecycle):
 
     def submit_for(
         self,
-        waiter: Waiter,
+        on_done: OnDone[int],
         partition: int,
         operation: Operation,
         *,
@@ -205,16 +205,16 @@ class Log(Lifecycle):
         finishing: bool = False,
         urgent: bool = False,
     ) -> None:
-        """As `submit`, but `waiter` is told directly: it costs no future and no turn of the loop.
+        """As `submit`, with a callback (see `fairway.runtime.completion`): it costs no future and
+        no turn of the loop. It is called within this call if the durability is MEMORY.
 
-        It must not raise, and must not wait: others wait to be told. What is `urgent` does not wait
-        for company, however long the others linger; and up to `acks_per_turn` such do not wait for
-        their turn to be told.
+        What is `urgent` does not wait for company, however long the others linger; and up to
+        `acks_per_turn` such callers do not wait for their turn to be notified.
         """
         writer = self._writer
         if writer is None:
             raise self._refusal
-        writer.accept(waiter, partition, operation, durability, finishing, urgent)
+        writer.accept(on_done, partition, operation, durability, finishing, urgent)
 
     async def delete(self, partition: int) -> None:
         """Delete a partition durably. Its rows are swept away later, in chunks; its number can be
@@ -416,7 +416,9 @@ class Log(Lifecycle):
                     await self._writer.clear_doubts()
                 await self._pool.run(self._wal.maintain)
                 await self._sweep_deleted()
-            except Exception as error:  # the next write will meet the trouble and tell its caller
+            except (
+                Exception
+            ) as error:  # the next write meets the trouble, and its caller hears of it
                 if isinstance(error, Fenced):
                     self._lose(error)
                     return  # nothing is left to keep up: the store is somebody else's

@@ -60,8 +60,8 @@ class Mount(NamedTuple):
     """Whether the answer to a request is an event stream, which a ticket may open."""
 
 
-class ExpressReply:
-    """Answers a request that is under way without a task. It stands where a future would."""
+class ReplyWithoutTask:
+    """Answers a request that is under way without a task: `send` is its callback."""
 
     __slots__ = ("_context", "_cycle", "_request", "finish")
 
@@ -72,18 +72,18 @@ class ExpressReply:
         self.finish: Callable[[Any], Reply]
         """Makes the reply of the outcome."""
 
-    def done(self) -> bool:
-        return self._cycle.response_complete
-
-    def set_result(self, outcome: object) -> None:
-        try:
-            reply = self.finish(outcome)
-        except Exception as error:
+    def send(self, outcome: object, error: BaseException | None) -> None:
+        """Answer with the reply that `finish` makes of the outcome, or with the failure."""
+        if self._cycle.response_complete:
+            return  # it was answered otherwise
+        if error is None:
+            try:
+                reply = self.finish(outcome)
+            except Exception as fault:
+                reply = failure(self._context, fault, self._request)
+        else:
             reply = failure(self._context, error, self._request)
         write(self._cycle, reply)
-
-    def set_exception(self, error: BaseException) -> None:
-        write(self._cycle, failure(self._context, error, self._request))
 
 
 class HttpApp:
@@ -259,7 +259,7 @@ class HttpApp:
             identity = request.identity = identify(context, request)
             if identity.quota is not UNLIMITED:
                 return False  # it is counted while it lasts
-            reply = ExpressReply(context, cycle, request)
+            reply = ReplyWithoutTask(context, cycle, request)
             return route.answer_without_task(context, request, bytes(cycle.body), reply, *found[1])
         except Exception as error:
             write(cycle, failure(context, error, request))

@@ -77,7 +77,7 @@ class Route(NamedTuple):
     socket: bool = False
     """It is a WebSocket: what is served here are plain requests to it."""
     answer_without_task: AnswerWithoutTask | None = None
-    """Begins it without waiting for anything, if it can: `ExpressReply` gets what becomes of it.
+    """Begins it without waiting for anything, if it can; a `ReplyWithoutTask` sends the answer.
     False if it cannot, and then nothing was done."""
 
     @property

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from fairway.server.access.auth import Identity
     from fairway.server.context import ServerContext
-    from fairway.server.http.asgi import ExpressReply
+    from fairway.server.http.asgi import ReplyWithoutTask
     from fairway.server.http.large_pages import PageReservation
     from fairway.settings import Scope
     from fairway.topics.batch import RawRecord
@@ -96,7 +96,7 @@ async def append(context: ServerContext, request: Request, topic: str) -> Reply:
 
 
 def append_without_task(
-    context: ServerContext, request: Request, body: bytes, reply: ExpressReply, topic: str
+    context: ServerContext, request: Request, body: bytes, reply: ReplyWithoutTask, topic: str
 ) -> bool:
     """An append to a topic that is there, and that needs nothing but to be written."""
     topics = context.part(Topics)
@@ -106,7 +106,7 @@ def append_without_task(
     return_seqs = _return_seqs(request)
     _, new = _read_append(context, request, body, topic)
     reply.finish = partial(_append_reply, found, return_seqs, False)
-    return topics.append_now(reply, found, new)
+    return topics.append_now(reply.send, found, new)
 
 
 def _return_seqs(request: Request) -> bool:
