@@ -75,6 +75,9 @@ where ukey is not null and not exists (
 union all
 select ukey || ' has ' || count(*) || ' live jobs' from fw.job where ukey is not null
 group by ukey having count(*) > 1
+union all
+select 'a timer of ' || coalesce(j.trace, t.id::text) || ' is left' from fw.timer t
+left join fw.job j on j.id = t.id where j.status is null or j.status not in ('s', 'w')
 """
 _schemas = itertools.count(1)
 
@@ -308,6 +311,25 @@ def every_order(tally: Counter[str]) -> Iterator[Schedule]:
 def standing(callers: int) -> Iterator[Schedule]:
     for order in itertools.permutations(range(callers)):
         yield from (Standing(order, steps) for steps in range(1, STEPS_MAX))
+
+
+def test_a_signal_that_meets_its_wait_leaves_no_timer(campaign: Campaign) -> None:
+    """The timer was committed while the signal waited for the job, so its statement did not see
+    it. It ended a later wait, or stood in the way of the timer of that one."""
+
+    async def play() -> None:
+        async with theatre(campaign.tally) as stage:
+            scene = SCENES["signals"]
+            await stage.stage(scene)
+            for names in (
+                ("park the other for a time", "signal the other"),
+                ("park the other for a time", "cancel the other"),
+                ("signal", "promote"),
+            ):
+                await meet(stage, scene, names, every_order(campaign.tally))
+
+    asyncio.run(play())
+    assert campaign.tally["blocked interleaving"]
 
 
 @pytest.mark.parametrize("part", range(2))

@@ -519,6 +519,9 @@ SCENES: dict[str, Scene] = {
             "cancel": cancel("waits"),
             "claim": exchange("v", wants=_LOOK),
             "park the other": exchange("w", ("runs", Fate.WAIT, _WAIT)),
+            "park the other for a time": exchange(
+                "w", ("runs", Fate.WAIT, {**_WAIT, "delay_ns": SECOND_NS})
+            ),
             "signal the other": signal("runs", "go", b"4"),
             "cancel the other": cancel("runs"),
             "deal and end": exchange("w", ("deals", Fate.DONE)),

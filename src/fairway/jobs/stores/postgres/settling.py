@@ -387,7 +387,9 @@ class PostgresSettling:
         """
         if dedup is None:
             rows = await connection.fetch(self._sql["send_signal"], job, name, payload)
-            woken |= {row["lane"] for row in rows if row["wakes"]}
+            if any(row["wakes"] for row in rows):
+                woken |= {row["lane"] for row in rows}
+                await connection.execute(self._sql["end_timer"], job)
             return bool(rows) or None
         rows = await connection.fetch(self._sql["notified"], job)
         if not rows:

@@ -369,6 +369,7 @@ with input as materialized (
 ), timed as (
     insert into fw.timer (id, due)
     select id, fw.now_() + delay_us * interval '1 microsecond' from going where delay_us > 0
+    on conflict (id) do update set due = excluded.due
 )
 select f.id, g.lane, g.delay_us, g.runs, f.claimed_at
 from fenced f left join going g on g.id = f.id
@@ -457,6 +458,9 @@ select cancelling, (select claimed_at from fenced) as claimed_at
 from fw.job where id = (select id from fenced) for no key update
 
 -- park: one job waits
+with untimed as (
+    delete from fw.timer where id = $1
+)
 update fw.job set step = $2, state = coalesce($3, state), error = $4,
     progress = coalesce($5, progress), timed_out = false, attempt = 0, status = 'w', names = $6,
     spawned = spawned or $7, lane = coalesce($8, lane), runs = runs + 1
@@ -465,6 +469,11 @@ returning exists (select 1 from fw.job c where c.parent = $1 and c.notify is nul
 
 -- set_timer: when a job that waits stops waiting
 insert into fw.timer (id, due) values ($1, fw.now_() + $2::bigint * interval '1 microsecond')
+on conflict (id) do update set due = excluded.due
+
+-- end_timer: of a job that waits no more and that we hold. In a statement of its own: one that had
+-- to wait for the job does not see a timer that was set meanwhile
+delete from fw.timer where id = $1
 
 -- consume: the signals that steps have dealt with; what those jobs waited for had come
 with consumed as (
@@ -512,8 +521,6 @@ with held as (
     returning j.id, j.lane, j.priority, j.pkey, j.strict, h.wakes
 ), sent as (
     insert into fw.signal (job, name, payload) select id, $2, $3 from receiver
-), untimed as (
-    delete from fw.timer where id = any(array(select id from receiver where wakes))
 ), queued as (
     insert into fw.ready (lane, id, priority, pkey, strict, since)
     select lane, id, priority, pkey, strict, fw.now_() from receiver where wakes
@@ -573,18 +580,25 @@ update fw.queue q set tokens = s.tokens, refilled_at = fw.now_()
 from unnest($1::text[], $2::float8[]) as s (name, tokens) where q.name = s.name
 returning case when $3::boolean then {durably} end
 
--- promote: what is due becomes ready
-with due as (
+-- hold_due: jobs whose timers are due, held fast, but for those that somebody else holds
+select id from fw.job where id = any(array(
     select id from fw.timer where due <= fw.now_() order by due, id limit $1
-), parked as (
-    select id from fw.job where id = any(array(select id from due)) and status in ('s', 'w')
-    for no key update skip locked
+))
+for no key update skip locked
+
+-- promote: of jobs that we hold, those whose timers are still due become ready. In a statement of
+-- its own: what was held while another one looked may have begun to wait anew. A timer of a job
+-- that does not wait, or that is not there, is nobody's
+with due as (
+    select t.id, j.id is null or j.id = any($1::bigint[]) as held
+    from fw.timer t left join fw.job j on j.id = t.id
+    where t.due <= fw.now_() order by t.due, t.id limit $2
 ), woken as (
     update fw.job set status = 'r', timed_out = timed_out or status = 'w'
-    where id = any(array(select id from parked))
+    where id = any(array(select id from due where held)) and status in ('s', 'w')
     returning id, lane, priority, pkey, strict
 ), gone as (
-    delete from fw.timer where id = any(array(select id from woken))
+    delete from fw.timer where id = any(array(select id from due where held)) and due <= fw.now_()
 )
 insert into fw.ready (lane, id, priority, pkey, strict, since)
 select lane, id, priority, pkey, strict, fw.now_() from woken
@@ -712,6 +726,7 @@ with back as (
 ), timed as (
     insert into fw.timer (id, due)
     select id, waited_until from back where waits and waited_until < 'infinity'
+    on conflict (id) do update set due = excluded.due
 ), unsigned as (
     delete from fw.signal where $3 and job = any(array(select id from back))
 ), unkeyed as (

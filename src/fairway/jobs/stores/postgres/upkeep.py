@@ -40,10 +40,11 @@ class PostgresUpkeep:
 
     async def promote(self, limit: int) -> Promoted:
         async def wake(connection: AsyncpgConnection) -> tuple[list[Any], int | None]:
-            rows = await connection.fetch(self._sql["promote"], limit)
+            held = [row["id"] for row in await connection.fetch(self._sql["hold_due"], limit)]
+            rows = await connection.fetch(self._sql["promote"], held, limit)
             return rows, await connection.fetchval(self._sql["next_due"])
 
-        rows, next_us = await self._connections.statement(wake)
+        rows, next_us = await self._connections.transaction(wake)
         woken = {row["lane"] for row in rows}
         lines = await self._lines.of(woken)
         self._low_water.forget(woken)
