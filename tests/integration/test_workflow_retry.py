@@ -14,11 +14,13 @@ from fairway import Fairway
 from fairway.errors import Conflict, JobFailed, NotFound
 from fairway.jobs.context import Context  # noqa: TC001  annotations of tasks are read
 from fairway.jobs.feeder import FeederConfig
+from fairway.jobs.flows import state_of
 from fairway.jobs.handles import JobHandle
 from fairway.jobs.job import Filter, Status
 from fairway.jobs.stores.memory import MemoryStore
 from fairway.jobs.stores.sqlite import SqliteStore
 from fairway.jobs.worker import WorkerConfig
+from fairway.jobs.workflow import TaskState
 from tests.support.postgres import postgres_url
 
 if TYPE_CHECKING:
@@ -181,6 +183,12 @@ def test_a_cancelled_run_is_retried_once_its_tasks_have_ended(store: JobStore) -
             await run.cancel("the wrong day")
             with pytest.raises(JobFailed, match="the wrong day"):
                 await run.result()
+            job = await run.look()
+            shown = state_of(job).run
+            assert shown is not None
+            cut = {name for name, task in shown.tasks.items() if task.state is TaskState.CANCELLED}
+            assert cut >= {"load", "stays", "publish"}
+            assert {shown.tasks[name].ended_wall_ns for name in cut} == {job.finished_wall_ns}
             with pytest.raises(Conflict, match="its own tasks have ended"):
                 await etl.flow.retry(run.id)  # one of them is at work still
             stayed.set()

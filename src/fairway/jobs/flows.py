@@ -505,10 +505,14 @@ def state_in(stored: bytes) -> RunJobState:
 
 
 def state_of(job: Job) -> RunJobState:
-    """What the job of a run keeps. Raises `Invalid` for a job that is none."""
+    """What the job of a run keeps, as it stands. Raises `Conflict` for a job that is none."""
     if not job.kind.startswith(WORKFLOW):
         raise Conflict(f"job {job.id} is no run of a workflow", code="not_a_run")
-    return state_in(job.state)
+    run = state_in(job.state)
+    if job.status is Status.CANCELLED and run.run is not None and run.run.outcome is None:
+        # Its job was cancelled: no step of the run was there to note what that means for its tasks.
+        run.run = workflow.cancelled(run.run, job.finished_wall_ns or job.enqueued_wall_ns)
+    return run
 
 
 def drawn(flows: Mapping[str, Flow], job: Job) -> str:

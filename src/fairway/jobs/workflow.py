@@ -401,14 +401,20 @@ def _shall_run(workflow: Workflow, state: RunState, name: str) -> bool:
 
 def _cancel(workflow: Workflow, state: RunState, reason: str, now_ns: int) -> Step:
     stop = tuple(name for name in state.tasks if _runs(state, name))
+    state = cancelled(state, now_ns)
+    outcome = RunOutcome(Fate.CANCELLED, _merged(state, _all(workflow)), reason)
+    return Step(replace(state, outcome=outcome), stop=stop, finished=outcome)
+
+
+def cancelled(state: RunState, now_ns: int) -> RunState:
+    """As `state`, with every task cancelled that has not ended."""
     tasks = {
         name: run
         if run.state.ended
         else replace(run, state=TaskState.CANCELLED, ended_wall_ns=now_ns)
         for name, run in state.tasks.items()
     }
-    outcome = RunOutcome(Fate.CANCELLED, _merged(state, _all(workflow)), reason)
-    return Step(replace(state, tasks=tasks, outcome=outcome), stop=stop, finished=outcome)
+    return replace(state, tasks=tasks)
 
 
 def _retry(workflow: Workflow, state: RunState, now_ns: int) -> Step:
