@@ -107,6 +107,27 @@ def test_a_key_that_an_open_transaction_holds_is_waited_for(kept: bool, window_n
     scene(play())
 
 
+def test_a_statement_that_is_cancelled_for_somebody_else_is_tried_again() -> None:
+    """PostgreSQL cancels what a session does when the request arrives: it may be the next one."""
+
+    async def play() -> None:
+        async with stores(1) as (store,), transaction() as other, asyncio.TaskGroup() as group:
+            (added,) = await store.enqueue([NewJob(kind="mail")])
+            await other.fetch(f"select 1 from {store._connections.schema}.job for update")
+            sent = group.create_task(store.signal(added.id, "go", b"1"))
+            await waits_for(other, sent)
+            cancel = (
+                "select pg_cancel_backend(pid) from pg_stat_activity"
+                " where $1 = any(pg_blocking_pids(pid))"
+            )
+            assert await other.fetchval(cancel, other.get_server_pid())
+            await waits_for(other, sent)
+            await other.execute("rollback")
+            assert (await sent).fresh
+
+    scene(play())
+
+
 def test_a_key_whose_job_has_ended_is_taken_by_one_of_two() -> None:
     """The row of the key is there: both could find that it stands for nothing any more."""
 

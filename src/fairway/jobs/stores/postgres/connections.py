@@ -54,6 +54,9 @@ _ENDED = (
 )
 """What the server says when it ends a session, or is to be asked no more."""
 IN_THE_WAY = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_UNDONE = (*IN_THE_WAY, asyncpg.QueryCanceledError)
+"""Nothing was changed, and the next try may succeed. A cancel that was meant for the statement of a
+caller who left may arrive at the next one on that connection."""
 _FULL = (asyncpg.TooManyConnectionsError,)
 _NOT_SET_UP = (
     asyncpg.ClientConfigurationError,
@@ -179,7 +182,7 @@ class Connections:
             async with self.connection() as connection:
                 try:
                     return await work(connection)
-                except IN_THE_WAY:
+                except _UNDONE:
                     if tries == TRIES:
                         raise
 
