@@ -470,9 +470,10 @@ class FairWriter:
                 for part in reversed(left):
                     for item in part.items:
                         _notify_failure(item, unknown)
-                for part in group:  # it may be interrupted yet: nobody is notified twice
+                for part in group:
                     for item in part.items:
-                        item.on_done = _notified
+                        if item.on_done is not None:
+                            item.on_done = _notified  # not once more when the group is interrupted
 
     def _settle(
         self,
