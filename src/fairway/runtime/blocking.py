@@ -14,21 +14,21 @@ from collections import OrderedDict, deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from fairway.errors import Backpressure, Closing, InvalidConfig
 from fairway.runtime.clock import Clock, clock_of, pause_for_threads
+from fairway.runtime.completion import resolve
 from fairway.runtime.turn import TURN
-from fairway.runtime.words import is_a, kind_of
+from fairway.runtime.words import kind_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
     from typing import Self
 
+    from fairway.runtime.completion import OnDone
     from fairway.runtime.turn import TurnBudget
-
-Done: TypeAlias = "Callable[[Any, BaseException | None], None]"
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -94,15 +94,18 @@ class BusyMeter:
 
 
 class _Call:
-    """One accepted call: what to run, and who is told how it ended."""
+    """One accepted call: what to run, and the callback for its end."""
 
-    __slots__ = ("done", "function", "outcome", "started_ns")
+    __slots__ = ("function", "on_done", "outcome", "started_ns")
 
     def __init__(
-        self, function: Callable[[], Any], done: Done, outcome: asyncio.Future[Any] | None
+        self,
+        function: Callable[[], Any],
+        on_done: OnDone[Any],
+        outcome: asyncio.Future[Any] | None,
     ) -> None:
         self.function = function
-        self.done = done
+        self.on_done = on_done
         self.outcome = outcome  # if it is cancelled before its turn, the call is not made
         self.started_ns = 0
 
@@ -157,7 +160,7 @@ class BlockingPool:
         either way the call was not and will not be made.
         """
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        accepted = self._accept(partial(_resolve, outcome), call, args, outcome)
+        accepted = self._accept(resolve(outcome), call, args, outcome)
         try:
             result: T = await outcome
         except asyncio.CancelledError:
@@ -169,17 +172,13 @@ class BlockingPool:
             raise
         return result
 
-    def submit(self, done: Done, call: Callable[[*Ts], T], *args: *Ts) -> None:
-        """As `run`, for whoever cannot wait: `done(result, error)` is called on the loop.
-
-        It is called within the turn that hears of the end of the call, which a waiting task would
-        not be: for that it must not raise. Never called before this returns.
-        """
-        self._accept(done, call, args)
+    def submit(self, on_done: OnDone[T], call: Callable[[*Ts], T], *args: *Ts) -> None:
+        """As `run`, with a callback, for whoever cannot wait. Never called before this returns."""
+        self._accept(on_done, call, args)
 
     def _accept(
         self,
-        done: Done,
+        on_done: OnDone[T],
         call: Callable[[*Ts], T],
         args: tuple[*Ts],
         outcome: asyncio.Future[T] | None = None,
@@ -189,7 +188,7 @@ class BlockingPool:
         if len(self._running) >= self._threads and len(self._waiting) >= self._queue_limit:
             self._refused += 1
             raise self._refusal()
-        accepted = _Call(partial(_invoke, call, args), done, outcome)
+        accepted = _Call(partial(_invoke, call, args), on_done, outcome)
         self._idle.clear()
         if len(self._running) < self._threads:
             self._start(accepted)
@@ -274,7 +273,7 @@ class BlockingPool:
                 work = self._executor.submit(call.function)
                 work.add_done_callback(partial(self._hand_over, loop, call))
         except Exception as error:  # for instance, the system has no thread left for us
-            loop.call_soon(call.done, None, error)
+            loop.call_soon(call.on_done, None, error)
             self._settle()
             return
         self._running[call] = work
@@ -293,7 +292,7 @@ class BlockingPool:
         """Hear now of the calls that have ended, not in the loop's next turn.
 
         For whoever makes a turn long, between two of the things it does there. Not of those that
-        end meanwhile: whoever is told starts the next ones, and the turn would never end.
+        end meanwhile: whoever is notified starts the next ones, and the turn would never end.
         """
         for _ in range(len(self.ended)):
             self._hear()
@@ -311,17 +310,17 @@ class BlockingPool:
         duration_ns = now_ns - call.started_ns
         self._call_ns += (duration_ns - self._call_ns) // (8 if self._completed > 1 else 1)
         self._meter.change(len(self._running), now_ns)
-        # The next call goes to the free thread before the waiter wakes: threads stay busy.
+        # The next call goes to the free thread before the caller is notified: threads stay busy.
         while self._waiting and len(self._running) < self._threads:
             waiting, _ = self._waiting.popitem(last=False)
             if waiting.outcome is None or not waiting.outcome.cancelled():
                 self._start(waiting)
         self._settle()
         if work.cancelled():  # not by us; the loop is being torn down
-            call.done(None, asyncio.CancelledError())
+            call.on_done(None, asyncio.CancelledError())
             return
         error = work.exception()  # asked for even if the caller is gone: it counts as seen
-        call.done(work.result() if error is None else None, error)
+        call.on_done(work.result() if error is None else None, error)
 
     def _settle(self) -> None:
         if not self._running and not self._waiting:
@@ -350,17 +349,6 @@ def abandoned_calls() -> int:
 
 
 _ABANDONED: list[Future[Any]] = []
-
-
-def _resolve(outcome: asyncio.Future[T], result: T, error: BaseException | None) -> None:
-    if outcome.done():
-        return  # its caller is gone
-    if is_a(error, asyncio.CancelledError):
-        outcome.cancel()
-    elif error is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(result)
 
 
 def _invoke(call: Callable[[*Ts], T], args: tuple[*Ts]) -> T:

@@ -422,13 +422,13 @@ def test_the_loop_pauses_for_a_thread_only_while_a_call_runs(
 
 
 def test_a_turn_ends_however_soon_the_calls_end_that_are_started_in_it() -> None:
-    """Whoever is told of one starts the next, which is over before it returns."""
+    """Whoever hears of one starts the next, which is over before it returns."""
     heard = 0
 
     async def main() -> None:
         async with BlockingPool(1) as pool:
 
-            def told(_: object, error: BaseException | None) -> None:
+            def on_done(_: object, error: BaseException | None) -> None:
                 nonlocal heard
                 assert error is None
                 heard += 1
@@ -436,7 +436,7 @@ def test_a_turn_ends_however_soon_the_calls_end_that_are_started_in_it() -> None
                     start()
 
             def start() -> None:
-                pool.submit(told, int)
+                pool.submit(on_done, int)
                 while not pool.ended:
                     pass  # its thread is about to say so
 
