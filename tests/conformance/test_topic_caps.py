@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from fairway.runtime.completion import resolve
 from fairway.topics.engine import TopicsConfig
 from fairway.topics.match import TagMatch
 from fairway.topics.retention import RetentionConfig
@@ -54,7 +55,7 @@ def append_now(topics: Topics, name: str, *data: int) -> asyncio.Future[Appended
     """As the server does it: at once, if nothing must be known first."""
     reply: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
     batch = new(*data)
-    if topics.append_now(reply, topics.get(name), batch):
+    if topics.append_now(resolve(reply), topics.get(name), batch):
         return reply
 
     async def append() -> Appended:

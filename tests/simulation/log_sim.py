@@ -26,6 +26,7 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.runtime.blocking import BlockingPool
+from fairway.runtime.completion import settle
 from fairway.storage.log import Log
 from fairway.storage.reader import ReaderConfig
 from fairway.storage.wal import Entry, Operation
@@ -59,6 +60,7 @@ class Attempt:
     cancelled: bool = False
     told: object = None  # a key, or the error
     told_at: int = -1
+    notified: int = 0  # how often
     waiter: asyncio.Future[int] | None = field(default=None, repr=False)
     elders: list[Attempt] = field(default_factory=list, repr=False)
     """Accepted before this one and undecided when it came."""
@@ -66,6 +68,11 @@ class Attempt:
     @property
     def accepted(self) -> bool:
         return self.accepted_at >= 0
+
+    def on_done(self, key: int | None, error: BaseException | None) -> None:
+        assert self.waiter is not None
+        self.notified += 1
+        settle(self.waiter, key, error)
 
 
 @dataclass
@@ -130,7 +137,7 @@ class WatchedPool(BlockingPool):
     world: World
     held: dict[tuple[str, int], int]
 
-    def submit(self, done: Any, call: Any, *args: Any) -> None:
+    def submit(self, on_done: Any, call: Any, *args: Any) -> None:
         keys: list[tuple[str, int]] = []
         name = getattr(call, "__name__", "")
         if name == "_write":
@@ -146,7 +153,7 @@ class WatchedPool(BlockingPool):
         def ended(result: Any, error: BaseException | None) -> None:
             for key in keys:
                 del self.held[key]
-            done(result, error)
+            on_done(result, error)
 
         super().submit(ended, call, *args)
 
@@ -362,11 +369,14 @@ def _attempt(
     key = writer.tail(partition).last_key + 1
     operation = Operation((Entry(key, payload),), meta={"newest": payload})
     attempt = Attempt(number, partition, operation, durability)
-    elders = [a for a in world.attempts[partition] if a.waiter and not a.waiter.done()]
+    elders = [
+        a for a in world.attempts[partition] if a.accepted and a.waiter and not a.waiter.done()
+    ]
     world.attempts[partition].append(attempt)
-    waiter = log.submit(partition, operation, durability=durability)
+    waiter = attempt.waiter = asyncio.get_running_loop().create_future()
+    log.submit_for(attempt.on_done, partition, operation, durability=durability)
     attempt.accepted_at = world.tick()
-    attempt.waiter, attempt.elders = waiter, elders
+    attempt.elders = elders
 
     def told(future: asyncio.Future[int]) -> None:
         demand(attempt.told is None, "exactly one completion")
@@ -435,7 +445,9 @@ def _check_attempt(world: World, attempt: Attempt, present: bool) -> None:
     told = attempt.told
     if not attempt.accepted:
         demand(not present, "a refused operation was written")
+        demand(not attempt.notified, "a refusal was notified as well")
         return
+    demand(attempt.notified == 1, f"exactly one notification, not {attempt.notified}")
     demand(told is not None, "an accepted operation was never completed")
     world.tally[f"told: {type(told).__name__}"] += 1
     demand(present or not world.calm, "an accepted operation was withdrawn without a fault")

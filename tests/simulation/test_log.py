@@ -21,6 +21,7 @@ from fairway.core.groups import Groups
 from fairway.core.lanes import Lanes
 from fairway.core.ready import Ready
 from fairway.errors import OutcomeUnknown
+from fairway.runtime.completion import notify
 from fairway.storage import writer as writer_module
 from fairway.storage.completions import Completions
 from fairway.storage.group_service import GroupService
@@ -152,7 +153,7 @@ def store_kills_worker() -> Iterator[None]:
 
     def dying(self: FairWriter, *args: Any) -> None:
         if isinstance(args[-1], Exception):
-            for part in args[0]:
+            for part in args[0].group:
                 self._fail(part, OutcomeUnknown("the store raised"))
         else:
             wrote(self, *args)
@@ -197,7 +198,12 @@ def cancelling_withdraws() -> Iterator[None]:
     def tidy(self: FairWriter, groups: Any) -> Any:
         group = take(self, groups)
         for part in group:
-            kept = [item for item in part.items if item.waiter is None or not item.waiter.done()]
+            callers = [item.on_done and item.on_done.__self__.waiter for item in part.items]
+            kept = [
+                item
+                for item, waiter in zip(part.items, callers, strict=True)
+                if waiter is None or not waiter.done()
+            ]
             if kept:
                 part.items[:] = kept + [kept[-1]] * (len(part.items) - len(kept))
         return group
@@ -208,14 +214,14 @@ def cancelling_withdraws() -> Iterator[None]:
 
 @contextmanager
 def completions_out_of_order() -> Iterator[None]:
-    """Callers are told newest first."""
+    """Callers are notified newest first."""
     complete = FairWriter._complete
 
     def backwards(self: FairWriter, part: Any) -> None:
         newest = part.items[-1]
         part.items.reverse()
         complete(self, part)
-        self._partitions[part.key].written_key = newest.last_key
+        self._tails.of(part.key).wrote(newest.last_key, newest.floor)
 
     with patch.object(FairWriter, "_complete", backwards):
         yield
@@ -233,18 +239,29 @@ def acknowledged_before_written() -> Iterator[None]:
     """The acknowledgement does not wait for the store."""
     accept = FairWriter.accept
 
-    def hasty(self: FairWriter, waiter: Any, partition: int, *args: Any) -> None:
-        accept(self, waiter, partition, *args)
-        if not waiter.done():
-            waiter.set_result(self.tail(partition).last_key)
+    def hasty(self: FairWriter, on_done: Any, partition: int, *args: Any) -> None:
+        accept(self, lambda last_key, error: None, partition, *args)
+        on_done(self.tail(partition).last_key, None)
 
     with patch.object(FairWriter, "accept", hasty):
         yield
 
 
 @contextmanager
-def told_without_turns() -> Iterator[None]:
-    """Whoever was not told in the first turn is never told."""
+def notified_twice() -> Iterator[None]:
+    """A caller hears of its write, and once more."""
+
+    def twice(*args: Any) -> None:
+        notify(*args)
+        notify(*args)
+
+    with patch.object(writer_module, "notify", twice):
+        yield
+
+
+@contextmanager
+def notified_without_turns() -> Iterator[None]:
+    """Whoever was not notified in the first turn never is."""
     turn = Completions._turn
 
     def once(self: Completions) -> None:
@@ -268,7 +285,8 @@ PLANTED = [
     completions_out_of_order,
     failure_leaves_a_hole,
     acknowledged_before_written,
-    told_without_turns,
+    notified_twice,
+    notified_without_turns,
 ]
 
 

@@ -27,6 +27,7 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.kernel.kernel import Kernel
+from fairway.runtime.completion import resolve
 from fairway.runtime.turn import TURN, TurnBudget
 from fairway.storage.log import Log
 from fairway.storage.wals.memory import MemoryWal
@@ -594,7 +595,7 @@ async def append_either_way(world: World, topics: Topics, topic: Topic, new: New
     """As a server does: at once where nothing must be waited for, else the long way."""
     if world.random.random() < 0.5 and topics.find(topic.name) is topic:
         reply: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-        if topics.append_now(reply, topic, new):
+        if topics.append_now(resolve(reply), topic, new):
             world.tally["appended at once"] += 1
             return await reply
     _, answer, _ = await topics.append(topic.name, new)

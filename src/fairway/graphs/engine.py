@@ -506,7 +506,7 @@ class Graphs(Part):
         def started() -> None:
             unkept, managed.unkept = managed.unkept, []
             for record in unkept:
-                live.reactor.remember(record, _nothing)
+                live.reactor.remember(record)
             managed.live = graph.live = live
             graph.failed = None
             managed.changed()
@@ -561,7 +561,3 @@ def _innermost(error: BaseException) -> BaseException:
     while is_a(error, BaseExceptionGroup) and error.exceptions:  # type: ignore[attr-defined]
         error = error.exceptions[0]  # type: ignore[attr-defined]
     return error
-
-
-def _nothing() -> None:
-    return None

@@ -1,17 +1,16 @@
 """Writes the records of one graph to its partition of the log, in order, in groups.
 
 While one entry is being synced the records that come meanwhile gather for the next: the sync under
-way is the window. Whoever appended is told once its record is durable, in order. A write that
+way is the window. Whoever appended is notified once its record is durable, in order. A write that
 fails is tried again, the same bytes under the same key, until it succeeds or the graph is fenced:
-nothing is told in between, and nothing after it overtakes it.
+nobody is notified in between, and nothing after it overtakes it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.core.backoff import BackoffConfig
 from fairway.errors import (
@@ -31,12 +30,14 @@ from fairway.graphs.checkpoint import (
     encode_records,
 )
 from fairway.graphs.waiting import Bell
+from fairway.runtime.completion import notify
 from fairway.storage.wal import Entry, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from fairway.graphs.checkpoint import Limits, Record
+    from fairway.runtime.completion import OnDone
     from fairway.storage.partitions import Partitions
 
 logger = logging.getLogger("fairway.graphs")
@@ -58,8 +59,6 @@ RECORD_BYTES_MAX: Final = 32 * 1024 * 1024
 """One record. An entry holds more than that only if it holds one."""
 OPERATION_BYTES_MAX: Final = 60 * 1024 * 1024
 """What the log takes at once, an entry and a snapshot."""
-
-Told: TypeAlias = Callable[[], None]
 
 
 def encode_fitting(record: Record) -> bytes:
@@ -146,8 +145,9 @@ class Journal:
         room: Callable[[], None],
         lost: Callable[[FairwayError], None],
     ) -> None:
-        """`health` is told how many writes in a row have failed, `room` when there is some again
-        after `full`, and `lost` when the graph belongs to somebody else, or the log is closed."""
+        """`health` is given how many writes in a row have failed; `room` is called when there is
+        some again after `full`, and `lost` when the graph belongs to somebody else, or the log is
+        closed."""
         self.checkpoint = loaded.checkpoint
         self._snapshots = loaded.snapshots
         self._log = log
@@ -159,9 +159,9 @@ class Journal:
         self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._records: list[bytes] = []
-        self._told: list[Told] = []
+        self._waiting: list[OnDone[None] | None] = []  # the callbacks of these
         self._bytes = 0
-        self._writing: tuple[Operation, list[Told]] | None = None
+        self._writing: tuple[Operation, list[OnDone[None] | None]] | None = None
         self._submitted = False
         self._scheduled = False
         self._failures = 0
@@ -181,14 +181,16 @@ class Journal:
         """Records that are not durable yet."""
         return len(self._records) + (len(self._writing[1]) if self._writing is not None else 0)
 
-    def append(self, record: Record, told: Told, data: bytes | None = None) -> None:
-        """Accept a record, encoded already or not. `told` is called once it is durable; if the
+    def append(
+        self, record: Record, on_done: OnDone[None] | None = None, data: bytes | None = None
+    ) -> None:
+        """Accept a record, encoded already or not. `on_done` is called once it is durable; if the
         journal is lost, never. Raises `InvalidRequest` if it is too large."""
         if data is None:
             data = encode_fitting(record)
         self.checkpoint.apply(record, self._limits)
         self._records.append(data)
-        self._told.append(told)
+        self._waiting.append(on_done)
         self._bytes += len(data)
         if len(self._records) >= PENDING_MAX or self._bytes >= BYTES_MAX:
             self._full = True
@@ -206,7 +208,7 @@ class Journal:
 
     @property
     def writing(self) -> bool:
-        """Whether the log has an entry of it, and has not told what became of that."""
+        """Whether the log has an entry of it, and has not said what became of that."""
         return self._submitted
 
     async def wait_settled(self) -> None:
@@ -232,8 +234,8 @@ class Journal:
         operation = Operation((entry,))
         if not left and key - self._snapshot_at >= SNAPSHOT_RECORDS:
             operation = self._with_snapshot(entry)
-        self._writing = (operation, self._told[:count])
-        self._records, self._told = self._records[count:], self._told[count:]
+        self._writing = (operation, self._waiting[:count])
+        self._records, self._waiting = self._records[count:], self._waiting[count:]
         self._bytes = sum(map(len, self._records))
         self._submit()
 
@@ -281,12 +283,12 @@ class Journal:
                 self._written()
                 return
             self._submitted = True
-            self._log.submit_for(_Waiter(self._settled), self._partition, self._writing[0])
+            self._log.submit_for(self._settled, self._partition, self._writing[0])
         except FairwayError as error:
             self._submitted = False
             self._failed(error)
 
-    def _settled(self, error: BaseException | None) -> None:
+    def _settled(self, last_key: int | None, error: BaseException | None) -> None:
         self._submitted = False
         if self._closed:
             self._idle.ring()
@@ -301,15 +303,16 @@ class Journal:
 
     def _written(self) -> None:
         assert self._writing is not None
-        told = self._writing[1]
+        written = self._writing[1]
         self._writing = None
         if self._failures:
             self._failures = 0
             self._health(0)
         if self._records:
             self._write()
-        for each in told:
-            each()
+        for on_done in written:
+            if on_done is not None:
+                notify(on_done, None)
         if self._full and len(self._records) < PENDING_MAX // 2 and self._bytes < BYTES_MAX:
             self._full = False
             self._room()
@@ -349,24 +352,3 @@ class Journal:
     @property
     def failing(self) -> bool:
         return self._failures >= FAILURES_MAX
-
-
-class _Waiter:
-    """What the log tells the outcome to."""
-
-    __slots__ = ("_done", "_settled")
-
-    def __init__(self, settled: Callable[[BaseException | None], None]) -> None:
-        self._settled = settled
-        self._done = False
-
-    def done(self) -> bool:
-        return self._done
-
-    def set_result(self, last_key: int, /) -> None:
-        self._done = True
-        self._settled(None)
-
-    def set_exception(self, error: BaseException, /) -> None:
-        self._done = True
-        self._settled(error)

@@ -203,7 +203,7 @@ class LiveGraph:
         if self.journal is not None:
             wall_ns = self._around.clock.wall_ns()
             began = Began(kept.epoch + 1, self._around.holder, wall_ns, FORMAT)
-            self.journal.append(began, _nothing)
+            self.journal.append(began)
             # A graph that is forgotten and loaded anew counts from 1 again, in another partition;
             # for whoever has its effects it must be a later producer, not an earlier one.
             assert self._partition is not None
@@ -295,7 +295,7 @@ class LiveGraph:
         )
         self._recoveries(record)
         if self.journal is not None:
-            self.journal.append(record, _nothing)
+            self.journal.append(record)
 
     def _reported(self, name: str, connected: bool, why: str) -> None:
         health = self.healths[name]
@@ -319,7 +319,7 @@ class LiveGraph:
                 await self.reactor.settled()
                 if self.journal is not None:
                     if self.outbox.sent:
-                        self.journal.append(Sent(self.outbox.sent), _nothing)
+                        self.journal.append(Sent(self.outbox.sent))
                     await self.journal.wait_durable()
         except (TimeoutError, Closing) as error:
             logger.warning("graph %s was not drained in time: %r", self.graph.name, error)
@@ -485,7 +485,3 @@ def producer_of(graph: Graph) -> str:
 async def restored(log: Partitions, partition: int, graph: Graph) -> Loaded:
     """What was kept of a graph."""
     return await load(log, partition, limits_of(graph))
-
-
-def _nothing() -> None:
-    return None

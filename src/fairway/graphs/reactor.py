@@ -40,6 +40,7 @@ from fairway.graphs.records import died_of, fired_of
 from fairway.graphs.steering import Steering, Verdict
 from fairway.graphs.traversal import NodeFailed
 from fairway.graphs.waiting import Bell, Promises, fail, resolve
+from fairway.runtime.completion import notify, settle
 from fairway.runtime.eager import EagerTask
 from fairway.runtime.turn import TURN
 from fairway.runtime.usercode import (
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from fairway.graphs.outbox import Outbox
     from fairway.graphs.tickets import Ticket
     from fairway.runtime.clock import Clock
+    from fairway.runtime.completion import OnDone
     from fairway.runtime.turn import TurnBudget
 
 logger = logging.getLogger("fairway.graphs")
@@ -198,13 +200,13 @@ class Reactor:
         if self._firing is not None:  # what it took came before, and is not consumed yet
             taken = [news for news in self._firing.taken.news if news.source == source]
             above = max((news.marks.get(PUSH, 0) for news in taken), default=0)
-        self.remember(Dropped(source, above, offset), _nothing)
+        self.remember(Dropped(source, above, offset))
 
     def buried(self, source: str, reason: str, data: bytes, at: Marks) -> None:
         """A boundary cannot be used: keep it aside."""
         data, reason = data[: RECORD_BYTES_MAX // 2], writable(reason)
         died = Died(self._clock.wall_ns(), source, reason, {source: data}, at=at)
-        self.remember(died, _nothing)
+        self.remember(died)
         logger.warning("graph %s, source %s: %s", self._graph.name, source, reason)
 
     async def wait_room(self, source: str) -> None:
@@ -341,7 +343,7 @@ class Reactor:
 
     def _steered(self, who: str) -> asyncio.Future[None]:
         done: asyncio.Future[None] = self.promise()
-        self.remember(Steered(self.paused, self._clock.wall_ns(), who), partial(resolve, done))
+        self.remember(Steered(self.paused, self._clock.wall_ns(), who), partial(settle, done))
         self.changed()
         self._update()
         return done
@@ -545,7 +547,7 @@ class Reactor:
             without_task(self._missed, due, ProcessDied(why), self._now(), {})
         else:
             try:
-                self._journal.append(Trying(number, crashes), _nothing)
+                self._journal.append(Trying(number, crashes))
                 await self._journal.wait_durable()
             except BaseException:
                 self._firing = None
@@ -584,7 +586,7 @@ class Reactor:
         """A firing that was noted is over without a record, or is stopped: it ended no process."""
         crashes = self._crash_loop.crashes
         if self._journal is not None and self.checkpoint.crashes > crashes:
-            self._journal.append(Trying(self.number + 1, crashes), _nothing)
+            self._journal.append(Trying(self.number + 1, crashes))
 
     def _hit(self, due: _Due, ctx: FiringContext, begin_ns: int, outputs: dict[str, Any]) -> None:
         """It succeeded: record it, and let its effects go once it is recorded."""
@@ -632,16 +634,23 @@ class Reactor:
             for news in taken.news:
                 for token in news.tokens:
                     token.recorded = True
-            told = partial(self._release, due, firing, effects)
-            self._journal.append(record, told, encoded)
+            release = partial(self._release, due, firing, effects)
+            self._journal.append(record, release, encoded)
             if self._journal.full:
                 self._open = False
         for name, value in ctx.writes:
             self._wrote(name, value)
         self._after(taken)
 
-    def _release(self, due: _Due, firing: Firing, effects: tuple[Any, ...]) -> None:
-        """It is recorded: tell whoever waits, and let its effects go."""
+    def _release(
+        self,
+        due: _Due,
+        firing: Firing,
+        effects: tuple[Any, ...],
+        recorded: None = None,
+        error: BaseException | None = None,
+    ) -> None:
+        """It is recorded: notify whoever waits, and let its effects go."""
         taken, _, reply = due
         if firing.error is None:
             self.log.append(firing)
@@ -722,13 +731,15 @@ class Reactor:
         died = died_of(self._graph, due.taken, firing)
         self.remember(died, partial(self._release, due, firing, ()))
 
-    def remember(self, record: Record, told: Callable[[], None]) -> None:
-        """Keep a record in the journal, or only in memory if there is none; then call `told`."""
+    def remember(self, record: Record, on_done: OnDone[None] | None = None) -> None:
+        """Keep a record in the journal, or only in memory if there is none: then `on_done` is
+        called within this call."""
         if self._journal is not None:
-            self._journal.append(record, told)
-        else:
-            self.checkpoint.apply(record, self._limits)
-            told()
+            self._journal.append(record, on_done)
+            return
+        self.checkpoint.apply(record, self._limits)
+        if on_done is not None:
+            notify(on_done, None)
 
     def _tell(self, firing: Firing) -> None:
         for listener in self.listeners:
@@ -802,7 +813,7 @@ class Reactor:
         return self.health.state
 
 
-def _passed(tokens: list[Any]) -> None:
+def _passed(tokens: list[Any], recorded: None = None, error: BaseException | None = None) -> None:
     for token in tokens:
         token.passed()
 

@@ -46,7 +46,8 @@ class Ticket:
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
 
-    def kept(self) -> None:
+    def kept(self, recorded: None, error: BaseException | None) -> None:
+        """It is in the journal: its `OnDone`."""
         if self.future is not None and not self.asks and not self.future.done():
             self.future.set_result(None)
 

@@ -1,69 +1,57 @@
-"""Telling callers that what they asked for is done: at once, or a few in each turn of the loop.
+"""Notifying callers that what they asked for is done: at once, or a few in each turn of the loop.
 
-A group may hold hundreds of operations. Where each caller that is told has much to do, as in a
+A group may hold hundreds of operations. Where each caller that is notified has much to do, as in a
 server that answers a request, they would hold up everything else on the loop for as long as that
-takes. Then a few are told in each turn: the partitions of a group take turns, and one with a single
-operation is not told after a flood. Otherwise that costs more than it gives.
+takes. Then a few are notified in each turn: the partitions of a group take turns, and one with a
+single operation is not notified after a flood. Otherwise that costs more than it gives.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from fairway.runtime.completion import notify
 from fairway.runtime.turn import TURN, PerTurn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fairway.errors import FairwayError
+    from fairway.runtime.completion import OnDone
     from fairway.runtime.turn import TurnBudget
-
-logger = logging.getLogger("fairway.log")
-
-
-class Waiter(Protocol):
-    """Who is told the outcome of an operation: a future, or whatever else has its methods."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, last_key: int, /) -> None: ...
-
-    def set_exception(self, error: BaseException, /) -> None: ...
 
 
 class Completions:
-    """Waiters to be told a key each, in order within a partition."""
+    """Callers to be notified with a key each, in order within a partition."""
 
     def __init__(self, *, turn: TurnBudget = TURN) -> None:
         self.per_turn: int | None = None
-        """Callers told in one turn of the loop, about; None tells all of a group at once."""
+        """Callers notified in one turn of the loop, about; None notifies all of a group at once."""
         self._loop = asyncio.get_running_loop()
-        self._lanes: dict[int, deque[tuple[Waiter, int]]] = {}
+        self._lanes: dict[int, deque[tuple[OnDone[int], int]]] = {}
         self._turns: deque[int] = deque()  # the partitions in `_lanes`
         self.waiting = 0
-        """Callers to be told in the turns to come."""
-        self.telling = False
-        """Some are told at this moment."""
+        """Callers to be notified in the turns to come."""
+        self.notifying = False
+        """Some are being notified at this moment."""
         self._scheduled = False
         self._backlog_share = turn.acks_backlog_share
         self._per_partition = turn.acks_per_partition
-        self._hasty = PerTurn()  # urgent callers told at once
+        self._hasty = PerTurn()  # urgent callers notified at once
 
     @contextmanager
-    def speaking(self) -> Iterator[None]:
-        """Callers are told within: nobody else may be, before its end."""
-        before, self.telling = self.telling, True
+    def exclusive(self) -> Iterator[None]:
+        """Callers are notified within: no others may be, before its end."""
+        before, self.notifying = self.notifying, True
         try:
             yield
         finally:
-            self.telling = before
+            self.notifying = before
 
     def holds_back(self, partition: int, count: int, urgent: bool) -> bool:
-        """Whether `count` callers of a partition wait for their turn; else they are told at once.
+        """Whether `count` callers of a partition wait for their turn; else they are notified now.
 
         Where others wait, as many who are urgent do not, in each turn of the loop.
         """
@@ -73,41 +61,41 @@ class Completions:
             return False
         return not (urgent and self._hasty.take(self.per_turn, count))
 
-    def add(self, partition: int, told: Sequence[tuple[Waiter, int]]) -> None:
-        """Resolve these in the turns to come, after what waits in the partition already."""
-        if not told:
+    def add(self, partition: int, pending: Sequence[tuple[OnDone[int], int]]) -> None:
+        """Notify these in the turns to come, after what waits in the partition already."""
+        if not pending:
             return
         lane = self._lanes.get(partition)
         if lane is None:
             lane = self._lanes[partition] = deque()
             self._turns.append(partition)
-        lane.extend(told)
-        self.waiting += len(told)
+        lane.extend(pending)
+        self.waiting += len(pending)
 
-    def tell(self) -> None:
-        """Resolve the first few now, if none were in this turn, and the others in the next ones."""
+    def notify(self) -> None:
+        """Notify the first few now, if none were in this turn, and the others in the next ones."""
         if self.waiting and not self._scheduled:
             self._turn()
 
     def flush(self, partition: int) -> None:
-        """Resolve all that waits in a partition now: what comes next must not overtake it."""
+        """Notify all that wait in a partition now: what comes next must not overtake them."""
         lane = self._lanes.pop(partition, None)
         if lane is not None:
             self._turns.remove(partition)
             self.waiting -= len(lane)
-            for waiter, value in lane:
-                tell(waiter, value)
+            for on_done, last_key in lane:
+                notify(on_done, last_key)
 
     def flush_all(self) -> None:
-        """Resolve everything now."""
+        """Notify everybody now."""
         for partition in list(self._lanes):
             self.flush(partition)
 
     def _turn(self) -> None:
-        with self.speaking():
-            self._tell_some()
+        with self.exclusive():
+            self._notify_some()
 
-    def _tell_some(self) -> None:
+    def _notify_some(self) -> None:
         left = self.waiting
         if self.per_turn is not None:
             left = max(self.per_turn, self.waiting // self._backlog_share)
@@ -117,8 +105,8 @@ class Completions:
             lane = lanes[partition]
             share = min(len(lane), per_partition if turns else left)
             for _ in range(share):
-                waiter, last_key = lane.popleft()
-                tell(waiter, last_key)
+                on_done, last_key = lane.popleft()
+                notify(on_done, last_key)
             left -= share
             self.waiting -= share
             if lane:
@@ -128,23 +116,3 @@ class Completions:
         self._scheduled = bool(turns)
         if turns:
             self._loop.call_soon(self._turn)
-
-
-def tell(waiter: Waiter, last_key: int) -> None:
-    """Its write is done. A waiter's own fault must not keep others from being told."""
-    try:
-        waiter.set_result(last_key)
-    except asyncio.InvalidStateError:  # cancelled; asking each first would cost more
-        pass
-    except Exception:
-        logger.exception("a waiter failed when it was told that its write is done")
-
-
-def tell_failure(waiter: Waiter | None, failure: FairwayError) -> None:
-    """Its write failed; None waits for nothing."""
-    if waiter is None or waiter.done():
-        return
-    try:
-        waiter.set_exception(failure.again())
-    except Exception:
-        logger.exception("a waiter failed when it was told that its write failed")

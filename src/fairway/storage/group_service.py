@@ -1,7 +1,7 @@
 """The shell round `core.groups`: takes groups, has them served and settles them.
 
 Knows admission, lingering, draining and what happens to accepted items when the service ends early.
-What an item is and how a group is served is told by its owner, the writer or reader. All of it is
+What an item is and how a group is served is up to its owner, the writer or reader. All of it is
 callbacks on the loop, no tasks: each hand-over to a task would cost a turn of a busy loop.
 """
 
@@ -15,12 +15,11 @@ from fairway.errors import Backpressure, Closing
 from fairway.runtime.turn import TURN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fairway.core.groups import Groups
     from fairway.core.lanes import Drained
     from fairway.runtime.blocking import BlockingPool
     from fairway.runtime.clock import Clock
+    from fairway.runtime.completion import OnDone
     from fairway.runtime.telemetry import Counter
     from fairway.runtime.turn import TurnBudget
 
@@ -42,19 +41,21 @@ class GroupOwner(Protocol[T]):
         """Take the next group, with the owner's limits."""
         ...
 
-    def serve(self, group: list[Drained[int, T]], served: Callable[[bool], None]) -> None:
-        """Begin the group's work; at its end resolve its callers and call `served`, once.
+    def serve(self, group: list[Drained[int, T]], on_done: OnDone[bool]) -> None:
+        """Begin the group's work; at its end notify its callers and call `on_done`.
 
-        `served(True)` has the next group taken within the call, `served(False)` a turn later.
+        Its result says whether the next group is taken within the call, or a turn later. An error
+        is no failure of a store: it ends the service, which interrupts the group. It may be called
+        before this returns.
         """
         ...
 
     def interrupt(self, group: list[Drained[int, T]]) -> None:
-        """The service ends while the group is being served: tell its callers."""
+        """The service ends while the group is being served: notify its callers."""
         ...
 
     def abandon(self, item: T) -> None:
-        """The service ended before the item was served: tell its caller."""
+        """The service ended before the item was served: notify its caller."""
         ...
 
 
@@ -140,7 +141,7 @@ class GroupService(Generic[T]):
         return tuple(tuple(drained.key for drained in group) for group in self._under_way)
 
     async def run(self) -> None:
-        """Serve until cancelled. Whatever is still accepted then is abandoned, callers told."""
+        """Serve until cancelled. Whatever is still accepted then is abandoned, callers notified."""
         self._running = True
         self._schedule()
         try:
@@ -200,7 +201,12 @@ class GroupService(Generic[T]):
         if not self._ended.done():
             self._ended.set_exception(error)
 
-    def _served(self, group: list[Drained[int, T]], at_once: bool) -> None:
+    def _served(
+        self, group: list[Drained[int, T]], at_once: bool | None, error: BaseException | None
+    ) -> None:
+        if error is not None:
+            self.crash(error)
+            return
         self._settle(group)
         if self.groups.waiting_keys and self._running:
             if at_once:

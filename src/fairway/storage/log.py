@@ -2,7 +2,7 @@
 
 It fills the port `Partitions` on one machine. It owns the store from its opening to its close and
 the upkeep that no caller waits for; it decides nothing itself. What the port does not name (how
-long a group lingers, how many callers are told in a turn, whether files may grow) is for the
+long a group lingers, how many callers are notified in a turn, whether files may grow) is for the
 kernel.
 """
 
@@ -38,8 +38,8 @@ from fairway.storage.writer import Durability, FairWriter, WriterConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from fairway.runtime.completion import OnDone
     from fairway.runtime.turn import TurnBudget
-    from fairway.storage.completions import Waiter
     from fairway.storage.ownership import Ownership
     from fairway.storage.partitions import StoredPartitions
     from fairway.storage.statistics import ReaderStatistics, WriterStatistics
@@ -97,7 +97,7 @@ class Log(Lifecycle):
         self.lost: Fenced | None = None
         """Set once the store belongs to somebody else."""
         self.when_lost: list[Callable[[Fenced], None]] = []
-        """Told when that is noticed, at the next upkeep if nothing is written meanwhile."""
+        """Called when that is noticed, at the next upkeep if nothing is written meanwhile."""
 
     async def open(self) -> None:
         assert self._writer is None, "a log is entered once"
@@ -197,7 +197,7 @@ class Log(Lifecycle):
 
     def submit_for(
         self,
-        waiter: Waiter,
+        on_done: OnDone[int],
         partition: int,
         operation: Operation,
         *,
@@ -205,16 +205,16 @@ class Log(Lifecycle):
         finishing: bool = False,
         urgent: bool = False,
     ) -> None:
-        """As `submit`, but `waiter` is told directly: it costs no future and no turn of the loop.
+        """As `submit`, with a callback (see `fairway.runtime.completion`): it costs no future and
+        no turn of the loop. It is called within this call if the durability is MEMORY.
 
-        It must not raise, and must not wait: others wait to be told. What is `urgent` does not wait
-        for company, however long the others linger; and up to `acks_per_turn` such do not wait for
-        their turn to be told.
+        What is `urgent` does not wait for company, however long the others linger; and up to
+        `acks_per_turn` such callers do not wait for their turn to be notified.
         """
         writer = self._writer
         if writer is None:
             raise self._refusal
-        writer.accept(waiter, partition, operation, durability, finishing, urgent)
+        writer.accept(on_done, partition, operation, durability, finishing, urgent)
 
     async def delete(self, partition: int) -> None:
         """Delete a partition durably. Its rows are swept away later, in chunks; its number can be
@@ -350,10 +350,10 @@ class Log(Lifecycle):
 
     @property
     def acks_per_turn(self) -> int | None:
-        """How many callers are told in one turn of the loop that their write is done.
+        """How many callers are notified in one turn of the loop that their write is done.
 
-        None, as it begins, tells all of a group at once. A number keeps the loop responsive where
-        each of them has much to do; it costs throughput.
+        None, as it begins, notifies all of a group at once. A number keeps the loop responsive
+        where each of them has much to do; it costs throughput.
         """
         return self._open_writer().acks_per_turn
 
@@ -416,7 +416,9 @@ class Log(Lifecycle):
                     await self._writer.clear_doubts()
                 await self._pool.run(self._wal.maintain)
                 await self._sweep_deleted()
-            except Exception as error:  # the next write will meet the trouble and tell its caller
+            except (
+                Exception
+            ) as error:  # the next write meets the trouble, and its caller hears of it
                 if isinstance(error, Fenced):
                     self._lose(error)
                     return  # nothing is left to keep up: the store is somebody else's
@@ -431,8 +433,8 @@ class Log(Lifecycle):
         self.lost = error
         if self.ownership is not None:
             self.ownership.lost = error
-        for told in list(self.when_lost):
-            told(error)
+        for listener in list(self.when_lost):
+            listener(error)
 
     async def _sweep_deleted(self) -> None:
         clock = clock_of()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from fairway.errors import Fenced
-    from fairway.storage.completions import Waiter
+    from fairway.runtime.completion import OnDone
     from fairway.storage.ownership import Ownership
     from fairway.storage.wal import Entry, Operation, Tail
 
@@ -41,8 +41,8 @@ class Partitions(Protocol):
 
     `append`, `submit` and `submit_for` accept at once and in order, or raise with nothing accepted
     (`Backpressure`, `Closing`, `InvalidOperation`, `Fenced`). What was accepted is then written, or
-    told to have failed: `WriteFailed` if nothing of it was written, `OutcomeUnknown` if nobody can
-    say.
+    its caller hears how it failed: `WriteFailed` if nothing of it was written, `OutcomeUnknown` if
+    nobody can say.
     """
 
     def append(
@@ -73,7 +73,7 @@ class Partitions(Protocol):
 
     def submit_for(
         self,
-        waiter: Waiter,
+        on_done: OnDone[int],
         partition: int,
         operation: Operation,
         *,
@@ -81,9 +81,10 @@ class Partitions(Protocol):
         finishing: bool = False,
         urgent: bool = False,
     ) -> None:
-        """As `submit`, but `waiter` is called directly: no future, and no turn of the loop.
+        """As `submit`, with a callback: it costs no future and no turn of the loop.
 
-        It must not raise and must not wait. What is `urgent` does not linger for company.
+        It is called within this call if the durability is MEMORY, and never before otherwise. What
+        is `urgent` does not linger for company.
         """
         ...
 

@@ -16,6 +16,7 @@ from fairway.core.groups import Groups
 from fairway.core.lanes import LaneLimits
 from fairway.errors import Closing, FairwayError, InvalidConfig
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
+from fairway.runtime.completion import fail, settle
 from fairway.runtime.turn import TURN
 from fairway.storage.group_service import GroupService
 from fairway.storage.statistics import ReaderStatistics, ReaderTelemetry
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from fairway.core.lanes import Drained
     from fairway.runtime.blocking import BlockingPool
+    from fairway.runtime.completion import OnDone
     from fairway.runtime.telemetry import Telemetry
     from fairway.runtime.turn import TurnBudget
 
@@ -56,13 +58,13 @@ class ReaderConfig:
 
 
 class _Read:
-    __slots__ = ("accepted_ns", "call", "waiter")
+    __slots__ = ("accepted_ns", "call", "future")
 
     def __init__(
-        self, call: Callable[[], Any], waiter: asyncio.Future[Any], accepted_ns: int
+        self, call: Callable[[], Any], future: asyncio.Future[Any], accepted_ns: int
     ) -> None:
         self.call = call
-        self.waiter = waiter
+        self.future = future  # its caller awaits it, and cancels it to withdraw the read
         self.accepted_ns = accepted_ns
 
 
@@ -103,10 +105,10 @@ class FairReader:
         partition are made, and resolve, in the order of submission. A read whose caller has gone
         before its turn is not made.
         """
-        waiter: asyncio.Future[T] = self._create_future()
+        future: asyncio.Future[T] = self._create_future()
         now_ns = self._clock.now_ns()
-        self._service.offer(partition, _Read(call, waiter, now_ns), READ_SIZE, now_ns)
-        return waiter
+        self._service.offer(partition, _Read(call, future, now_ns), READ_SIZE, now_ns)
+        return future
 
     async def run(self) -> None:
         """Serve until cancelled (a service of `runtime`)."""
@@ -132,52 +134,45 @@ class FairReader:
         config = self.config
         return groups.take(keys=1, items=config.max_batch, size=config.lane.size)
 
-    def serve(self, group: list[Drained[int, _Read]], served: Callable[[bool], None]) -> None:
+    def serve(self, group: list[Drained[int, _Read]], on_done: OnDone[bool]) -> None:
         (part,) = group
-        reads = [read for read in part.items if not read.waiter.done()]
-        told = partial(self._made, part, reads, self._clock.now_ns(), served)
+        reads = [read for read in part.items if not read.future.done()]
+        made = partial(self._made, part, reads, self._clock.now_ns(), on_done)
         try:
-            self._pool.submit(told, _make, [read.call for read in reads])
+            self._pool.submit(made, _make, [read.call for read in reads])
         except FairwayError as error:  # the pool takes nothing more
-            told(None, error)
+            made(None, error)
 
     def _made(
         self,
         part: Drained[int, _Read],
         reads: list[_Read],
         started_ns: int,
-        served: Callable[[bool], None],
+        on_done: OnDone[bool],
         results: list[tuple[Any, Exception | None]] | None,
         error: BaseException | None,
     ) -> None:
         if self._stopped:
-            return  # they were told
+            return  # they were notified
         if error is not None and not isinstance(error, Exception):
-            self._service.crash(error)
+            on_done(None, error)
             return
         if results is None:
             results = [(None, error)] * len(reads)
         else:
             self._telemetry.made(part, started_ns, self._clock.now_ns())
         for read, (result, failed) in zip(reads, results, strict=True):
-            if read.waiter.done():
-                continue
-            if failed is None:
-                read.waiter.set_result(result)
-            else:
-                read.waiter.set_exception(failed)
-        served(False)
+            settle(read.future, result, failed)
+        on_done(False, None)
 
     def interrupt(self, group: list[Drained[int, _Read]]) -> None:
         self._stopped = True
         for part in group:
             for read in part.items:
-                if not read.waiter.done():
-                    read.waiter.set_exception(Closing("the log was closed during this read"))
+                fail(read.future, Closing("the log was closed during this read"))
 
     def abandon(self, item: _Read) -> None:
-        if not item.waiter.done():
-            item.waiter.set_exception(Closing("the log was closed before this read"))
+        fail(item.future, Closing("the log was closed before this read"))
 
 
 def _make(calls: list[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:

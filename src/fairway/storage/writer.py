@@ -27,21 +27,22 @@ from fairway.errors import (
     WriteFailed,
 )
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
+from fairway.runtime.completion import notify, notify_failure, resolve
 from fairway.runtime.turn import TURN
-from fairway.storage.completions import Completions, tell, tell_failure
+from fairway.storage.completions import Completions
 from fairway.storage.group_service import GroupService
 from fairway.storage.statistics import WriterStatistics, WriterTelemetry
 from fairway.storage.urgency import Urgency
 from fairway.storage.wal import INT_MAX, Entry, Operation, Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from fairway.core.lanes import Drained
     from fairway.runtime.blocking import BlockingPool
+    from fairway.runtime.completion import OnDone
     from fairway.runtime.telemetry import Telemetry
     from fairway.runtime.turn import TurnBudget
-    from fairway.storage.completions import Waiter
     from fairway.storage.tails import Tails
     from fairway.storage.wal import Wal
 
@@ -105,7 +106,7 @@ class WriterConfig:
 
 
 class _Pending(msgspec.Struct, gc=False):
-    """One accepted operation, where it leaves its partition, and whoever waits for it.
+    """One accepted operation, where it leaves its partition, and the callback of whoever waits.
 
     Not the collector's business: there are very many, and what they refer to knows nothing of them.
     Nor are the tuples of a plain append, which are made when it is written: thousands that wait
@@ -115,18 +116,18 @@ class _Pending(msgspec.Struct, gc=False):
     what: Operation | bytes  # of a plain append the payload of its entry, whose key is `last_key`
     last_key: int
     floor: int
-    waiter: Any  # a `Waiter`, or None if nobody waits
+    on_done: Any  # an `OnDone[int]`, or None if nobody waits
     sync: bool
     accepted_ns: int
 
 
 class _GroupWrite(NamedTuple):
-    """A group that the store is writing, and whom to call once its callers are told."""
+    """A group that the store is writing, and the callback for when its callers are notified."""
 
     group: list[Drained[int, _Pending]]
     sync: bool
     started_ns: int
-    served: Callable[[bool], None]
+    on_done: OnDone[bool]
 
 
 class FairWriter:
@@ -189,10 +190,10 @@ class FairWriter:
         return self._urgent.expedites
 
     def expedite(self) -> None:
-        """See `Log.expedite`. Not while callers are told: that may be what makes a request begin,
-        and another group would be told in the middle of this one.
+        """See `Log.expedite`. Not while callers are notified: that may be what makes a request
+        begin, and callers of another group would be notified in the middle of this one.
         """
-        if self._completions.telling:
+        if self._completions.notifying:
             return
         if self._urgent.waiting:
             self._urgent.expedite(self._service.go_on)
@@ -201,7 +202,7 @@ class FairWriter:
 
     @property
     def acks_per_turn(self) -> int | None:
-        """How many callers are told in one turn of the loop; None: all of a group."""
+        """How many callers are notified in one turn of the loop; None: all of a group."""
         return self._completions.per_turn
 
     @acks_per_turn.setter
@@ -237,23 +238,23 @@ class FairWriter:
         Futures of one partition resolve in the order of submission. Cancelling one withdraws
         nothing.
         """
-        waiter = self._create_future()
-        self.accept(waiter, partition, operation, durability, finishing)
-        return waiter
+        future = self._create_future()
+        self.accept(resolve(future), partition, operation, durability, finishing)
+        return future
 
     def accept(
         self,
-        waiter: Waiter,
+        on_done: OnDone[int],
         partition: int,
         operation: Operation,
         durability: Durability = Durability.FSYNC,
         finishing: bool = False,
         urgent: bool = False,
     ) -> None:
-        """As `submit`, for a waiter of the caller's own.
+        """As `submit`, with a callback: called within this call if the durability is MEMORY.
 
-        What is urgent does not linger for company; nor does it wait for its turn to be told, where
-        callers are told in turns (`acks_per_turn`) and not more than those are urgent.
+        What is urgent does not linger for company; nor does its caller wait for a turn, where
+        callers are notified in turns (`acks_per_turn`) and not more than those are urgent.
         """
         state = self._tails.find(partition)
         if state is None or type(partition) is not int:
@@ -286,7 +287,7 @@ class FairWriter:
         now_ns = self._now_ns()
         quick = durability is MEMORY
         item = _Pending(
-            what, last_key, floor, None if quick else waiter, durability is FSYNC, now_ns
+            what, last_key, floor, None if quick else on_done, durability is FSYNC, now_ns
         )
         self._service.offer(partition, item, size, now_ns, finishing)
         state.last_key = last_key
@@ -297,7 +298,7 @@ class FairWriter:
         if delete:
             self._tails.refuse(partition)
         if quick:
-            waiter.set_result(last_key)
+            notify(on_done, last_key)
 
     def append(
         self,
@@ -323,13 +324,13 @@ class FairWriter:
             operation = Operation.appending(key, payload, term)
             return self.submit(partition, operation, durability=durability)
         # The common case, without the calls: everything else goes the long way round.
-        waiter = self._create_future()
+        future = self._create_future()
         now_ns = self._now_ns()
         sync = durability is FSYNC
-        item = _Pending(payload, key, state.floor, waiter, sync, now_ns)
+        item = _Pending(payload, key, state.floor, resolve(future), sync, now_ns)
         self._service.offer(partition, item, len(payload) + ENTRY_OVERHEAD, now_ns)
         state.last_key = key
-        return waiter
+        return future
 
     def tail(self, partition: int) -> Tail:
         """Where the partition ends once everything accepted is written (its last term aside)."""
@@ -353,14 +354,15 @@ class FairWriter:
             self._completions.flush_all()
 
     async def drain(self) -> None:
-        """Stop admitting; return when everything accepted is written and its callers are told."""
+        """Stop admitting; return when everything is written that was accepted, and its callers
+        are notified."""
         await self._service.drain()
         self._completions.flush_all()
 
     async def clear_doubts(self) -> None:
         """Ask the store again about partitions whose end it could not tell after a failure.
 
-        Raises as the store does; those it has told by then are writable again.
+        Raises as the store does; those it has answered for by then are writable again.
         """
         for partition in self._tails.doubtful():
             self._tails.cleared(partition, await self._pool.run(self._wal.tail, partition))
@@ -375,7 +377,7 @@ class FairWriter:
         return bool(self._urgent.waiting)
 
     def gathers(self) -> bool:
-        # Those who are being told are the company: most of them ask for the next thing then.
+        # Those who are being notified are the company: most of them ask for the next thing then.
         return bool(self._completions.waiting) and not (self._urgent.waiting or self._enough)
 
     @property
@@ -393,15 +395,15 @@ class FairWriter:
             total_size=config.max_group_bytes,
         )
 
-    def serve(self, group: list[Drained[int, _Pending]], served: Callable[[bool], None]) -> None:
+    def serve(self, group: list[Drained[int, _Pending]], on_done: OnDone[bool]) -> None:
         operations = {part.key: _operations(part.items) for part in group}
         sync = any(item.sync for part in group for item in part.items)
-        write = _GroupWrite(group, sync, self._clock.now_ns(), served)
-        told = partial(self._wrote, write)
+        write = _GroupWrite(group, sync, self._clock.now_ns(), on_done)
+        wrote = partial(self._wrote, write)
         try:
-            self._pool.submit(told, _write, self._wal, operations, sync)
+            self._pool.submit(wrote, _write, self._wal, operations, sync)
         except FairwayError as error:  # the pool takes nothing more
-            asyncio.get_running_loop().call_soon(told, None, error)
+            asyncio.get_running_loop().call_soon(wrote, None, error)
 
     def _wrote(
         self,
@@ -411,7 +413,7 @@ class FairWriter:
     ) -> None:
         """The store has answered, or raised; whatever it does, the next group follows."""
         if error is not None and not isinstance(error, Exception):
-            self._service.crash(error)
+            write.on_done(None, error)
             return
         if error is not None:
             doubt = OutcomeUnknown(f"the store raised {type(error).__name__}: {error}")
@@ -419,69 +421,82 @@ class FairWriter:
             failures = {part.key: doubt for part in write.group}
         assert failures is not None
         doubtful = [key for key, why in failures.items() if isinstance(why, OutcomeUnknown)]
-        self._look_again(doubtful, failures, partial(self._finish, write, failures))
-
-    def _finish(self, write: _GroupWrite, failures: Mapping[int, FairwayError]) -> None:
-        if self._stopped:
-            return  # they were told that nobody knows
-        with self._completions.speaking():
-            try:
-                self._settle(write, failures)
-            except Exception as error:  # our fault: better no writer than one that stands still
-                self._service.crash(error)
-                self._completions.flush_all()
-                unknown = OutcomeUnknown("the log failed while this was told")
-                for part in write.group:
-                    for item in part.items:
-                        tell_failure(item.waiter, unknown)
-
-    def _settle(self, write: _GroupWrite, failures: Mapping[int, FairwayError]) -> None:
-        group = write.group
-        group.sort(key=_count)  # whoever asked for little hears of it before a flood does
-        written = [part for part in group if part.key not in failures] if failures else group
-        self._telemetry.wrote(written, write.sync, write.started_ns, self._clock.now_ns())
-        # With enough at hand the store goes on while callers are told. With less, those who are
-        # told now are the company that the next group waits for.
-        ahead = not (failures or self.linger_ns) and self._enough
-        if ahead:
-            write.served(True)
-        for part in group:
-            failure = failures.get(part.key)
-            if failure is None:
-                self._complete(part)
-            else:
-                self._fail(part, failure)
-        self._completions.tell()
-        if not ahead:
-            write.served(self.expedites and not failures)
+        self._look_again(write, failures, doubtful)
 
     def _look_again(
-        self, doubtful: list[int], failures: Mapping[int, FairwayError], then: Callable[[], None]
+        self, write: _GroupWrite, failures: Mapping[int, FairwayError], doubtful: list[int]
     ) -> None:
-        """Ask the store where doubtful partitions end now, before their callers are told.
+        """Ask the store where doubtful partitions end now, before their callers are notified.
 
-        Whoever is told is then free to go on, under keys that the store really has room for.
+        Whoever is notified is then free to go on, under keys that the store really has room for.
         """
         if not doubtful:
-            then()
+            self._finish(write, failures)
             return
         partition, *others = doubtful
 
-        def looked(tail: Tail, error: BaseException | None) -> None:
+        def looked(tail: Tail | None, error: BaseException | None) -> None:
             if error is not None and not isinstance(error, Exception):
-                self._service.crash(error)
+                write.on_done(None, error)
                 return
-            if error is not None:
+            if tail is None:
                 why = f"partition {partition} is in doubt: {failures[partition]}"
                 self._tails.doubt(partition, f"{why}; looking again failed: {error}")
             else:
                 self._tails.of(partition).found(tail)
-            self._look_again(others, failures, then)
+            self._look_again(write, failures, others)
 
         try:
             self._pool.submit(looked, self._wal.tail, partition)
         except FairwayError as error:
-            looked(Tail(), error)
+            looked(None, error)
+
+    def _finish(self, write: _GroupWrite, failures: Mapping[int, FairwayError]) -> None:
+        if self._stopped:
+            return  # callers were notified that nobody knows
+        group = write.group
+        group.sort(key=_count)  # whoever asked for little is notified before a flood is
+        left = group[::-1]
+        with self._completions.exclusive():
+            try:
+                self._settle(write, failures, left)
+            except Exception as error:  # our fault: better no writer than one that stands still
+                self._service.crash(error)
+                self._completions.flush_all()
+                unknown = OutcomeUnknown("the log failed when this was written")
+                for part in reversed(left):
+                    for item in part.items:
+                        _notify_failure(item, unknown)
+                for part in group:
+                    for item in part.items:
+                        if item.on_done is not None:
+                            item.on_done = _notified  # not once more when the group is interrupted
+
+    def _settle(
+        self,
+        write: _GroupWrite,
+        failures: Mapping[int, FairwayError],
+        left: list[Drained[int, _Pending]],
+    ) -> None:
+        """Notify the callers of each part; whom this has not come to is `left`, in reverse."""
+        group = write.group
+        written = [part for part in group if part.key not in failures] if failures else group
+        self._telemetry.wrote(written, write.sync, write.started_ns, self._clock.now_ns())
+        # With enough at hand the store goes on while callers are notified. With less, those who
+        # are notified now are the company that the next group waits for.
+        ahead = not (failures or self.linger_ns) and self._enough
+        if ahead:
+            write.on_done(True, None)
+        while left:
+            failure = failures.get(left[-1].key)
+            if failure is None:
+                self._complete(left[-1])
+            else:
+                self._fail(left[-1], failure)
+            left.pop()
+        self._completions.notify()
+        if not ahead:
+            write.on_done(self.expedites and not failures, None)
 
     def interrupt(self, group: list[Drained[int, _Pending]]) -> None:
         self._stopped = True
@@ -490,7 +505,7 @@ class FairWriter:
 
     def abandon(self, item: _Pending) -> None:
         self._completions.flush_all()  # nobody overtakes those
-        tell_failure(item.waiter, Closing("the log was closed before this was written"))
+        _notify_failure(item, Closing("the log was closed before this was written"))
 
     def _complete(self, part: Drained[int, _Pending]) -> None:
         newest = part.items[-1]
@@ -501,12 +516,12 @@ class FairWriter:
         if self._completions.holds_back(part.key, len(part.items), urgent):
             self._completions.add(
                 part.key,
-                [(item.waiter, item.last_key) for item in part.items if item.waiter is not None],
+                [(item.on_done, item.last_key) for item in part.items if item.on_done is not None],
             )
             return
         for item in part.items:
-            if item.waiter is not None:
-                tell(item.waiter, item.last_key)
+            if item.on_done is not None:
+                notify(item.on_done, item.last_key)
 
     def _fail(self, part: Drained[int, _Pending], failure: FairwayError) -> None:
         # At once: whoever goes on before it knows would leave a hole where this was to be.
@@ -514,16 +529,25 @@ class FairWriter:
         self._urgent.failed(part.key)
         behind = self._service.groups.withdraw(part.key)
         self._telemetry.failed(len(part.items) + len(behind))
-        lost = sum(item.waiter is None for item in (*part.items, *behind))
-        if lost:  # chosen by whoever asked for no more than memory; yet it is counted and told
+        lost = sum(item.on_done is None for item in (*part.items, *behind))
+        if lost:  # chosen by whoever asked for no more than memory; yet it is counted and logged
             self._telemetry.lost(lost)
             logger.warning("%d operations acknowledged from memory are lost: %s", lost, failure)
         self._tails.of(part.key).failed()
         consequence = WriteFailed(f"an earlier operation of the partition failed: {failure}")
         for item in part.items:
-            tell_failure(item.waiter, failure)
+            _notify_failure(item, failure)
         for item in behind:
-            tell_failure(item.waiter, consequence)
+            _notify_failure(item, consequence)
+
+
+def _notify_failure(item: _Pending, failure: FairwayError) -> None:
+    if item.on_done is not None:
+        notify_failure(item.on_done, failure)
+
+
+def _notified(last_key: int | None, error: BaseException | None) -> None:
+    """Stands where the callback of an operation was: it has been called."""
 
 
 def _count(part: Drained[int, _Pending]) -> int:

@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fairway.errors import InvalidRequest, NotFound
+from fairway.runtime.completion import fail
 from fairway.runtime.shielded import shielded
 from fairway.streams.content import records_of, same_type
 from fairway.streams.offset import StreamPlace
@@ -100,13 +101,13 @@ class StreamAppender:
         producer, topic, meta = request.producer, stream.topic, after(stream.meta, request)
         write: asyncio.Future[Offset] = asyncio.get_running_loop().create_future()
 
-        def on_done(last_seq: int, error: BaseException | None) -> None:
+        def on_done(last_seq: int | None, error: BaseException | None) -> None:
             stream.pending.ended(write, request)
             if error is not None:
                 stream.stale = True
-                write.set_exception(error)
-                write.exception()  # whoever asked may be gone
+                fail(write, error)
                 return
+            assert last_seq is not None
             if request.closes:
                 # Only now: what is seen is durable.
                 stream.meta = after(stream.meta, request)

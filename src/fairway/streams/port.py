@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
+    from fairway.runtime.completion import OnDone
     from fairway.streams.stored import Segment
     from fairway.wire.records import Records
 
@@ -101,7 +102,7 @@ class BackingTopic(Protocol):
     def submit(
         self,
         records: Records,
-        on_done: Callable[[int, BaseException | None], None],
+        on_done: OnDone[int],
         *,
         meta: Meta,
         position: tuple[str, int, int] | None = None,
@@ -109,8 +110,8 @@ class BackingTopic(Protocol):
     ) -> None:
         """Number and queue records with metadata, or metadata alone, in one step of the loop.
 
-        `position` is a producer, its epoch and the number of this append. `on_done` is told the
-        last seq and what went wrong, or None once all of it is durable.
+        `position` is a producer, its epoch and the number of this append. `on_done` is given
+        the last seq once all of it is durable, and not before this returns.
         """
         ...
 

@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from fairway.errors import Closing, Conflict, FairwayError, NotFound, OutcomeUnknown, Throttled
+from fairway.runtime.completion import fail
 from fairway.storage.wal import INT_MAX, Operation
 from fairway.topics import names
 from fairway.topics.doubts import Doubt
 from fairway.topics.operations import encode_snapshot
-from fairway.topics.outcome import fail
 from fairway.topics.recovery import StoredTopic, encode_topic
 from fairway.topics.routers import ROUTER
 from fairway.topics.topic import Topic
@@ -258,7 +258,7 @@ class Changes:
                 topic.give_back()
                 live.reservation.give_back()
             write = Write(writes, settle, shown=True)  # it shows nothing new
-            self._log.submit_for(write, topic.epoch, Operation(meta=meta))
+            self._log.submit_for(write.settled, topic.epoch, Operation(meta=meta))
         except FairwayError:
             writes.end_config()
             topic.apply(before)

@@ -148,7 +148,7 @@ class Deletions:
             if removal.rule is not None:
                 meta[names.RULE + removal.rule.name] = names.encode_number(removal.upto)
             write = Write(writes, lambda error: settle(error), shown=True)  # it shows nothing new
-            self._log.submit_for(write, topic.epoch, Operation(meta=meta))
+            self._log.submit_for(write.settled, topic.epoch, Operation(meta=meta))
         except FairwayError:
             writes.end_removal()
             raise

@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping
 
     from fairway.kernel.kernel import Kernel
+    from fairway.runtime.completion import OnDone
     from fairway.topics.batch import Batch
     from fairway.topics.bounds import OwnerBounds
     from fairway.topics.match import TagMatch
-    from fairway.topics.outcome import Appended, Told
+    from fairway.topics.outcome import Appended
     from fairway.topics.routing import Router
     from fairway.topics.watching import Sink, View
     from fairway.wire.topics import RouterConfig, TopicPatch
@@ -369,10 +370,11 @@ class Topics(Part):
                     raise
                 # It was deleted before anything was accepted: as if we had come after that.
 
-    def append_now(self, reply: Told, topic: Topic, new: NewBatch) -> bool:
-        """As `append`, begun at once and told to `reply`; False if something must come first."""
+    def append_now(self, on_done: OnDone[Appended], topic: Topic, new: NewBatch) -> bool:
+        """As `append`, begun at once, with a callback, which may be called within this call; False
+        if something must come first."""
         self.check_admits(patient=new.patient)
-        return self.writing.append_now(reply, topic, new)
+        return self.writing.append_now(on_done, topic, new)
 
     async def delete_records(
         self,

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fairway.errors import FairwayError, Unavailable
+from fairway.runtime.completion import fail, notify, settle
 from fairway.runtime.shielded import shielded
 from fairway.storage.wal import NO_META
 from fairway.topics import names
 from fairway.topics.operations import KeySeen, changes_of
-from fairway.topics.outcome import Appended, fail
+from fairway.topics.outcome import Appended
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fairway.runtime.clock import Clock
+    from fairway.runtime.completion import OnDone
     from fairway.storage.partitions import Partitions
     from fairway.topics.idempotency import KeyMemory
     from fairway.topics.live import LivePart
-    from fairway.topics.outcome import Told
     from fairway.topics.topic import Topic
     from fairway.topics.writing import NewBatch, Writing
 
@@ -66,13 +68,12 @@ class Once:
             reply.set_result(answer)
             return answer
         # From here on it will happen, whether or not this caller stays to see it.
-        waiting.add_done_callback(
-            lambda done: self._settle(place, done.exception() or done.result())
-        )
+        waiting.add_done_callback(partial(self._first_over, place))
         return await shielded(reply)
 
-    def append_now(self, reply: Told, topic: Topic, new: NewBatch, key: str) -> bool:
-        """As `append`, begun at once and told to `reply`; False if something must come first."""
+    def append_now(self, on_done: OnDone[Appended], topic: Topic, new: NewBatch, key: str) -> bool:
+        """As `append`, begun at once, with a callback, which may be called within this call; False
+        if something must come first."""
         place = (topic.epoch, key)
         now_ms = self._clock.wall_ns() // 1_000_000
         window_ms = topic.config.idempotency_window_ms
@@ -82,12 +83,12 @@ class Once:
         if seen is None and self._keys.unsure(now_ms, window_ms):
             return False
         if seen is not None and now_ms - seen.ts < window_ms:
-            reply.set_result(Appended(seen.first_seq, seen.last_seq, deduped=True))
+            notify(on_done, Appended(seen.first_seq, seen.last_seq, deduped=True))
             return True
-        # First: a class that does not wait for the disk is told within the call.
+        # First: the callback of a class that does not wait for the disk is called within the call.
         self._keys.under_way[place] = asyncio.get_running_loop().create_future()
         try:
-            self._writing.enqueue_for(_First(self, place, reply), topic, new)
+            self._writing.enqueue_for(partial(self._first_done, place, on_done), topic, new)
         except FairwayError:
             del self._keys.under_way[place]
             raise
@@ -111,33 +112,25 @@ class Once:
             return None
         return Appended(seen.first_seq, seen.last_seq, deduped=True)
 
-    def _settle(self, place: tuple[int, str], outcome: Appended | BaseException) -> None:
-        """The first append with a key is decided, and the key is known or not: tell those that
+    def _first_over(self, place: tuple[int, str], first: asyncio.Future[Appended]) -> None:
+        """The first append with a key has ended."""
+        error = first.exception()
+        self._settle(place, None if error is not None else first.result(), error)
+
+    def _first_done(
+        self,
+        place: tuple[int, str],
+        on_done: OnDone[Appended],
+        appended: Appended | None,
+        error: BaseException | None,
+    ) -> None:
+        """The first append with a key has ended, begun without a task: its caller comes last."""
+        self._settle(place, appended, error)
+        on_done(appended, error)
+
+    def _settle(
+        self, place: tuple[int, str], appended: Appended | None, error: BaseException | None
+    ) -> None:
+        """The first append with a key is decided, and the key is known or not: resolve those that
         repeated it."""
-        reply = self._keys.under_way.pop(place)
-        if isinstance(outcome, BaseException):
-            fail(reply, outcome)
-        elif not reply.done():
-            reply.set_result(outcome)
-
-
-class _First:
-    """The first append with a key, begun without a task; whoever asked for it is told after us."""
-
-    __slots__ = ("_once", "_place", "_reply")
-
-    def __init__(self, once: Once, place: tuple[int, str], reply: Told) -> None:
-        self._once = once
-        self._place = place
-        self._reply = reply
-
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, appended: Appended) -> None:
-        self._once._settle(self._place, appended)
-        self._reply.set_result(appended)
-
-    def set_exception(self, error: BaseException) -> None:
-        self._once._settle(self._place, error)
-        self._reply.set_exception(error)
+        settle(self._keys.under_way.pop(place), appended, error)

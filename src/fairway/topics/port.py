@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from fairway.runtime.completion import OnDone
     from fairway.topics.engine import Topics
     from fairway.topics.operations import Hole
     from fairway.topics.outcome import Appended
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from fairway.wire.records import Records
 
     Meta = Mapping[str, bytes | None]
-    OnDone = Callable[[int, BaseException | None], None]
 
 
 class TopicPort:
@@ -86,7 +86,7 @@ class TopicPort:
     def submit(
         self,
         records: Records,
-        on_done: OnDone,
+        on_done: OnDone[int],
         *,
         meta: Meta,
         position: tuple[str, int, int] | None = None,
@@ -94,16 +94,16 @@ class TopicPort:
     ) -> None:
         """Number and queue records with metadata, or metadata alone, in one step of the loop.
 
-        `on_done` is told the last seq, and what went wrong or None.
+        `on_done` is given the last seq, in a turn to come.
         """
         topic, writing, extra = self._topic, self._topics.writing, _extra(meta)
         at = Position(*position) if position is not None else None
         if records.count:
             new = NewBatch(records=records, position=at, trace=trace, extra=extra)
-            writing.enqueue(topic, new).add_done_callback(partial(_tell_appended, on_done))
+            writing.enqueue(topic, new).add_done_callback(partial(_notify_appended, on_done))
         else:
             noted = writing.enqueue_meta(topic, extra, at)
-            noted.add_done_callback(partial(_tell_noted, on_done, topic))
+            noted.add_done_callback(partial(_notify_noted, on_done, topic))
 
     async def append(self, records: Records, *, meta: Meta, trace: str | None = None) -> None:
         """Append all of it or nothing; durable when this returns."""
@@ -247,10 +247,11 @@ def _extra(meta: Meta) -> dict[str, bytes | None]:
     return {EXTRA + name: value for name, value in meta.items()}
 
 
-def _tell_appended(on_done: OnDone, done: asyncio.Future[Appended]) -> None:
-    error = done.exception()
-    on_done(0 if error is not None else done.result().last_seq, error)
+def _notify_appended(on_done: OnDone[int], appended: asyncio.Future[Appended]) -> None:
+    error = appended.exception()
+    on_done(None if error is not None else appended.result().last_seq, error)
 
 
-def _tell_noted(on_done: OnDone, topic: Topic, done: asyncio.Future[None]) -> None:
-    on_done(topic.head, done.exception())
+def _notify_noted(on_done: OnDone[int], topic: Topic, noted: asyncio.Future[None]) -> None:
+    error = noted.exception()
+    on_done(None if error is not None else topic.head, error)

@@ -2,7 +2,7 @@
 
 They are taken in in the order of the log, so a topic changes in that order, whichever of them the
 store answers first. What they will change once they are written is known here: snapshots are queued
-behind them and tell of it.
+behind them and include it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from fairway.runtime.completion import settle
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -21,10 +23,8 @@ if TYPE_CHECKING:
 
 
 class Write(msgspec.Struct, eq=False):
-    """A write under way, told its outcome by the log itself; `then` is given its error, or None.
-
-    It stands where a future would, without the turn of the loop that a future's callback costs.
-    """
+    """A write under way. The log calls `settled`; once all before it are settled as well, `then` is
+    given its error, or None."""
 
     writes: Any
     """The `Writes` that it is one of."""
@@ -38,25 +38,16 @@ class Write(msgspec.Struct, eq=False):
     error: BaseException | None = None
     waited: asyncio.Future[None] | None = None
 
-    def done(self) -> bool:
-        return self.known
-
-    def set_result(self, last_key: int) -> None:
-        self.known = True
-        self.writes.settle()
-        if self.waited is not None and not self.waited.done():
-            self.waited.set_result(None)
-
-    def set_exception(self, error: BaseException) -> None:
+    def settled(self, last_key: int | None, error: BaseException | None) -> None:
+        """The log has written it, or failed to: its `OnDone`."""
         self.known = True
         self.error = error
         self.writes.settle()
-        if self.waited is not None and not self.waited.done():
-            self.waited.set_exception(error)
-            self.waited.exception()  # whoever waited may be gone
+        if self.waited is not None:
+            settle(self.waited, None, error)
 
     def decided(self) -> asyncio.Future[None]:
-        """Resolves with the outcome, once `then` was told. Shared: shield it."""
+        """Resolves with the outcome, once `then` was called. Shared: shield it."""
         if self.waited is None:
             self.waited = asyncio.get_running_loop().create_future()
         return self.waited

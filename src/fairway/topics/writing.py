@@ -25,6 +25,7 @@ from fairway.errors import (
     Unavailable,
 )
 from fairway.runtime.clock import sleep_ns
+from fairway.runtime.completion import fail, notify, resolve
 from fairway.storage.wal import NO_META, Entry, Operation
 from fairway.storage.writer import Durability
 from fairway.topics import names
@@ -34,7 +35,7 @@ from fairway.topics.doubts import Doubt
 from fairway.topics.names import SeenKey
 from fairway.topics.once import Once
 from fairway.topics.operations import Hole, KeySeen, changes_of, encode_snapshot, rows_of
-from fairway.topics.outcome import Appended, Told, fail
+from fairway.topics.outcome import Appended
 from fairway.topics.reserving import Reserving
 from fairway.topics.writes import Write
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from fairway.kernel.writability import Writability
     from fairway.runtime.clock import Clock
+    from fairway.runtime.completion import OnDone
     from fairway.storage.partitions import Partitions
     from fairway.topics.idempotency import KeyMemory
     from fairway.topics.live import LivePart
@@ -135,8 +137,12 @@ class Writing:
             return await self._enqueue_patiently(topic, new)
         return self.enqueue(topic, new)
 
-    def append_now(self, reply: Told, topic: Topic, new: NewBatch) -> bool:
-        """As `append`, begun at once; False if something must be looked up or waited for first."""
+    def append_now(self, on_done: OnDone[Appended], topic: Topic, new: NewBatch) -> bool:
+        """As `append`, begun at once; False if something must be looked up or waited for first.
+
+        `on_done` is called within this call if it was made before, or if its class does not wait
+        for the disk.
+        """
         if new.position is not None or new.patient:
             return False
         if topic.weak and topic.assigned + new.records.count > topic.reserved:
@@ -145,8 +151,8 @@ class Writing:
         if (config.cap_records or config.cap_bytes) and self.lacks_front(topic, new):
             return False
         if new.key is not None:
-            return self._once.append_now(reply, topic, new, new.key)
-        self.enqueue_for(reply, topic, new)
+            return self._once.append_now(on_done, topic, new, new.key)
+        self.enqueue_for(on_done, topic, new)
         return True
 
     def lacks_front(self, topic: Topic, new: NewBatch) -> bool:
@@ -201,13 +207,13 @@ class Writing:
             raise Unavailable(f"the durability of topic {topic.name!r} is being changed")
 
     def enqueue(self, topic: Topic, new: NewBatch) -> asyncio.Future[Appended]:
-        """Number and queue an append that is prepared. The future tells when its class is met."""
+        """Number and queue an append that is prepared. The future is done when its class is met."""
         reply = self._create_future()
-        self.enqueue_for(reply, topic, new)
+        self.enqueue_for(resolve(reply), topic, new)
         return reply
 
-    def enqueue_for(self, reply: Told, topic: Topic, new: NewBatch) -> None:
-        """As `enqueue`, for whoever is told in the caller's own way."""
+    def enqueue_for(self, on_done: OnDone[Appended], topic: Topic, new: NewBatch) -> None:
+        """As `enqueue`, with a callback, which may be called within this call."""
         if topic.epoch < 0:
             raise NotFound("topic", topic.name)
         live = topic.live
@@ -220,7 +226,7 @@ class Writing:
             self._check_open(topic, live)
         position = new.position
         if position is not None and live.producers.passed(position):
-            reply.set_result(Appended(topic.head, topic.head, deduped=True))
+            notify(on_done, Appended(topic.head, topic.head, deduped=True))
             return
         records = new.records
         tagged, size = records.tagged, records.size(new.node)
@@ -256,7 +262,7 @@ class Writing:
         quick = config.durability in ("memory", "ephemeral") and writes.all_shown
         if config.durability == "ephemeral" and quick and not (new.extra or position or new.key):
             self._publish(topic, live, batch, tagged)
-            reply.set_result(answer)
+            notify(on_done, answer)
             return
         meta, noted = NO_META, NOTHING_NOTED
         if new.extra or position is not None or new.key is not None:
@@ -271,11 +277,11 @@ class Writing:
         if quick:
             then = partial(self._settle_quick, topic, live, batch, noted)
         else:
-            then = partial(self._settle, topic, live, batch, tagged, answer, reply, noted)
+            then = partial(self._settle, topic, live, batch, tagged, answer, on_done, noted)
         write = Write(writes, then, count, size, quick)
         try:
             self._log.submit_for(
-                write,
+                write.settled,
                 topic.epoch,
                 operation,
                 durability=DURABILITY.get(config.durability, Durability.DISK),
@@ -291,7 +297,7 @@ class Writing:
             live.producers.begin(position)
         if quick:
             self._publish(topic, live, batch, tagged, noted)
-            reply.set_result(answer)
+            notify(on_done, answer)
 
     def enqueue_meta(
         self,
@@ -324,7 +330,7 @@ class Writing:
 
         write = Write(live.writes, settle, shown=True)  # there is nothing in it to show
         operation = Operation(meta={**extra, **rows_of(noted)})
-        self._log.submit_for(write, topic.epoch, operation, durability=durability)
+        self._log.submit_for(write.settled, topic.epoch, operation, durability=durability)
         live.writes.add(write)
         if position is not None:
             live.producers.begin(position)
@@ -375,7 +381,7 @@ class Writing:
 
         write = Write(writes, settle, shown=quick)
         try:
-            self._log.submit_for(write, topic.epoch, Operation(meta=meta))
+            self._log.submit_for(write.settled, topic.epoch, Operation(meta=meta))
         except FairwayError:
             writes.end_gap(gap)
             topic.take_back(first)
@@ -396,17 +402,16 @@ class Writing:
         batch: Batch,
         tagged: bool,
         answer: Appended,
-        reply: Told,
+        on_done: OnDone[Appended],
         noted: tuple[Noted, ...],
         error: BaseException | None,
     ) -> None:
         if error is None:
             self._publish(topic, live, batch, tagged, noted)
-            if not reply.done():
-                reply.set_result(answer)
+            notify(on_done, answer)
             return
         self._failed(topic, live, error, noted)
-        fail(reply, error)
+        notify(on_done, None, error)
 
     def _settle_quick(
         self,
@@ -421,13 +426,13 @@ class Writing:
         self._failed(topic, live, error, noted)
         if topic.epoch < 0 or (isinstance(error, OutcomeUnknown) and self._holds(topic, batch)):
             return
-        # Readers may have seen it: it is lost as by a crash, and told the same way.
+        # Readers may have seen it: it is lost as by a crash, and they hear of it the same way.
         topic.lose_range(batch.first_seq, batch.last_seq, *topic.held_in(batch))
         live.restart_tail(topic.head + 1)
         logger.warning("topic %s lost %d records: %s", topic.name, batch.count, error)
 
     def _holds(self, topic: Topic, batch: Batch) -> bool:
-        """Whether the store has it after all: nothing was numbered since, so its end tells."""
+        """Whether the store has it after all: nothing was numbered since, so its end shows it."""
         try:
             return self._log.last_key(topic.epoch) >= batch.last_seq
         except FairwayError:  # it is closed

@@ -1,16 +1,19 @@
-"""Callers are told a few in each turn of the loop, in order, and nobody after a flood of others."""
+"""Callers are notified a few in each turn of the loop, in order, none after a flood of others."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
 
+from fairway.runtime.completion import resolve
 from fairway.runtime.turn import TURN
 from fairway.storage.completions import Completions
 from fairway.testing import run
 
 if TYPE_CHECKING:
     import pytest
+
+    from fairway.runtime.completion import OnDone
 
 
 PER_TURN = 8
@@ -22,21 +25,14 @@ def spread() -> Completions:
     return completions
 
 
-class Told:
-    """Remembers when it was told what, by turns of the loop."""
+def noting(name: str, log: list[tuple[str, int, int]]) -> OnDone[int]:
+    """A callback that remembers when it was called with what, by turns of the loop."""
 
-    def __init__(self, name: str, log: list[tuple[str, int, int]]) -> None:
-        self.name = name
-        self.log = log
+    def on_done(last_key: int | None, error: BaseException | None) -> None:
+        assert last_key is not None, error
+        log.append((name, last_key, turns()))
 
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, last_key: int) -> None:
-        self.log.append((self.name, last_key, turns()))
-
-    def set_exception(self, error: BaseException) -> None:
-        raise AssertionError(error)
+    return on_done
 
 
 _turns = 0
@@ -53,20 +49,20 @@ async def count_turns(turns: int) -> None:
         _turns += 1
 
 
-def test_a_flood_is_told_over_many_turns_and_a_single_one_in_the_first() -> None:
+def test_a_flood_is_notified_over_many_turns_and_a_single_one_in_the_first() -> None:
     log: list[tuple[str, int, int]] = []
 
     async def main() -> None:
         global _turns
         _turns = 0
         completions = spread()
-        flood = Told("flood", log)
+        flood = noting("flood", log)
         completions.add(1, [(flood, key) for key in range(6 * PER_TURN)])
-        completions.add(2, [(Told("single", log), 1)])
-        completions.tell()
+        completions.add(2, [(noting("single", log), 1)])
+        completions.notify()
         assert len(log) == PER_TURN
         assert ("single", 1, 0) in log
-        completions.tell()  # in the same turn: nobody else has waited for them yet
+        completions.notify()  # in the same turn: nobody else has waited for them yet
         assert len(log) == PER_TURN
         await count_turns(20)
 
@@ -74,7 +70,7 @@ def test_a_flood_is_told_over_many_turns_and_a_single_one_in_the_first() -> None
     assert [key for name, key, _ in log if name == "flood"] == list(range(6 * PER_TURN))
     in_one_turn = [sum(turn == at for _, _, turn in log) for at in range(1, 20)]
     assert max(in_one_turn) == PER_TURN
-    assert sum(1 for told in in_one_turn if told) >= 4
+    assert sum(1 for count in in_one_turn if count) >= 4
     assert TURN.acks_per_partition < PER_TURN
 
 
@@ -86,11 +82,11 @@ def test_callers_wait_for_a_turn_only_where_that_is_wanted() -> None:
         assert not completions.holds_back(1, 1, False)
         completions.per_turn = PER_TURN
         assert completions.holds_back(1, 1, False)
-        completions.add(1, [(Told("flood", log), key) for key in range(100)])
-        completions.tell()
+        completions.add(1, [(noting("flood", log), key) for key in range(100)])
+        completions.notify()
         completions.per_turn = None
         assert completions.holds_back(1, 1, False), "what waits is not overtaken"
-        completions.add(1, [(Told("flood", log), key) for key in range(100, 200)])
+        completions.add(1, [(noting("flood", log), key) for key in range(100, 200)])
         await count_turns(2)
         assert not completions.holds_back(1, 1, False)
 
@@ -103,9 +99,9 @@ def test_a_few_urgent_callers_do_not_wait_for_a_turn() -> None:
         completions = spread()
         assert not completions.holds_back(1, PER_TURN, True)
         assert completions.holds_back(1, PER_TURN + 1, True), "those would be a flood themselves"
-        completions.add(1, [(Told("flood", []), key) for key in range(100)])
+        completions.add(1, [(noting("flood", []), key) for key in range(100)])
         assert completions.holds_back(1, 1, True), "what waits is not overtaken"
-        assert completions.holds_back(2, 1, True), "as many as may be were told in this turn"
+        assert completions.holds_back(2, 1, True), "as many as may be were notified in this turn"
         await count_turns(1)
         assert not completions.holds_back(2, 1, True)
         assert not completions.holds_back(3, PER_TURN - 1, True)
@@ -119,11 +115,11 @@ def test_a_backlog_cannot_grow_for_ever() -> None:
 
     async def main() -> int:
         completions = spread()
-        waiter = Told("each", log)
+        on_done = noting("each", log)
         most = 0
-        for _ in range(200):  # ten times what a turn tells at least, in each turn
-            completions.add(1, [(waiter, 0)] * (10 * PER_TURN))
-            completions.tell()
+        for _ in range(200):  # ten times what a turn notifies at least, in each turn
+            completions.add(1, [(on_done, 0)] * (10 * PER_TURN))
+            completions.notify()
             most = max(most, completions.waiting)
             await asyncio.sleep(0)
         return most
@@ -131,14 +127,14 @@ def test_a_backlog_cannot_grow_for_ever() -> None:
     assert run(main, quiet=True) <= (TURN.acks_backlog_share + 2) * 10 * PER_TURN
 
 
-def test_flushing_tells_the_rest_at_once_and_in_order() -> None:
+def test_flushing_notifies_the_rest_at_once_and_in_order() -> None:
     log: list[tuple[str, int, int]] = []
 
     async def main() -> None:
         completions = spread()
-        completions.add(1, [(Told("a", log), key) for key in range(3 * PER_TURN)])
-        completions.add(2, [(Told("b", log), key) for key in range(3 * PER_TURN)])
-        completions.tell()
+        completions.add(1, [(noting("a", log), key) for key in range(3 * PER_TURN)])
+        completions.add(2, [(noting("b", log), key) for key in range(3 * PER_TURN)])
+        completions.notify()
         completions.flush(1)
         assert [key for name, key, _ in log if name == "a"] == list(range(3 * PER_TURN))
         assert sum(name == "b" for name, _, _ in log) < PER_TURN
@@ -149,22 +145,21 @@ def test_flushing_tells_the_rest_at_once_and_in_order() -> None:
     run(main, quiet=True)
 
 
-def test_a_waiter_that_fails_keeps_nobody_from_being_told(
+def test_a_callback_that_fails_keeps_nobody_from_being_notified(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log: list[tuple[str, int, int]] = []
 
-    class Broken(Told):
-        def set_result(self, last_key: int) -> None:
-            raise ZeroDivisionError
+    def broken(last_key: int | None, error: BaseException | None) -> None:
+        raise ZeroDivisionError
 
     async def main() -> None:
         completions = spread()
         gone: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         gone.cancel()
-        completions.add(1, [(Broken("broken", log), 1), (gone, 2), (Told("last", log), 3)])
-        completions.tell()
+        completions.add(1, [(broken, 1), (resolve(gone), 2), (noting("last", log), 3)])
+        completions.notify()
 
     run(main, quiet=True)
     assert log == [("last", 3, turns())]
-    assert "a waiter failed" in caplog.text
+    assert "a callback failed" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +22,7 @@ from fairway.errors import (
     OutcomeUnknown,
     WriteFailed,
 )
+from fairway.runtime.completion import resolve, settle
 from fairway.runtime.telemetry import Telemetry
 from fairway.runtime.turn import TURN
 from fairway.storage.log import UPKEEP_S, Log
@@ -31,6 +33,7 @@ from fairway.testing import run
 from fairway.testing.loop import LATENCY_NS
 
 if TYPE_CHECKING:
+    from fairway.runtime.completion import OnDone
     from fairway.storage.statistics import WriterStatistics
 
 
@@ -441,7 +444,7 @@ def test_what_is_urgent_does_not_wait_for_company() -> None:
         begin = loop.time()
         company = log.append(1, b"b")
         urgent = loop.create_future()
-        log.submit_for(urgent, 2, Operation((Entry(1, b"c"),)), urgent=True)
+        log.submit_for(resolve(urgent), 2, Operation((Entry(1, b"c"),)), urgent=True)
         assert await urgent == 1
         assert loop.time() - begin < 0.1
         assert await company == 2
@@ -630,12 +633,11 @@ def test_a_crowd_that_appends_pauses_for_the_thread_that_writes(
 
 
 def test_what_is_urgent_is_told_with_its_group_and_the_rest_in_turns() -> None:
-    class Counted(asyncio.Future[int]):
-        def set_result(self, key: int) -> None:
-            super().set_result(key)
-            told.append(key)
+    notified: list[int | None] = []
 
-    told: list[int] = []
+    def on_done(key: int | None, error: BaseException | None) -> None:
+        assert error is None
+        notified.append(key)
 
     async def body(log: Log, wal: RecordingWal) -> None:
         log.acks_per_turn = 8
@@ -644,10 +646,10 @@ def test_what_is_urgent_is_told_with_its_group_and_the_rest_in_turns() -> None:
         others = [log.append(100 + number, b"x") for number in range(40)]
         for number in range(8):  # as many as may be; those of the others come first
             operation = Operation((Entry(number + 1, b"y"),))
-            log.submit_for(Counted(), 2, operation, urgent=True)
+            log.submit_for(on_done, 2, operation, urgent=True)
         assert written(log).urgent_waits
         await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
-        assert told == list(range(1, 9)), "all of them before most of the others"
+        assert notified == list(range(1, 9)), "all of them before most of the others"
         assert not all(waiter.done() for waiter in others)
         assert not written(log).urgent_waits
         await asyncio.gather(*others)
@@ -661,9 +663,9 @@ def test_what_is_urgent_presses_until_it_is_written() -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
         loop = asyncio.get_running_loop()
         first, second = loop.create_future(), loop.create_future()
-        log.submit_for(first, 2, Operation(meta={"a": b"1"}), urgent=True)
+        log.submit_for(resolve(first), 2, Operation(meta={"a": b"1"}), urgent=True)
         await under_way(log)
-        log.submit_for(second, 2, Operation(meta={"b": b"2"}), urgent=True)
+        log.submit_for(resolve(second), 2, Operation(meta={"b": b"2"}), urgent=True)
         await first
         assert not second.done()
         assert written(log).urgent_waits
@@ -677,7 +679,7 @@ def test_an_urgent_write_that_fails_presses_no_more() -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
         wal.answers = [OSError("no")]
         urgent: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        log.submit_for(urgent, 2, Operation((Entry(1, b"y"),)), urgent=True)
+        log.submit_for(resolve(urgent), 2, Operation((Entry(1, b"y"),)), urgent=True)
         with pytest.raises(OutcomeUnknown):
             await urgent
         assert not written(log).urgent_waits
@@ -692,7 +694,7 @@ def test_what_the_store_has_done_is_heard_of_in_the_same_turn_if_something_urgen
         async with Log(MemoryWal()) as log:
             log.expedite()
             waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            log.submit_for(waiter, 1, Operation((Entry(1, b"y"),)), urgent=urgent)
+            log.submit_for(resolve(waiter), 1, Operation((Entry(1, b"y"),)), urgent=urgent)
             await under_way(log)
             while not log.pool.ended:
                 pass  # its thread is about to say so
@@ -753,7 +755,7 @@ def test_a_turn_pauses_for_the_thread_that_writes_while_something_urgent_waits(
     async def main(urgent: bool) -> None:
         async with Log(MemoryWal(sync=hold)) as log:
             waiter: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            log.submit_for(waiter, 1, Operation((Entry(1, b"y"),)), urgent=urgent)
+            log.submit_for(resolve(waiter), 1, Operation((Entry(1, b"y"),)), urgent=urgent)
             await under_way(log)
             log.expedite()
             log.expedite()  # at once again, which is too soon if this machine is awake
@@ -768,38 +770,38 @@ def test_a_turn_pauses_for_the_thread_that_writes_while_something_urgent_waits(
     assert 1 <= len(pauses) <= 2
 
 
-class Client(asyncio.Future[int]):
-    """Whoever is told of a write and asks for the next one at once, as most clients do."""
+class Client:
+    """Whoever hears of a write and asks for the next one at once, as most clients do."""
 
     def __init__(self, log: Log, partition: int, times: int) -> None:
-        super().__init__()
+        self.last: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._log = log
         self._partition = partition
         self._times = times
 
-    def set_result(self, key: int) -> None:
-        if key == self._times:
-            super().set_result(key)
+    def on_done(self, key: int | None, error: BaseException | None) -> None:
+        if key is None or key == self._times:
+            settle(self.last, key, error)
         else:
             self.ask(key + 1)
 
     def ask(self, key: int) -> None:
-        self._log.submit_for(self, self._partition, Operation((Entry(key, b"x"),)))
+        self._log.submit_for(self.on_done, self._partition, Operation((Entry(key, b"x"),)))
 
 
 def groups_under_way(log: Log) -> int:
     return len(written(log).under_way)
 
 
-def test_a_group_waits_for_those_who_are_still_being_told() -> None:
-    """They are told a few in each turn, and come again: one group instead of several small ones."""
+def test_a_group_waits_for_those_who_are_still_being_notified() -> None:
+    """They are notified a few in each turn, and come again: one group, not several small ones."""
 
     async def body(log: Log, wal: RecordingWal) -> None:
         log.acks_per_turn = 8
         clients = [Client(log, partition, 4) for partition in range(50)]
         for client in clients:
             client.ask(1)
-        await asyncio.gather(*clients)
+        await asyncio.gather(*(client.last for client in clients))
 
     wal = on_log(body)
     assert [len(group) for _, group in wal.groups] == [50] * 4
@@ -832,14 +834,13 @@ def test_the_store_goes_on_while_callers_are_told_if_enough_bytes_wait(
 ) -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
         seen: list[int] = []
+        first: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-        class Told(asyncio.Future[int]):
-            def set_result(self, key: int) -> None:
-                seen.extend(key for group in written(log).under_way for key in group)
-                super().set_result(key)
+        def on_done(key: int | None, error: BaseException | None) -> None:
+            seen.extend(key for group in written(log).under_way for key in group)
+            settle(first, key, error)
 
-        first = Told()
-        log.submit_for(first, 1, Operation.appending(1, b"x", 0))
+        log.submit_for(on_done, 1, Operation.appending(1, b"x", 0))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert groups_under_way(log)
@@ -864,7 +865,7 @@ def test_what_is_urgent_waits_neither_for_those_nor_for_the_next_turn(
         await asyncio.sleep(0)
         urgent = [asyncio.get_running_loop().create_future() for _ in range(count)]
         for key, waiter in enumerate(urgent, 1):
-            log.submit_for(waiter, 60, Operation((Entry(key, b"y"),)), urgent=True)
+            log.submit_for(resolve(waiter), 60, Operation((Entry(key, b"y"),)), urgent=True)
         assert not groups_under_way(log), "it waits for those who are being told"
         if expedited:
             log.expedite()
@@ -881,17 +882,20 @@ def test_what_is_urgent_waits_neither_for_those_nor_for_the_next_turn(
 def test_the_group_of_something_urgent_follows_in_the_turn_that_hears_of_the_one_before() -> None:
     async def body(log: Log, wal: RecordingWal) -> None:
         seen: list[int] = []
+        loop = asyncio.get_running_loop()
 
-        class First(asyncio.Future[int]):
-            def set_result(self, key: int) -> None:
-                asyncio.get_running_loop().call_soon(lambda: seen.append(groups_under_way(log)))
-                super().set_result(key)
+        def on_done(
+            first: asyncio.Future[int], key: int | None, error: BaseException | None
+        ) -> None:
+            loop.call_soon(lambda: seen.append(groups_under_way(log)))
+            settle(first, key, error)
 
         for urgent in (True, False):
-            first, second = First(), asyncio.get_running_loop().create_future()
-            log.submit_for(first, 1, Operation.appending(2 - urgent, b"x", 0))
+            first, second = loop.create_future(), loop.create_future()
+            operation = Operation.appending(2 - urgent, b"x", 0)
+            log.submit_for(partial(on_done, first), 1, operation)
             await under_way(log)
-            log.submit_for(second, 2, Operation.appending(2 - urgent, b"x", 0), urgent=urgent)
+            log.submit_for(resolve(second), 2, operation, urgent=urgent)
             await asyncio.gather(first, second)
         assert seen == [1, 0], "others wait a turn for company"
 
@@ -907,12 +911,12 @@ def test_a_group_with_something_urgent_follows_at_once_however_long_others_linge
             TURN.urgent_writes_per_window + 1,
         ):  # few, and so many that none is expedited
             first = loop.create_future()
-            log.submit_for(first, 1, Operation((Entry(count, b"y"),)), urgent=True)
+            log.submit_for(resolve(first), 1, Operation((Entry(count, b"y"),)), urgent=True)
             await under_way(log)
             urgent = [loop.create_future() for _ in range(count)]
             for partition, waiter in enumerate(urgent):
                 operation = Operation((Entry(count, b"y"),))
-                log.submit_for(waiter, 100 + partition, operation, urgent=True)
+                log.submit_for(resolve(waiter), 100 + partition, operation, urgent=True)
             await asyncio.gather(first, *urgent)
         assert loop.time() - begin < 0.1, "the time of four writes"
         begin = loop.time()
@@ -933,7 +937,7 @@ def test_where_much_is_urgent_nothing_is_expedited() -> None:
             nonlocal key
             key += 1
             waiter: asyncio.Future[int] = loop.create_future()
-            log.submit_for(waiter, 2, Operation((Entry(key, b"y"),)), urgent=True)
+            log.submit_for(resolve(waiter), 2, Operation((Entry(key, b"y"),)), urgent=True)
             return waiter
 
         waiters = [submit() for _ in range(TURN.urgent_writes_per_window)]
@@ -958,18 +962,18 @@ def test_where_much_is_urgent_nothing_is_expedited() -> None:
     on_log(body, latency_ns=(1000, 1000))
 
 
-class Presser(asyncio.Future[int]):
-    """Whoever makes another request begin when it is told, which expedites writes."""
+class Presser:
+    """Whoever makes another request begin when it is notified, which expedites writes."""
 
-    def __init__(self, log: Log, told: list[int], at: int) -> None:
-        super().__init__()
+    def __init__(self, log: Log, notified: list[int | None], at: int) -> None:
+        self.future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._log = log
-        self._told = told
+        self._notified = notified
         self._at = at
 
-    def set_result(self, key: int) -> None:
-        self._told.append(key)
-        super().set_result(key)
+    def on_done(self, key: int | None, error: BaseException | None) -> None:
+        self._notified.append(key)
+        settle(self.future, key, error)
         if key == self._at:
             until_ended(self._log)
             self._log.expedite()
@@ -982,18 +986,19 @@ def until_ended(log: Log) -> None:
 
 
 @pytest.mark.parametrize("per_turn", [None, 3])
-def test_no_group_is_told_in_the_middle_of_another(per_turn: int | None) -> None:
-    """On a real loop and real threads; the next group goes ahead while this one is told."""
+def test_no_group_is_notified_in_the_middle_of_another(per_turn: int | None) -> None:
+    """On a real loop and real threads; the next group goes ahead while this one is notified."""
 
-    async def main() -> list[int]:
-        told: list[int] = []
+    async def main() -> list[int | None]:
+        notified: list[int | None] = []
         async with Log(MemoryWal(), writer=WriterConfig(max_batch=4)) as log:
             log.acks_per_turn = per_turn
-            waiters = [Presser(log, told, at=1) for _ in range(12)]
-            for key, waiter in enumerate(waiters, 1):
-                log.submit_for(waiter, 1, Operation.appending(key, b"x", 0), urgent=key % 4 == 0)
-            await asyncio.gather(*waiters)
-        return told
+            pressers = [Presser(log, notified, at=1) for _ in range(12)]
+            for key, presser in enumerate(pressers, 1):
+                operation = Operation.appending(key, b"x", 0)
+                log.submit_for(presser.on_done, 1, operation, urgent=key % 4 == 0)
+            await asyncio.gather(*(presser.future for presser in pressers))
+        return notified
 
     assert asyncio.run(main()) == list(range(1, 13))
 
@@ -1017,21 +1022,22 @@ def test_a_group_that_fails_while_others_are_told_stops_nobody() -> None:
         loop = asyncio.get_running_loop()
         async with Log(Failing()) as log:
             log.acks_per_turn = 4
-            told: list[int] = []
-            first = [Presser(log, told, at=10) for _ in range(40)]
-            for key, waiter in enumerate(first, 1):
-                log.submit_for(waiter, 1, Operation.appending(key, b"x", 0))
+            notified: list[int | None] = []
+            pressers = [Presser(log, notified, at=10) for _ in range(40)]
+            first = [presser.future for presser in pressers]
+            for key, presser in enumerate(pressers, 1):
+                log.submit_for(presser.on_done, 1, Operation.appending(key, b"x", 0))
             await first[0]
             second, urgent, more = (loop.create_future() for _ in range(3))
-            log.submit_for(second, 1, Operation.appending(41, b"x", 0))
-            log.submit_for(urgent, 2, Operation.appending(1, b"x", 0), urgent=True)
+            log.submit_for(resolve(second), 1, Operation.appending(41, b"x", 0))
+            log.submit_for(resolve(urgent), 2, Operation.appending(1, b"x", 0), urgent=True)
             log.expedite()
-            log.submit_for(more, 3, Operation.appending(1, b"x", 0), urgent=True)
+            log.submit_for(resolve(more), 3, Operation.appending(1, b"x", 0), urgent=True)
             may_fail.set()
             with pytest.raises(WriteFailed):
                 await second
             await asyncio.gather(urgent, more, *first)
-            assert told == list(range(1, 41))
+            assert notified == list(range(1, 41))
             assert await log.append(4, b"x") == 1
 
     asyncio.run(asyncio.wait_for(main(), 30))
@@ -1073,7 +1079,7 @@ def test_a_pool_that_takes_nothing_fails_everybody_one_group_after_the_other() -
         waiters = [loop.create_future() for _ in range(3000)]
         for number, waiter in enumerate(waiters):
             operation = Operation.appending(1, b"x", 0)
-            log.submit_for(waiter, 100 + number, operation, urgent=number == 2999)
+            log.submit_for(resolve(waiter), 100 + number, operation, urgent=number == 2999)
         told = await asyncio.gather(*waiters, return_exceptions=True)
         assert all(isinstance(one, FairwayError) for one in told)
         log.pool.submit = submit  # type: ignore[method-assign]
@@ -1082,21 +1088,19 @@ def test_a_pool_that_takes_nothing_fails_everybody_one_group_after_the_other() -
 
 
 def test_nothing_is_written_once_the_writer_has_ended() -> None:
-    """Not even for a caller who expedites writes when it is told that its write was abandoned."""
+    """Not even for a caller who expedites writes when it hears that its write was abandoned."""
 
     async def body(log: Log, wal: RecordingWal) -> None:
         await log.append(1, b"x")
 
-        class Abandoned(asyncio.Future[int]):
-            def set_exception(self, error: BaseException | type[BaseException]) -> None:
-                super().set_exception(error)
-                self.exception()
-                log.expedite()
+        def abandoned(key: int | None, error: BaseException | None) -> None:
+            assert isinstance(error, Closing | OutcomeUnknown)
+            log.expedite()
 
         end_services("log-writer")
         for partition in range(100, 300):
-            log.submit_for(Abandoned(), partition, Operation.appending(1, b"x", 0))
-        log.submit_for(Abandoned(), 400, Operation.appending(1, b"x", 0), urgent=True)
+            log.submit_for(abandoned, partition, Operation.appending(1, b"x", 0))
+        log.submit_for(abandoned, 400, Operation.appending(1, b"x", 0), urgent=True)
         await asyncio.sleep(1)
         assert len(wal.groups) == 1
 
@@ -1146,3 +1150,139 @@ def test_a_group_that_the_pool_refuses_is_told_after_the_one_that_is_being_told(
         assert log.last_key(1) == 4
 
     on_log(body, max_batch=4)
+
+
+class Heard:
+    """Each time that a caller was notified, by name."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, list[object]] = {}
+
+    def on_done(self, name: str) -> OnDone[int]:
+        self.of[name] = []
+        return partial(self._note, name)
+
+    def _note(self, name: str, key: int | None, error: BaseException | None) -> None:
+        assert (key is None) is (error is not None)
+        self.of[name].append(key if error is None else type(error))
+
+
+@pytest.mark.parametrize("per_turn", [None, 1])
+def test_a_caller_is_notified_once_that_its_write_is_done(per_turn: int | None) -> None:
+    heard = Heard()
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        log.acks_per_turn = per_turn
+        log.submit_for(heard.on_done("synced"), 1, Operation.appending(1, b"a", 0))
+        assert heard.of["synced"] == [], "not before the call has returned"
+        operation = Operation.appending(2, b"b", 0)
+        log.submit_for(heard.on_done("memory"), 1, operation, durability=Durability.MEMORY)
+        assert heard.of["memory"] == [2], "within the call, by its contract"
+        log.submit_for(heard.on_done("urgent"), 1, Operation.appending(3, b"c", 0), urgent=True)
+        await asyncio.sleep(1)
+        assert heard.of == {"synced": [1], "memory": [2], "urgent": [3]}
+        log.submit_for(heard.on_done("at close"), 1, Operation.appending(4, b"d", 0))
+
+    on_log(body)
+    assert heard.of == {"synced": [1], "memory": [2], "urgent": [3], "at close": [4]}
+
+
+@pytest.mark.parametrize("answer", [OSError("no"), {1: WriteFailed("disk full")}])
+def test_a_caller_is_notified_once_that_its_write_failed(answer: Any) -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        heard = Heard()
+        wal.answers = [answer if isinstance(answer, Exception) else lambda group: answer]
+        log.submit_for(heard.on_done("failed"), 1, Operation.appending(1, b"a", 0))
+        await under_way(log)
+        log.submit_for(heard.on_done("behind"), 1, Operation.appending(2, b"b", 0))
+        await asyncio.sleep(1)
+        kind = OutcomeUnknown if isinstance(answer, Exception) else WriteFailed
+        assert heard.of == {"failed": [kind], "behind": [WriteFailed]}
+
+    on_log(body)
+
+
+def test_a_caller_is_notified_once_that_its_write_was_interrupted_or_abandoned() -> None:
+    """The store answers afterwards, and nobody hears of that."""
+    heard = Heard()
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        log.submit_for(heard.on_done("interrupted"), 1, Operation.appending(1, b"a", 0))
+        await under_way(log)
+        log.submit_for(heard.on_done("behind"), 1, Operation.appending(2, b"b", 0))
+        log.submit_for(heard.on_done("abandoned"), 2, Operation.appending(1, b"c", 0))
+        end_services("log-writer")
+        await asyncio.sleep(1)
+
+    on_log(body)
+    assert heard.of == {
+        "interrupted": [OutcomeUnknown],
+        "behind": [WriteFailed],
+        "abandoned": [Closing],
+    }
+
+
+@pytest.mark.parametrize("behind", [1, TURN.group_enough_bytes])
+def test_a_caller_is_notified_once_if_the_log_fails_while_callers_are_notified(
+    monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    heard = Heard()
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        writer = log._writer
+        assert writer is not None
+        complete = writer._complete
+
+        def failing(part: Any) -> None:
+            if part.key == 2:
+                raise ZeroDivisionError
+            complete(part)
+
+        monkeypatch.setattr(writer, "_complete", failing)
+        log.submit_for(heard.on_done("before"), 1, Operation.appending(1, b"a", 0))
+        log.submit_for(heard.on_done("at"), 2, Operation.appending(1, b"b", 0))
+        log.submit_for(heard.on_done("after"), 3, Operation.appending(1, b"c", 0))
+        await under_way(log)
+        log.append(4, b"y" * behind)
+        await asyncio.sleep(1)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        on_log(body)
+    assert raised.group_contains(ZeroDivisionError)
+    assert heard.of == {"before": [1], "at": [OutcomeUnknown], "after": [OutcomeUnknown]}
+
+
+def test_each_caller_has_an_error_of_its_own() -> None:
+    async def body(log: Log, wal: RecordingWal) -> None:
+        failed = WriteFailed("disk full")
+        wal.answers = [lambda group: dict.fromkeys(group, failed)]
+        errors: list[BaseException | None] = []
+        for key in (1, 2):
+            operation = Operation.appending(key, b"a", 0)
+            log.submit_for(lambda _, error: errors.append(error), 1, operation)
+        await asyncio.sleep(1)
+        assert [str(error) for error in errors] == ["disk full"] * 2
+        assert len({id(error) for error in (failed, *errors)}) == 3
+
+    on_log(body)
+
+
+@pytest.mark.parametrize("per_turn", [None, 1])
+def test_a_callback_that_fails_is_logged_and_keeps_nobody_from_being_notified(
+    caplog: pytest.LogCaptureFixture, per_turn: int | None
+) -> None:
+    def broken(key: int | None, error: BaseException | None) -> None:
+        raise ZeroDivisionError
+
+    async def body(log: Log, wal: RecordingWal) -> None:
+        log.acks_per_turn = per_turn
+        log.submit_for(broken, 1, Operation.appending(1, b"a", 0))
+        others = [log.append(1, b"b"), log.append(2, b"c")]
+        assert await asyncio.gather(*others) == [2, 1]
+        wal.answers = [lambda group: dict.fromkeys(group, WriteFailed("disk full"))]
+        log.submit_for(broken, 1, Operation.appending(3, b"a", 0))
+        with pytest.raises(WriteFailed):
+            await log.append(1, b"b")
+
+    on_log(body)
+    assert caplog.text.count("a callback failed") == 2

@@ -20,23 +20,19 @@ from tests.support.topics import Forced, new, read_all, topics_on, until_idle, v
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from fairway.topics.outcome import Appended
     from fairway.topics.topic import Topic
 
 
 class Reply:
-    """What was told."""
+    """What became of an append, once that is known."""
 
     def __init__(self) -> None:
-        self.told: Any = None
+        self.outcome: Any = None
 
-    def done(self) -> bool:
-        return self.told is not None
-
-    def set_result(self, appended: Any) -> None:
-        self.told = appended
-
-    def set_exception(self, error: BaseException) -> None:
-        self.told = error
+    def on_done(self, appended: Appended | None, error: BaseException | None) -> None:
+        assert self.outcome is None, "notified twice"
+        self.outcome = error or appended
 
 
 def with_topic(
@@ -54,13 +50,15 @@ def with_topic(
 def test_a_repeat_is_answered_as_the_first_one_was() -> None:
     async def body(topics: Topics, topic: Topic, wal: MemoryWal) -> None:
         first, again = Reply(), Reply()
-        assert topics.append_now(first, topic, new("a", key="k"))
-        assert not topics.append_now(again, topic, new("a", key="k")), "it waits for the first"
+        assert topics.append_now(first.on_done, topic, new("a", key="k"))
+        assert not topics.append_now(again.on_done, topic, new("a", key="k")), (
+            "it waits for the first"
+        )
         slow = await topics.writing.append(topic, new("a", key="k"))
-        assert (first.told.first_seq, first.told.deduped) == (1, False)
+        assert (first.outcome.first_seq, first.outcome.deduped) == (1, False)
         assert (slow.first_seq, slow.deduped) == (1, True)
-        assert topics.append_now(again, topic, new("a", key="k"))
-        assert (again.told.first_seq, again.told.deduped) == (1, True)
+        assert topics.append_now(again.on_done, topic, new("a", key="k"))
+        assert (again.outcome.first_seq, again.outcome.deduped) == (1, True)
         assert values(await read_all(topics, "t")) == ["a"]
 
     with_topic(body)
@@ -73,15 +71,15 @@ def test_after_a_failure_the_key_is_free_again() -> None:
 
         wal.before_write = full
         failed, repeated = Reply(), Reply()
-        assert topics.append_now(failed, topic, new("a", key="k"))
+        assert topics.append_now(failed.on_done, topic, new("a", key="k"))
         await until_idle(topics, topic)
-        assert isinstance(failed.told, WriteFailed)
+        assert isinstance(failed.outcome, WriteFailed)
         wal.before_write = None
         while topics.writability.trouble:  # noqa: ASYNC110  (on virtual time, until the probe succeeds)
             await asyncio.sleep(0.1)
-        assert topics.append_now(repeated, topic, new("a", key="k"))
+        assert topics.append_now(repeated.on_done, topic, new("a", key="k"))
         await until_idle(topics, topic)
-        assert (repeated.told.first_seq, repeated.told.deduped) == (1, False)
+        assert (repeated.outcome.first_seq, repeated.outcome.deduped) == (1, False)
         assert values(await read_all(topics, "t")) == ["a"]
 
     with_topic(body)
@@ -90,8 +88,8 @@ def test_after_a_failure_the_key_is_free_again() -> None:
 def test_while_memory_may_have_forgotten_the_store_is_asked() -> None:
     async def body(topics: Topics, topic: Topic, wal: MemoryWal) -> None:
         topics._keys.doubt(2**62)
-        assert not topics.append_now(Reply(), topic, new("a", key="k"))
-        assert topics.append_now(Reply(), topic, new("b"))
+        assert not topics.append_now(Reply().on_done, topic, new("a", key="k"))
+        assert topics.append_now(Reply().on_done, topic, new("b"))
         await until_idle(topics, topic)
 
     with_topic(body)
@@ -102,11 +100,11 @@ def test_after_a_restart_a_repeat_is_still_single() -> None:
         async with Log(MemoryWal()) as log:
             async with Kernel(log, governor=Forced()) as kernel, Topics(kernel) as topics:
                 topic, _ = await topics.create("t")
-                assert topics.append_now(Reply(), topic, new("a", key="k"))
+                assert topics.append_now(Reply().on_done, topic, new("a", key="k"))
                 await until_idle(topics, topic)
             async with Kernel(log, governor=Forced()) as kernel, Topics(kernel) as topics:
                 topic = topics.get("t")
-                assert not topics.append_now(Reply(), topic, new("a", key="k"))
+                assert not topics.append_now(Reply().on_done, topic, new("a", key="k"))
                 answer = await topics.writing.append(topic, new("a", key="k"))
                 assert (answer.first_seq, answer.deduped) == (1, True)
 
@@ -203,12 +201,12 @@ def test_a_key_whose_append_was_refused_is_free() -> None:
         await topics.put("t", TopicPatch(cap_records=1, discard="reject"))
         await topics.append("t", new("full"))
         with pytest.raises(TopicFull):
-            topics.append_now(Reply(), topic, new("a", key="k"))
+            topics.append_now(Reply().on_done, topic, new("a", key="k"))
         await topics.delete_records("t", before_seq=2)
         reply = Reply()
-        assert topics.append_now(reply, topic, new("a", key="k"))
+        assert topics.append_now(reply.on_done, topic, new("a", key="k"))
         await until_idle(topics, topic)
-        assert (reply.told.first_seq, reply.told.deduped) == (2, False)
+        assert (reply.outcome.first_seq, reply.outcome.deduped) == (2, False)
 
     with_topic(body)
 

@@ -31,13 +31,13 @@ def test_what_a_part_keeps_with_a_topic_cannot_be_taken_for_the_topics_own() -> 
     run(scenario, quiet=True)
 
 
-def test_a_submit_is_told_when_it_is_durable_and_moves_its_producer_at_once() -> None:
+def test_a_submit_is_done_when_it_is_durable_and_moves_its_producer_at_once() -> None:
     async def scenario() -> None:
         async with topics_on() as topics:
             topic, _ = await TopicsPort(topics).create("t", owner="")
-            done: list[tuple[int, BaseException | None]] = []
+            done: list[tuple[int | None, BaseException | None]] = []
 
-            def on_done(last_seq: int, error: BaseException | None) -> None:
+            def on_done(last_seq: int | None, error: BaseException | None) -> None:
                 done.append((last_seq, error))
 
             topic.submit(TWO, on_done, meta={"a": b"1"}, position=("p", 4, 0))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fairway.errors import WriteFailed
+from fairway.runtime.completion import resolve
 from fairway.storage.wals.memory import MemoryWal
 from fairway.testing import run
 from fairway.topics import names
@@ -100,7 +101,7 @@ def test_hardly_an_append_of_a_weaker_class_waits_for_a_reservation(
                 batch = new(*range(100), key=f"key-{number}" if keyed else None)
                 for repeated in (False, True) if keyed else (False,):
                     reply: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
-                    if topics.append_now(reply, topic, batch):
+                    if topics.append_now(resolve(reply), topic, batch):
                         assert (await reply).deduped is repeated
                     else:
                         waited += 1

@@ -61,7 +61,7 @@ class Mount(NamedTuple):
 
 
 class ExpressReply:
-    """Answers a request that is under way without a task. It stands where a future would."""
+    """Answers a request that is under way without a task: `send` is its callback."""
 
     __slots__ = ("_answer", "_host", "_request", "finish")
 
@@ -72,18 +72,18 @@ class ExpressReply:
         self.finish: Callable[[Any], Reply]
         """Makes the reply of the outcome."""
 
-    def done(self) -> bool:
-        return self._answer.response_complete
-
-    def set_result(self, outcome: object) -> None:
-        try:
-            reply = self.finish(outcome)
-        except Exception as error:
+    def send(self, outcome: object, error: BaseException | None) -> None:
+        """Answer with the reply that `finish` makes of the outcome, or with the failure."""
+        if self._answer.response_complete:
+            return  # it was answered otherwise
+        if error is None:
+            try:
+                reply = self.finish(outcome)
+            except Exception as fault:
+                reply = failure(self._host, fault, self._request)
+        else:
             reply = failure(self._host, error, self._request)
         write(self._answer, reply)
-
-    def set_exception(self, error: BaseException) -> None:
-        write(self._answer, failure(self._host, error, self._request))
 
 
 class HttpApp:

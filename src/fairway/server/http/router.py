@@ -77,8 +77,8 @@ class Route(NamedTuple):
     socket: bool = False
     """It is a WebSocket: what is served here are plain requests to it."""
     express: Express | None = None
-    """Begins it without waiting for anything, if it can: `ExpressReply` is told what becomes of it.
-    False if it cannot, and then nothing was done."""
+    """Begins it without waiting for anything, if it can; an `ExpressReply` sends the answer. False
+    if it cannot, and then nothing was done."""
 
     @property
     def parameters(self) -> list[str]:

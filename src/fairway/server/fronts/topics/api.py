@@ -106,7 +106,7 @@ def append_express(
     return_seqs = _return_seqs(request)
     _, new = _read_append(host, request, body, topic)
     reply.finish = partial(_append_reply, found, return_seqs, False)
-    return topics.append_now(reply, found, new)
+    return topics.append_now(reply.send, found, new)
 
 
 def _return_seqs(request: Request) -> bool:
