@@ -310,7 +310,7 @@ class Accumulator:
         if PUSH in dropped.marks:  # it is kept: after a crash it must not come back
             self._reactor.dropped(self._name, dropped.marks[PUSH])
         for waiter in dropped.waiters:
-            waiter.failed(self._refusal("it was dropped for newer ones"))
+            waiter.dropped(self._refusal("it was dropped for newer ones"))
 
     def _bound(self) -> str:
         """Which of the bounds is reached."""

@@ -723,6 +723,33 @@ def test_on_full_drop_oldest_keeps_the_newest_and_counts(checkpoint: bool) -> No
     run_graph(graph, play)
 
 
+@pytest.mark.parametrize("batch", [None, Batch(size=2)], ids=["single", "lists"])
+def test_a_push_that_is_dropped_before_it_is_durable_was_accepted(batch: Batch | None) -> None:
+    ticks = Source("ticks", int, capacity=2, on_full="drop_oldest", batch=batch)
+    graph = Graph("drops", when=ticks, inputs="sequential", checkpoint=True)
+
+    kind: Any = int if batch is None else list[int]
+
+    def same(ticks: kind) -> kind:  # type: ignore[valid-type]
+        return ticks
+
+    graph.add(same, scope={"kind": kind})
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.running.reactor.pause()
+        kept = [graph.running.accept("ticks", number) for number in range(10)]
+        assert not any(future.done() for future in kept if future is not None)
+        assert [await future for future in kept if future is not None] == [None] * 10
+        assert graph.running.accumulator("ticks").dropped == (8 if batch is None else 3)
+        await kit.restart(power_loss=True)
+        await graph.running.reactor.resume()
+        await kit.settled()
+        expected = [8, 9] if batch is None else [[6, 7], [8, 9]]
+        assert kit.outputs(graph) == expected
+
+    run_graph(graph, play)
+
+
 def test_on_full_block_waits_for_room() -> None:
     graph = failing("sequential", retry(0), set(), capacity=2)
 
