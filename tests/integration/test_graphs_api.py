@@ -333,6 +333,32 @@ def test_a_full_source_refuses_with_a_time_and_drops_nothing(site: Site) -> None
     site.run(scenario(site.api))
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_a_push_of_more_than_a_source_that_drops_holds_is_accepted(
+    tmp_path: Path, checkpoint: bool
+) -> None:
+    app = Fairway(tmp_path)
+    source = app.source("n", int, capacity=2, on_full="drop_oldest")
+    graph = app.graph("newest", when=source, inputs="sequential", checkpoint=checkpoint)
+
+    @graph.node
+    def same(n: int) -> int:
+        return n
+
+    async def scenario() -> None:
+        async with serving(tmp_path, app=app) as served:
+            await served.api.post("/v0/graphs/newest/pause")
+            answer = await push(served.api, "newest", "n", *range(8))
+            assert (answer.status, answer.json) == (200, {"accepted": 8, "refused": None})
+            (found,) = (await state(served.api, "newest"))["sources"]
+            assert (found["queue"], found["dropped"], found["refused"]) == (2, 6, 0)
+            await served.api.post("/v0/graphs/newest/resume")
+            seen = [one["outputs"]["same"] for one in await firings(served.api, "newest")]
+            assert seen == [7, 6]
+
+    run(scenario())
+
+
 def test_a_push_waits_for_room_so_long_and_no_longer(site: Site) -> None:
     async def scenario(api: Api) -> None:
         await api.post("/v0/graphs/waiting/pause")

@@ -243,7 +243,6 @@ def test_a_window_of_time_that_comes_to_its_bytes_is_given_in_parts(
         assert collector.bytes <= most or len(held) == 1, "what passes the bound is alone"
     given += values(collector.flush())
     assert collector.bytes == 0
-    assert not collector.full
     for window in given:
         assert sizes(window) <= most or len(window) == 1
     if length == step:
@@ -256,14 +255,14 @@ def test_a_window_of_time_that_comes_to_its_bytes_is_given_in_parts(
 def test_a_window_by_count_is_given_whole_whatever_its_bytes(
     events: list[Event], shape: tuple[int, int], most: int
 ) -> None:
-    """Whoever fills it asks first whether it is full."""
+    """Whoever fills it asks first whether an event fits."""
     collector = collector_of(Window(count=shape[0], step=shape[1]), Bound(most, size_of))
     given: list[list[Event]] = []
     for each in events:
-        given += pushed(collector, each)
         held = list(collector._values)
-        assert collector.bytes == sizes(held)
-        assert collector.full == (sizes(held) >= most)
+        assert collector.fits(each, ()) == (sizes([*held, each]) <= most)
+        given += pushed(collector, each)
+        assert collector.bytes == sizes(list(collector._values))
     assert given == slow_count_windows(events, *shape)
 
 

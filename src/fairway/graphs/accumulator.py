@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -45,6 +46,14 @@ VALUE_BYTES_MAX: Final = RECORD_BYTES_MAX - 64 * 1024
 OFFSET_MAX: Final = 2**63 - 1
 UNCLOG_NS: Final = 20_000_000
 """When to try again while too much is not durable yet: some syncs later."""
+
+
+class _Held(NamedTuple):
+    """An event of the feed that was received, and is not collected yet."""
+
+    value: Any
+    keys: tuple[Any, ...]
+    marks: Marks
 
 
 class Accumulator:
@@ -84,6 +93,9 @@ class Accumulator:
             if journaled:  # it goes into the record of one firing
                 most = min(most, VALUE_BYTES_MAX)
             self._collector = collector_of(source.batch, Bound(most, self._size_of))
+        # What the feed brought that a window which is given whole cannot hold. Nothing else is
+        # accepted until it is collected: that keeps the order.
+        self._held: deque[_Held] = deque()
         self._flushed = Broadcast()
         queues = reactor.inputs.queues(source.name)
         # What is overtaken is dropped as it is: what fills its source is what tells repeats.
@@ -165,7 +177,7 @@ class Accumulator:
         return (
             self._reactor.inputs.room(self._name) > 0
             and not self._reactor.clogged
-            and not self._window_full
+            and not self._held
         )
 
     def push(self, value: Any, waiter: PushWaiter | None) -> None:
@@ -199,7 +211,7 @@ class Accumulator:
             if self._journaled:
                 stored = self._stored(value)
             if not (keys and self._repeats.met(keys)):
-                self._see_to_room(value)
+                self._see_to_room(value, keys)
         self.events += 1
         self._heard()
         if not self._journaled:
@@ -232,7 +244,7 @@ class Accumulator:
             )
         return stored
 
-    def _see_to_room(self, value: Any) -> None:
+    def _see_to_room(self, value: Any, keys: tuple[Any, ...]) -> None:
         if self._reactor.clogged:
             self.refused += 1
             raise Backpressure(
@@ -241,7 +253,7 @@ class Accumulator:
                 limit="what may wait to be durable",
                 retry_after_ns=UNCLOG_NS,
             )
-        if self._window_full:
+        if not self._fits(value, keys):
             assert self._collector is not None
             self.refused += 1
             raise Backpressure(
@@ -298,7 +310,7 @@ class Accumulator:
         if PUSH in dropped.marks:  # it is kept: after a crash it must not come back
             self._reactor.dropped(self._name, dropped.marks[PUSH])
         for waiter in dropped.waiters:
-            waiter.failed(self._refusal("it was dropped for newer ones"))
+            waiter.dropped(self._refusal("it was dropped for newer ones"))
 
     def _bound(self) -> str:
         """Which of the bounds is reached."""
@@ -443,14 +455,16 @@ class Accumulator:
         if self._collector is not None:
             for window in self._collector.flush():
                 self._give(window)
-            self._flushed.notify_all()
+            self._collect_held()
+            if not self._held:
+                self._flushed.notify_all()
 
     def _size_of(self, value: Any, keys: tuple[Any, ...]) -> int:
         return self.source.item_schema.size_of(value) + size_of(keys)
 
-    @property
-    def _window_full(self) -> bool:
-        return self._collector is not None and self._collector.full
+    def _fits(self, value: Any, keys: tuple[Any, ...]) -> bool:
+        """Whether a window that is given whole can hold it, now."""
+        return self._collector is None or (not self._held and self._collector.fits(value, keys))
 
     def _window_bound(self) -> str:
         assert self._collector is not None
@@ -472,14 +486,7 @@ class Accumulator:
 
     async def wait_room(self) -> None:
         """Wait until there is room for an event, or make some."""
-        if self._window_full:
-            logger.error(
-                "graph %s, source %s: reads no more, it comes to %s",
-                self._reactor.name,
-                self._name,
-                self._window_bound(),
-            )
-        while self._window_full:
+        while self._held:
             await self._flushed.wait()
         if self._drops and self._reactor.inputs.room(self._name) <= 0:
             self._make_room()
@@ -510,11 +517,32 @@ class Accumulator:
             if self.source.through is not None:
                 value = self._through(value)
             keys = () if value is None else self._keys_of(value)
+            if self._held or not (
+                value is None or self._repeats.met(keys) or self._fits(value, keys)
+            ):
+                self._hold(_Held(value, keys, marks))
+                return
             self._take_in(value, keys, marks, None)
         except InvalidRequest as error:
             self.undecodable += 1
             self._reactor.dead_letter(self._name, str(error), _bytes_of(data), marks)
             self._pass(marks)
+
+    def _hold(self, held: _Held) -> None:
+        """Read no more: the window cannot hold this one, and would be wrong without it."""
+        logger.error(
+            "graph %s, source %s: reads no more, the next event would pass %s",
+            self._reactor.name,
+            self._name,
+            self._window_bound(),
+        )
+        self._held.append(held)
+
+    def _collect_held(self) -> None:
+        collector = self._collector
+        assert collector is not None
+        while self._held and collector.fits(self._held[0].value, self._held[0].keys):
+            self._take_in(*self._held.popleft(), None)
 
     def stop(self) -> None:
         if self._timer is not None:

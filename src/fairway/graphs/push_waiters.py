@@ -51,6 +51,12 @@ class PushWaiter:
         if self.future is not None and not self.asks and not self.future.done():
             self.future.set_result(None)
 
+    def dropped(self, why: FairwayError) -> None:
+        """Newer ones took its place. Whoever asks is told, since no firing comes of it; but the
+        push was accepted, and its caller waits on until the record of it is durable."""
+        if self.asks:
+            self.failed(why)
+
     def failed(self, error: FairwayError) -> None:
         if self.future is not None and not self.future.done():
             self.future.set_exception(error)
@@ -84,6 +90,10 @@ class PushWaiters:
     def passed(self) -> None:
         for waiter in self._waiters:
             waiter.passed()
+
+    def dropped(self, why: FairwayError) -> None:
+        for waiter in self._waiters:
+            waiter.dropped(why)
 
     def failed(self, error: Any) -> None:
         for waiter in self._waiters:

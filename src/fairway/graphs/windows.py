@@ -186,10 +186,10 @@ class Collector:
         """How many events are held."""
         raise AssertionError("each kind knows what it holds")
 
-    @property
-    def full(self) -> bool:
-        """Whether it can take no more: it comes to its bytes, and giving a part would be wrong."""
-        return False
+    def fits(self, value: Any, keys: tuple[Any, ...]) -> bool:
+        """Whether an event may be collected now: else it would pass the bytes, and giving a part
+        would be wrong."""
+        return True
 
     def _wait(self, at_ns: int, marks: Marks, keys: tuple[Any, ...], waiter: Any) -> None:
         self._arrived.append(_Arrived(at_ns, marks, keys))
@@ -253,7 +253,7 @@ class Batching(Collector):
 class CountWindow(Collector):
     """Events are numbered as they come; a number takes the place of their time.
 
-    It is given whole or not at all: one that comes to its bytes before its count is full.
+    It is given whole or not at all: what would pass its bytes before its count does not fit.
     """
 
     def __init__(self, window: Window, bound: Bound = UNBOUND) -> None:
@@ -271,9 +271,8 @@ class CountWindow(Collector):
     def depth(self) -> int:
         return len(self._values)
 
-    @property
-    def full(self) -> bool:
-        return self.bytes >= self.bound.most
+    def fits(self, value: Any, keys: tuple[Any, ...]) -> bool:
+        return self.bytes + self.bound.size_of(value, keys) <= self.bound.most
 
     def push(
         self, value: Any, marks: Marks, keys: tuple[Any, ...], waiter: Any, now_ns: int

@@ -723,6 +723,33 @@ def test_on_full_drop_oldest_keeps_the_newest_and_counts(checkpoint: bool) -> No
     run_graph(graph, play)
 
 
+@pytest.mark.parametrize("batch", [None, Batch(size=2)], ids=["single", "lists"])
+def test_a_push_that_is_dropped_before_it_is_durable_was_accepted(batch: Batch | None) -> None:
+    ticks = Source("ticks", int, capacity=2, on_full="drop_oldest", batch=batch)
+    graph = Graph("drops", when=ticks, inputs="sequential", checkpoint=True)
+
+    kind: Any = int if batch is None else list[int]
+
+    def same(ticks: kind) -> kind:  # type: ignore[valid-type]
+        return ticks
+
+    graph.add(same, scope={"kind": kind})
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.running.reactor.pause()
+        kept = [graph.running.accept("ticks", number) for number in range(10)]
+        assert not any(future.done() for future in kept if future is not None)
+        assert [await future for future in kept if future is not None] == [None] * 10
+        assert graph.running.accumulator("ticks").dropped == (8 if batch is None else 3)
+        await kit.restart(power_loss=True)
+        await graph.running.reactor.resume()
+        await kit.settled()
+        expected = [8, 9] if batch is None else [[6, 7], [8, 9]]
+        assert kit.outputs(graph) == expected
+
+    run_graph(graph, play)
+
+
 def test_on_full_block_waits_for_room() -> None:
     graph = failing("sequential", retry(0), set(), capacity=2)
 
@@ -962,20 +989,52 @@ def test_a_batch_with_large_keys_that_fails_is_a_dead_letter_that_fits_the_journ
     run_graph(graph, play)
 
 
-def test_a_window_by_count_that_comes_to_its_bytes_refuses_and_is_not_cut() -> None:
-    graph = collecting(Window(count=4))
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("window", [Window(count=3), Window(count=3, step=1)])
+def test_a_window_by_count_that_comes_to_its_bytes_refuses_and_is_not_cut(
+    window: Window, checkpoint: bool
+) -> None:
+    graph = collecting(window, checkpoint=checkpoint)
 
     async def play(kit: GraphsUnderTest) -> None:
-        for text in texts("abc"):
+        for text in texts("ab"):
             await kit.push(graph, "texts", text)
         for push in (kit.push, kit.ask):
             with pytest.raises(Backpressure, match="2,010 bytes of a window") as refused:
-                await push(graph, "texts", "d")
-        assert refused.value.depth == 3
+                await push(graph, "texts", "c" * LARGE)
+        assert refused.value.depth == 2
         assert refused.value.retry_after_ns > 0
         accumulator = graph.running.accumulator("texts")
-        assert (accumulator.events, accumulator.refused) == (3, 2)
+        assert (accumulator.events, accumulator.refused) == (2, 2)
+        assert accumulator.collected_bytes <= 2 * LARGE + 10
         await kit.expect_none(graph)
+        await kit.push(graph, "texts", "d")  # for this one there is room
+        await kit.settled()
+        assert kit.outputs(graph) == ["abd"]
+
+    run_graph(graph, play)
+
+
+def test_a_window_by_count_of_a_checkpointed_graph_fits_the_record_of_its_firing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fairway.graphs.accumulator.VALUE_BYTES_MAX", 3 * LARGE)
+    source = Source("texts", str, batch=Window(count=3))
+    graph = Graph("fits", when=source, checkpoint=True)
+
+    @graph.node
+    def count(texts: list[str]) -> int:
+        return len(texts)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        for text in texts("ab"):
+            await kit.push(graph, "texts", text)
+        with pytest.raises(Backpressure, match="3,000 bytes of a window"):
+            await kit.push(graph, "texts", "c" * LARGE)
+        await kit.restart()
+        await kit.push(graph, "texts", "d")
+        await kit.settled()
+        assert kit.outputs(graph) == [3]
 
     run_graph(graph, play)
 
@@ -991,11 +1050,18 @@ def test_a_feed_waits_while_a_window_by_count_has_come_to_its_bytes(
         await kit.expect_none(graph)
         accumulator = graph.running.accumulator("texts")
         assert accumulator.events == 3
-        assert "collecting, source texts: reads no more" in caplog.text
+        assert accumulator.collected_bytes <= 2 * LARGE + 10
+        assert caplog.text.count("collecting, source texts: reads no more") == 1
+        with pytest.raises(Backpressure, match="2,010 bytes of a window"):
+            await kit.push(graph, "texts", "z")  # it would overtake what was read before
         accumulator.flush()  # as when the graph is stopped
         await kit.settled()
-        assert kit.outputs(graph) == ["abc"]
-        assert accumulator.events == 6, "it reads on"
+        assert kit.outputs(graph) == ["ab"]
+        assert accumulator.events == 5, "it reads on"
+        for _ in range(2):
+            accumulator.flush()
+            await kit.settled()
+        assert kit.outputs(graph) == ["ab", "cd", "ef"]
 
     run_graph(graph, play)
 
