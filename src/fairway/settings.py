@@ -232,7 +232,8 @@ class ClientSettings:
     def __post_init__(self) -> None:
         try:
             fits = _URL.fullmatch(self.url) is not None and urlsplit(self.url).port != 0
-        except ValueError:  # a port out of range, brackets that do not close
+            (urlsplit(self.url).hostname or "").encode("idna")  # as it is done to look it up
+        except ValueError:  # a port out of range, brackets that do not close, no name of a host
             fits = False
         if not fits:
             raise InvalidConfig(

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60
+UNREADABLE = "/proc/self/mem"
+"""It opens, and its first page cannot be read."""
 
 
 @pytest.fixture(scope="module")
@@ -323,6 +325,10 @@ def test_routers(url: str, client: Client) -> None:
         (["topic", "append", "x", DEEP], 2, "--text takes it as it is"),
         (["topic", "tail", "x", "--from-start", "--from-seq", "1"], 2, "not both"),
         (["topic", "--url", "nowhere", "ls"], 1, "http://127.0.0.1:4000"),
+        (["topic", "--url", "http://a..b", "ls"], 1, "http://127.0.0.1:4000"),
+        (["graph", "--url", f"http://{'a' * 64}.b", "ls"], 1, "http://127.0.0.1:4000"),
+        (["router", "--url", "http://a..b", "ls"], 1, "http://127.0.0.1:4000"),
+        (["topic", "append", "x", "--file", UNREADABLE], 1, "cannot be read: Input/output error"),
         (["topic", "nonsense"], 2, "No such command"),
     ],
 )
@@ -335,6 +341,42 @@ def test_errors_are_one_line_and_have_a_code(
     assert "Traceback" not in result.output
     if code == 1:
         assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("topic append x -", "standard input is closed"),
+        ("topic append x", "standard input is closed"),
+        ("topic delete x", "say --yes"),
+        ("graph push x numbers -", "standard input is closed"),
+        ("jobs prune --older-than 7d", "say --yes"),
+    ],
+)
+def test_a_closed_standard_input_is_wrong_usage(url: str, words: str, said: str) -> None:
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "-m", "fairway", *words.split()]
+    result = subprocess.run(
+        command, env=os.environ | {"FAIRWAY_URL": url}, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 2, result.stderr
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("words", ["topic append x -", "graph push x numbers -"])
+def test_a_standard_input_that_fails_is_one_line(url: str, words: str) -> None:
+    with open(UNREADABLE, "rb") as failing:
+        result = subprocess.run(
+            [sys.executable, "-m", "fairway", *words.split()],
+            env=os.environ | {"FAIRWAY_URL": url},
+            stdin=failing,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert result.returncode == 1, result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert "standard input cannot be read: Input/output error" in result.stderr
 
 
 def test_without_a_server_it_says_how_to_start_one() -> None:

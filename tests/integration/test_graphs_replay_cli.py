@@ -121,3 +121,9 @@ def test_what_is_wrong_is_said(url: str, modules: str) -> None:
     refused = replay(url, f"{modules}:same", "--journal", "pricing")
     assert refused.exit_code == 1
     assert "not checkpointed" in refused.stderr
+
+
+def test_a_file_that_fails_while_it_is_read_is_one_line(url: str, modules: str) -> None:
+    result = replay(url, f"{modules}:same", "--file", "/proc/self/mem")
+    assert result.exit_code == 1, result.output
+    assert result.stderr == "Error: /proc/self/mem cannot be read: Input/output error\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 import shlex
+import sys
 from io import SEEK_END
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,15 @@ _VALUE = msgspec.json.Decoder(msgspec.Raw)
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 LINE_BYTES_MAX = 2 * 1024 * 1024
 """More than any record may have: a line without end is not read into memory whole."""
+STANDARD_INPUT = "standard input"
 
 
 class BadLine(Exception):
     """A line that is no record."""
+
+
+class Unreadable(click.ClickException):
+    """A file, or standard input, that failed while it was read."""
 
 
 def parse_data(text: str) -> Any:
@@ -72,8 +78,22 @@ def values_of(lines: Iterable[bytes], *, skip: int, text: bool) -> Iterator[Any]
             raise BadLine(f"line {number} is no {'text' if text else 'JSON'}: {error}") from None
 
 
-def read_lines(stream: Any) -> Iterator[bytes]:
-    while line := stream.readline(LINE_BYTES_MAX + 1):
+def standard_input() -> Any:
+    """Standard input as bytes; `click.UsageError` if there is none, as after `<&-`."""
+    if sys.stdin is None:
+        raise click.UsageError("standard input is closed: there is nothing to read")
+    return sys.stdin.buffer
+
+
+def read_lines(stream: Any, name: str, *, bytes_max: int = -1) -> Iterator[bytes]:
+    """The lines of `stream`, none longer than `bytes_max`. `Unreadable` names it if it fails."""
+    while True:
+        try:
+            line = stream.readline(bytes_max)
+        except OSError as error:
+            raise Unreadable(f"{name} cannot be read: {error.strerror}") from None
+        if not line:
+            return
         yield line
 
 
@@ -105,14 +125,16 @@ def append_lines(
     bar = _bar(size)
     with bar:
         shown = bar.add_task(topic.name, total=size, lines="0")
-        lines = _counted(read_lines(stream), bar, shown)
+        name = source if source is not None else STANDARD_INPUT
+        read = read_lines(stream, name, bytes_max=LINE_BYTES_MAX + 1)
+        lines = _counted(read, bar, shown)
         values = values_of(lines, skip=skip, text=text)
         try:
             return topic.append_many(values, key=key, start=skip, on_progress=show, **options)
         except KeyboardInterrupt:
             bar.stop()
             raise Interrupted(f"interrupted; {_rest(words, skip + done)}") from None
-        except (BadLine, FairwayError) as error:
+        except (BadLine, Unreadable, FairwayError) as error:
             bar.stop()
             reason = explained(error) if isinstance(error, FairwayError) else str(error)
             if isinstance(error, OutcomeUnknown):

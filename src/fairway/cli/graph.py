@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,7 +10,7 @@ import click
 import msgspec
 
 from fairway.cli import graph_views as views
-from fairway.cli.bulk import parse_object
+from fairway.cli.bulk import STANDARD_INPUT, parse_object, read_lines, standard_input
 from fairway.cli.graph_replay import replay
 from fairway.cli.output import Output, notice
 from fairway.cli.remote import (
@@ -307,7 +306,7 @@ def push(
         try:
             for batch in _batches(data):
                 pushed += client.graphs.push(name, source, *batch, tenant=tenant, wait_s=wait_s)
-        except (FairwayError, click.BadParameter):
+        except (FairwayError, click.ClickException):
             if pushed:
                 notice(f"the first {pushed:,} lines were accepted; then, of those behind them:")
             raise
@@ -316,8 +315,10 @@ def push(
 
 def _batches(data: str) -> Iterator[list[msgspec.Raw]]:
     # As bytes: what is no text is no JSON either, and is told so.
-    stdin = (line for line in sys.stdin.buffer if line.strip())
-    lines = stdin if data == "-" else iter([os.fsencode(data)])
+    lines = iter([os.fsencode(data)])
+    if data == "-":
+        read = read_lines(standard_input(), STANDARD_INPUT)
+        lines = (line for line in read if line.strip())
     batch: list[msgspec.Raw] = []
     for number, line in enumerate(lines, 1):
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
+from fairway.cli.bulk import Unreadable, read_lines
 from fairway.cli.output import Output, notice
 from fairway.cli.remote import Remote, json_option, pass_remote
 from fairway.graphs.firing import packed
@@ -144,8 +145,12 @@ async def _journal(remote: Remote, name: str, tenant: str | None) -> AsyncIterat
 
 
 def _lines(file: Path) -> Iterator[Given]:
-    with file.open("rb") as lines:
-        yield from events_of(lines)
+    try:
+        lines = file.open("rb")
+    except OSError as error:
+        raise Unreadable(f"{file} cannot be read: {error.strerror}") from None
+    with lines:
+        yield from events_of(read_lines(lines, str(file)))
 
 
 def _records(remote: Remote, options: _Options) -> Iterable[Given]:

@@ -416,7 +416,7 @@ def prune(
     fairway jobs prune --older-than 1h --failed-older-than 30d
     """
     if not yes:
-        if not sys.stdin.isatty():
+        if sys.stdin is None or not sys.stdin.isatty():
             raise click.UsageError("nobody is there to be asked: say --yes")
         click.confirm("Forget these jobs for good?", abort=True, err=True)
     with remote.client() as client:

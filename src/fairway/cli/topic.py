@@ -10,7 +10,7 @@ import click
 import msgspec
 from rich.live import Live
 
-from fairway.cli.bulk import append_lines, parse_data
+from fairway.cli.bulk import append_lines, parse_data, standard_input
 from fairway.cli.output import Output, bad_facts, moment, notice, printable, record_facts
 from fairway.cli.remote import (
     DURATION,
@@ -202,7 +202,7 @@ def append(
             again = " (it was there already)" if one.deduped else ""
             output.done(f"{name} {one.first_seq}{again}", one)
             return
-        stream = file if file is not None else sys.stdin.buffer
+        stream = file if file is not None else standard_input()
         done = append_lines(
             handle,
             stream,
@@ -410,7 +410,7 @@ def delete(
 
 
 def _confirm(question: str) -> None:
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError("nobody is there to be asked: say --yes")
     click.confirm(question, abort=True, err=True)
 

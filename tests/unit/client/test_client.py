@@ -464,7 +464,11 @@ def test_the_environment_names_the_server_unless_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["localhost:4000", "ftp://x", "http://", "http://u:p@h", "http://h?q"]
+    "url",
+    [
+        *("localhost:4000", "ftp://x", "http://", "http://u:p@h", "http://h?q"),
+        *("http://a..b", "http://.a", f"http://{'a' * 64}"),
+    ],
 )
 def test_an_url_that_cannot_be_a_server_is_refused(url: str) -> None:
     with pytest.raises(errors.InvalidConfig):
