@@ -29,7 +29,7 @@ from fairway.errors import (
 )
 from fairway.runtime.amounts import check_amounts
 from fairway.runtime.clock import SYSTEM_CLOCK, Clock
-from fairway.runtime.completion import notify, notify_failure, resolve
+from fairway.runtime.completion import fail, notify, notify_failure, resolve
 from fairway.runtime.turn import TURN
 from fairway.storage.completions import Completions
 from fairway.storage.group_service import GroupService
@@ -119,9 +119,12 @@ class _Pending(msgspec.Struct, gc=False):
     what: Operation | bytes  # of a plain append the payload of its entry, whose key is `last_key`
     last_key: int
     floor: int
-    on_done: Any  # an `OnDone[int]`, or None if nobody waits
+    on_done: Any  # an `OnDone[int]`, or None
     sync: bool
     accepted_ns: int
+    future: Any = None
+    """Of an `append`, instead of a callback that resolves it. That would be another call, and
+    another object for the collector: 5 % of what an append costs the loop."""
 
 
 class _GroupWrite(NamedTuple):
@@ -330,7 +333,7 @@ class FairWriter:
         future = self._create_future()
         now_ns = self._now_ns()
         sync = durability is FSYNC
-        item = _Pending(payload, key, state.floor, resolve(future), sync, now_ns)
+        item = _Pending(payload, key, state.floor, None, sync, now_ns, future)
         self._service.offer(partition, item, len(payload) + ENTRY_OVERHEAD, now_ns)
         state.last_key = key
         return future
@@ -519,11 +522,19 @@ class FairWriter:
         if self._completions.holds_back(part.key, len(part.items), urgent):
             self._completions.add(
                 part.key,
-                [(item.on_done, item.last_key) for item in part.items if item.on_done is not None],
+                [
+                    (item.on_done or resolve(item.future), item.last_key)
+                    for item in part.items
+                    if item.on_done is not None or item.future is not None
+                ],
             )
             return
         for item in part.items:
-            if item.on_done is not None:
+            future = item.future
+            if future is not None:
+                if not future.done():
+                    future.set_result(item.last_key)
+            elif item.on_done is not None:
                 notify(item.on_done, item.last_key)
 
     def _fail(self, part: Drained[int, _Pending], failure: FairwayError) -> None:
@@ -532,7 +543,7 @@ class FairWriter:
         self._urgent.failed(part.key)
         behind = self._service.groups.withdraw(part.key)
         self._telemetry.failed(len(part.items) + len(behind))
-        lost = sum(item.on_done is None for item in (*part.items, *behind))
+        lost = sum(item.on_done is None and item.future is None for item in (*part.items, *behind))
         if lost:  # chosen by whoever asked for no more than memory; yet it is counted and logged
             self._telemetry.lost(lost)
             logger.warning("%d operations acknowledged from memory are lost: %s", lost, failure)
@@ -545,7 +556,9 @@ class FairWriter:
 
 
 def _notify_failure(item: _Pending, failure: FairwayError) -> None:
-    if item.on_done is not None:
+    if item.future is not None:
+        fail(item.future, failure.again())
+    elif item.on_done is not None:
         notify_failure(item.on_done, failure)
 
 
