@@ -835,6 +835,28 @@ def test_a_few_large_boundaries_fill_a_source_as_many_small_ones_do(checkpoint: 
     run_graph(graph, play)
 
 
+@pytest.mark.parametrize("on_full", ["block", "refuse"])
+def test_a_boundary_of_any_size_is_accepted_until_a_source_has_come_to_its_bytes(
+    on_full: OnFull,
+) -> None:
+    graph = large(on_full)
+
+    async def play(kit: GraphsUnderTest) -> None:
+        await graph.running.reactor.pause()
+        for text in ["a", "b" * LARGE, "c" * 5 * LARGE]:
+            graph.push_nowait("texts", text)
+        for text in ["d", "e" * LARGE]:
+            with pytest.raises(Backpressure, match="2,001 bytes of boundaries"):
+                graph.push_nowait("texts", text)
+        size = graph.running.reactor.inputs.size("texts")
+        assert 6 * LARGE < size < 6 * LARGE + 20, "it is passed by the last one, and no further"
+        await graph.running.reactor.resume()
+        await kit.settled()
+        assert kit.outputs(graph) == list("abc")
+
+    run_graph(graph, play)
+
+
 def test_whoever_pushes_waits_for_room_for_large_boundaries() -> None:
     graph = large("block")
 
