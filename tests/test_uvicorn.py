@@ -97,6 +97,7 @@ EXTENDED = [
                 "on_response",
             ],
             "receive": [],
+            "run_asgi": ["app"],
             "send": ["message"],
             "send_500_response": [],
         },

@@ -461,6 +461,9 @@ class Turnstile:
     def withholds(self, scope: Any) -> bool:
         raise AssertionError("nobody asks where nothing is owned for a time only")
 
+    def end_cut_off(self, cycle: ResponseCycle) -> bool:
+        return False
+
     def __init__(self) -> None:
         self.waiting: list[Callable[[], object]] = []
 

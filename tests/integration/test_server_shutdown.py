@@ -5,10 +5,15 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fairway.server.front import Front, Fronts
+from fairway.server.fronts import FRONTS
+from fairway.server.http.asgi import HttpApp
+from fairway.server.http.router import Route
+from tests.support.graphs_served import Gate, desk
 from tests.support.server import (
     Api,
     Ended,
@@ -17,13 +22,17 @@ from tests.support.server import (
     free_port,
     run,
     server_process,
+    serving,
     until,
 )
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fairway.server.http.exchange import Reply
+
 WATCHERS = 100
+HEAD_OF_SLOW = ("HEAD", "/v0/slow")
 END_S = 3.0
 """What is promised of a stop with open streams: a bound on behaviour, not a measure of speed."""
 
@@ -138,6 +147,112 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
         run(scenario(process))
     with server_process(tmp_path) as process:
         assert run(left(process.api)) == list(range(1, 51))
+
+
+async def never(context: Any, request: Any) -> Reply:
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")
+
+
+def requests_under_way() -> int:
+    return sum("run_asgi" in repr(task.get_coro()) for task in asyncio.all_tasks())
+
+
+class SlowFront(Front):
+    """Routes that answer when the server cuts them off, and no sooner."""
+
+    name = "slow"
+    routes = (
+        Route("GET", "/v0/slow", never, "Reads"),
+        Route("POST", "/v0/slow", never, "Changes something"),
+        Route("POST", "/v0/slow/diff", never, "Reads by POST", reads=True),
+    )
+
+
+def test_what_a_stop_cuts_off_is_refused_if_it_reads_and_in_doubt_if_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = {
+        ("GET", "/v0/slow"): "shutting_down",
+        ("POST", "/v0/slow/diff"): "shutting_down",
+        ("POST", "/v0/slow"): "outcome_unknown",
+    }
+
+    async def scenario() -> None:
+        async with serving(tmp_path, fronts=Fronts([*FRONTS, SlowFront()])) as served:
+            async with asyncio.TaskGroup() as group:
+                asking = {
+                    how: group.create_task(served.api.call(*how)) for how in [*asked, HEAD_OF_SLOW]
+                }
+                await until(lambda: requests_under_way() == len(asking))
+                served.stop.request_stop()
+            answers = {how: task.result() for how, task in asking.items()}
+        head = answers.pop(HEAD_OF_SLOW)
+        assert (head.status, head.body) == (503, b"")
+        assert {how: one.code for how, one in answers.items()} == asked
+        for answer in answers.values():
+            assert answer.status == 503
+            assert (answer.header("connection"), answer.header("retry-after")) == ("close", "1")
+            assert answer.error["message"].startswith("the server is shutting down")
+
+    run(scenario())
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_commands_to_a_graph_that_a_stop_cuts_off_are_in_doubt_and_audited(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = Gate()
+
+    async def scenario() -> None:
+        app = desk(tmp_path, gate)
+        async with serving(tmp_path, app=app) as served:
+            api = served.api
+            async with asyncio.TaskGroup() as group:
+                fire = {"cache": {"orders": {"id": 1}}}
+                asking = [group.create_task(api.post("/v0/graphs/slow/fire", fire))]
+                await gate.entered.wait()
+                asking += [
+                    group.create_task(api.delete("/v0/graphs/slow")),
+                    group.create_task(api.post("/v0/graphs/slow/restart")),
+                ]
+                await until(lambda: requests_under_way() == len(asking))
+                served.stop.request_stop()
+            gate.open.set()
+        for answer in [task.result() for task in asking]:
+            assert (answer.status, answer.code) == (503, "outcome_unknown")
+
+    with caplog.at_level("INFO", "fairway.audit"):
+        run(scenario())
+    notes = [one.getMessage() for one in caplog.records if one.name == "fairway.audit"]
+    for command in ("fire_with", "unload", "restart"):
+        assert f"anyone: {command} graph 'slow' of tenant '': cut_off (CancelledError)" in notes
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_server_that_ends_says_so_once_it_has_nothing_to_serve() -> None:
+    http = HttpApp(FRONTS.routes, dict)
+    assert b'"code":"not_ready"' in run(told(http, "/v0/topics/t"))["body"]
+    http.stopping = True
+    answer = run(told(http, "/v0/topics/t"))
+    assert (answer["status"], (b"connection", b"close") in answer["headers"]) == (503, True)
+    assert b'"code":"shutting_down"' in answer["body"]
+    assert b'"reason":"shutting down"' in run(told(http, "/readyz"))["body"]
+
+
+async def told(http: HttpApp, path: str) -> dict[str, Any]:
+    """What an app answers to a `GET`."""
+    answer: dict[str, Any] = {}
+
+    async def receive() -> Any:
+        raise AssertionError("nobody reads the body")
+
+    async def send(message: Any) -> None:
+        answer.update(message)
+
+    scope: Any = {"type": "http", "method": "GET", "path": path, "headers": [], "query_string": b""}
+    await http(scope, receive, send)
+    return answer
 
 
 def test_a_data_directory_has_one_server_and_says_whose(tmp_path: Path) -> None:

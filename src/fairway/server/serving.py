@@ -110,6 +110,7 @@ class Server:
 
     async def _end(self, stop: StopSwitch, serving: asyncio.Task[None]) -> None:
         await stop.wait_requested()
+        self._http.stopping = True
         if self.ready.is_set():
             await stop.wait_forced()
         serving.cancel()
@@ -126,6 +127,7 @@ class Server:
                 self.port = uvicorn_server.port
                 while (lost := await self._own(stop, pool, uvicorn_server, serving)) is not None:
                     if not self.app.stands_by_again:
+                        self._http.stopping = True
                         uvicorn_server.should_exit = True
                         await asyncio.wait({serving})
                         raise Fenced(f"{lost}; this server ends (--standby would take over again)")

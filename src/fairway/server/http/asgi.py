@@ -48,6 +48,7 @@ OF_NO_LOG: Final = "fairway.of_no_log"
 true whoever owns one."""
 IDENTITY: Final = "fairway.identity"
 """Where a scope holds who asks, once that is known."""
+SHUTTING_DOWN: Final = "the server is shutting down"
 CONNECTIONS_RETRY_NS: Final = 1_000_000_000
 SECURITY_HEADERS: Final = ((b"x-content-type-options", b"nosniff"),)
 
@@ -103,6 +104,8 @@ class HttpApp:
         """Of the log that is answered from, if it is owned for a time only."""
         self.fenced_by: errors.Fenced | None = None
         """Why it ends: another process owns the log, and this one was not asked to stand by."""
+        self.stopping = False
+        """It was asked to end: there is nothing to come that is worth waiting for."""
         self.door: Door | None = Door(self._line_state, turn=turn)
         self._routes = routes
         self._progress = progress
@@ -174,6 +177,33 @@ class HttpApp:
             or self._identified(context, peer, cycle, begin)
         ):
             begin()
+
+    def end_cut_off(self, cycle: ResponseCycle) -> bool:
+        """Answer a request whose task was cancelled, if that is because the server stops.
+
+        What only reads is refused. Anything else may have been done, or be done yet by the stop
+        itself: a refusal would promise that nothing changed, and clients would repeat it.
+        """
+        if not self.stopping:
+            return False
+        cycle.keep_alive = False
+        if cycle.disconnected or cycle.response_complete:
+            return True
+        if cycle.response_started:  # half an answer cannot be mended
+            cycle.disconnected = True
+            cycle.transport.close()
+            return True
+        scope: Scope = cycle.scope  # type: ignore[assignment]
+        error: errors.FairwayError
+        if self._reads(scope["method"], scope["path"]):
+            error = errors.Closing(SHUTTING_DOWN)
+        else:
+            error = errors.OutcomeUnknown(
+                "the server is shutting down: whether this was carried out is not known"
+            )
+        head, body = _parts(error)
+        cycle.reply(head, b"" if scope["method"] == "HEAD" else body)
+        return True
 
     def lost(self, peer: Peer) -> None:
         if self.context is not None:
@@ -338,10 +368,17 @@ class HttpApp:
     def _waits_for(self) -> str:
         if self.fenced_by is not None:
             return "fenced: another process owns the log"
+        if self.stopping:
+            return "shutting down"
         return "standing by" if "standing_by" in self._progress() else "recovering"
 
     def not_ready(self) -> Reply:
         """What is told while there is nothing to serve yet, or nothing any more."""
+        if self.stopping:
+            again = (b"retry-after", b"1")
+            return problems.reply(
+                503, "shutting_down", SHUTTING_DOWN, headers=(again, problems.CLOSE)
+            )
         stands_by = "standing_by" in self._progress()
         return problems.reply(
             503,

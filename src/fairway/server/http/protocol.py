@@ -89,6 +89,10 @@ class Site(Protocol):
         """Whether the answer to a request may be out of date by now, and must not be written."""
         ...
 
+    def end_cut_off(self, cycle: ResponseCycle) -> bool:
+        """The task of a request was cancelled. True if that is as it should be: it is answered."""
+        ...
+
     def lost(self, peer: Peer) -> None:
         """The connection of `peer` is gone."""
         ...

@@ -28,6 +28,8 @@ from fairway.server.http.held_bytes import FREE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from uvicorn._types import ASGI3Application
+
     from fairway.server.http.protocol import HttpProtocol, Site
     from fairway.storage.ownership import Ownership
 
@@ -200,6 +202,19 @@ class ResponseCycle(RequestResponseCycle):
         else:
             self.response_started = True
             self._refuse_held()
+
+    async def run_asgi(self, app: ASGI3Application) -> None:
+        """As the base does; but what a stop cuts off is no fault of the app's."""
+
+        async def run(scope: Any, receive: Any, send: Any) -> None:
+            try:
+                await app(scope, receive, send)
+            except asyncio.CancelledError:
+                site = self._protocol.site
+                if site is None or not site.end_cut_off(self):
+                    raise
+
+        await super().run_asgi(run)
 
     async def send_500_response(self) -> None:
         """Called when the app has failed before anything was written."""
