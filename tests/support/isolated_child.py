@@ -13,7 +13,7 @@ from fairway.jobs.worker import WorkerConfig
 from tests.support.isolated_app import app, forever
 
 SECOND_NS = 1_000_000_000
-CONFIG = WorkerConfig(lease_ttl_ns=3 * SECOND_NS, heartbeat_interval_ns=SECOND_NS // 4)
+CONFIG = WorkerConfig(lease_ttl_ns=6 * SECOND_NS, heartbeat_interval_ns=SECOND_NS // 4)
 
 
 async def main(file: str) -> None:
