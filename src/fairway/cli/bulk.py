@@ -192,8 +192,11 @@ def _json(text: bytes) -> bytes:
     try:
         text.decode()
         _VALUE.decode(text)  # as it is spelled: no number is too large, and nothing is built
-    except (UnicodeDecodeError, RecursionError) as error:
+        deep = too_deep(text)
+    except UnicodeDecodeError as error:
         raise msgspec.DecodeError(str(error)) from None
-    if too_deep(text):
+    except RecursionError:
+        deep = True
+    if deep:
         raise msgspec.DecodeError("it is nested too deeply")
     return text

@@ -17,6 +17,7 @@ from fairway.jobs.flows import TASKS_MAX, drawn, state_of, steer
 from fairway.jobs.job import WORKFLOW, Filter, Status
 from fairway.jobs.workflow import RunState, tree
 from fairway.server.http.exchange import Reply, Request, json_reply, number, parse
+from fairway.wire.records import too_deep
 from fairway.wire.requests import INT_MAX
 from fairway.wire.topics import WAIT_MS_MAX
 from fairway.wire.workflows import (
@@ -82,6 +83,9 @@ def _flow(context: ServerContext, request: Request, scope: Scope, name: str) -> 
 async def start_run(context: ServerContext, request: Request, workflow: str) -> Reply:
     message = await request.json(_START, empty=b"{}")
     flow = _flow(context, request, "write", workflow)
+    for name, value in message.context.items():
+        if too_deep(value):
+            raise InvalidRequest(f"context.{name[:100]} is nested too deeply")
     values = {name: parse(_ANY, bytes(value)) for name, value in message.context.items()}
     run = await flow.start(
         values,
