@@ -87,6 +87,30 @@ def scene(play: Coroutine[Any, Any, None]) -> None:
     asyncio.run(play)
 
 
+# --- timers
+
+
+def test_a_timer_that_was_left_ends_no_later_wait_and_is_removed() -> None:
+    """Of the job that waits anew, and of a job that is gone."""
+
+    async def play() -> None:
+        async with stores(1) as (store,), transaction() as hand:
+            worker = await store.register("w", MINUTE_NS)
+            (waits,) = await store.enqueue([NewJob(kind="mail")])
+            (claim,) = (await store.exchange(worker, 1, wants=[Want(LINE, 1)])).claims
+            left = f"insert into {store._connections.schema}.timer values ($1, now())"
+            await hand.executemany(left, [(waits.id,), (waits.id + 1,)])
+            await hand.execute("commit")
+            wait = Settlement(claim=claim, fate=Fate.WAIT, step="then", names=("go",))
+            await store.exchange(worker, 2, [wait])
+            promoted = await store.promote(1)
+            assert (promoted.moved, promoted.next_due_ns) == (0, None)
+            (job,) = await store.browse(Filter())
+            assert (job.status, job.due_wall_ns) == (Status.WAITING, None)
+
+    scene(play())
+
+
 # --- unique keys
 
 
